@@ -19,8 +19,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.text import SHARED, machine
-from onward.planning.fits import Run as Point
-from onward.planning.laws import Loss
+from onward.planning.fits import RunPoint
+from onward.planning.laws import LossLaw
 from onward.training.clock.dial import SIZES, compression, effective
 from onward.training.config import RunConfig
 from onward.training.run.run import Run
@@ -35,7 +35,7 @@ LONGEST = 4.0  # weight of the longest run of each size: the additive law misses
 TOKENIZERS = {"embedded": "bpe:4096", "shakespeare": "char"}
 
 
-def point(source: str, tokenizer: str, width: int, steps: int, folder: Path) -> tuple[Point, float]:
+def point(source: str, tokenizer: str, width: int, steps: int, folder: Path) -> tuple[RunPoint, float]:
     """A run's parameters in blocks, effective bytes and bits per byte over those of bz2; and its bits per byte."""
     config = RunConfig(
         sources=(source,),
@@ -54,20 +54,20 @@ def point(source: str, tokenizer: str, width: int, steps: int, folder: Path) -> 
     seen = steps * config.batch_size * run.model.config.context_length
     compressed = compression(run.tokenizer, run.inputs)
     read = effective(seen, run.inputs.tokens) * compressed.bytes_per_token
-    return Point(parameters, read, bits / compressed.bits_per_byte), bits
+    return RunPoint(parameters, read, bits / compressed.bits_per_byte), bits
 
 
-def weight(point: Point, points: list[Point]) -> float:
+def weight(point: RunPoint, points: list[RunPoint]) -> float:
     """The weight of a run among those on a text: LONGEST if no other run of its size is longer."""
     return LONGEST if point.tokens == max(one.tokens for one in points if one.parameters == point.parameters) else 1.0
 
 
-def fitted(points: dict[str, list[Point]]) -> tuple[Loss, float, float]:
+def fitted(points: dict[str, list[RunPoint]]) -> tuple[LossLaw, float, float]:
     """The law of the runs on two texts, the ratio of the factors of the texts, and the largest error of log L. The
     longest run of each size counts most."""
     rows = [(*p, place - 0.5, weight(p, found)) for place, found in enumerate(points.values()) for p in found]
     n, d, loss, side, weights = np.array(rows).T
-    best = (math.inf, Loss(FLOOR, 0, 0, 0, 0), 0.0, 0.0)
+    best = (math.inf, LossLaw(FLOOR, 0, 0, 0, 0), 0.0, 0.0)
     for alpha, beta, ratio in product(
         np.linspace(0.1, 0.6, 26), np.linspace(0.1, 0.6, 51), np.linspace(-0.15, 0.15, 31)
     ):
@@ -76,7 +76,7 @@ def fitted(points: dict[str, list[Point]]) -> tuple[Loss, float, float]:
         scales = np.linalg.lstsq(terms * (weights / level)[:, None], (level - FLOOR) / level * weights)[0]
         if min(scales) > 0:
             error = np.log(terms @ scales + FLOOR) - np.log(level)
-            law = Loss(FLOOR, float(scales[0]), float(scales[1]), float(alpha), float(beta))
+            law = LossLaw(FLOOR, float(scales[0]), float(scales[1]), float(alpha), float(beta))
             best = min(
                 best,
                 (float(np.square(weights * error).sum()), law, float(ratio), float(abs(error).max())),
@@ -91,7 +91,7 @@ def main() -> None:
     options = parser.parse_args()
     sources = {"embedded": "embedded", "shakespeare": options.shakespeare}
     print(machine())
-    points: dict[str, list[Point]] = {text: [] for text in STEPS}
+    points: dict[str, list[RunPoint]] = {text: [] for text in STEPS}
     print(f"{'text':14}{'width':>6}{'steps':>7}{'in blocks':>12}{'bytes':>12}{'bits/byte':>11}{'of bz2':>8}")
     for text, widths in STEPS.items():
         for width, steps in ((width, steps) for width, lengths in widths.items() for steps in lengths):

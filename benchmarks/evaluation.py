@@ -49,13 +49,11 @@ metric_list: [{{metric: acc}}]
 
 
 def words(rng: random.Random, count: int) -> str:
-    """Random words of one to three syllables."""
     syllable = lambda: rng.choice("bcdfghklmnprstvw") + rng.choice("aeiou")
     return " ".join("".join(syllable() for _ in range(rng.randint(1, 3))) for _ in range(count))
 
 
 def write_files(folder: Path, questions: int, config: onward.DecoderConfig) -> None:
-    """Write the model, the tasks and a long text."""
     rng = random.Random(0)
     (folder / "text.txt").write_text("\n".join(words(rng, 12) + "." for _ in range(questions * 60)), encoding="utf-8")
     tokenizer = train_tokenizer("bpe:2000", [(folder / "text.txt").read_text("utf-8")])
@@ -78,7 +76,6 @@ def write_files(folder: Path, questions: int, config: onward.DecoderConfig) -> N
 
 
 def run(side: str, folder: Path) -> dict[str, Any]:
-    """Run the tasks and the loss on one side; return seconds, memory, log-likelihoods and the loss."""
     import datasets
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager

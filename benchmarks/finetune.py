@@ -107,7 +107,6 @@ def sequences() -> torch.Tensor:
 
 
 def ours(task: str, folder: str, steps: int, precision: str) -> Iterator[float]:
-    """The seconds of each step of Onward."""
     lm = onward.load(folder)
     if task == "lora":
         onward.add_lora(lm.model, onward.LoRA(16))
@@ -128,7 +127,6 @@ def ours(task: str, folder: str, steps: int, precision: str) -> Iterator[float]:
 
 
 def theirs(task: str, folder: str, steps: int, precision: str) -> list[float]:
-    """The seconds of each step of TRL."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 

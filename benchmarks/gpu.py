@@ -38,13 +38,11 @@ Row = Sequence[str]
 
 
 def table(title: str, columns: Row, rows: Sequence[Row]) -> str:
-    """A titled table as Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join([f"## {title}", "", *(f"| {' | '.join(line)} |" for line in lines), ""])
 
 
 def limits(device: torch.device, bandwidth: float, peak: float) -> str:
-    """The device and its limits, measured and by data sheet, in one line."""
     name = f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}" if device.type == "cuda" else machine()
     known = next((one for key, one in DEVICES.items() if key in name.lower().replace(" ", "")), None)
     sheet = f"; data sheet: {known.bandwidth / 1e9:,.0f} GB/s, {known.flops / 1e12:,.0f} TFLOP/s" if known else ""
@@ -71,14 +69,12 @@ def generation(options: argparse.Namespace, device: torch.device) -> Iterator[st
 
 
 def decoded_by_onward(config: onward.DecoderConfig, device: torch.device, ids: torch.Tensor, new: int) -> float:
-    """The seconds in which an engine continues the prompts `ids` by `new` tokens each."""
     model = onward.Decoder(config).to(device, torch.bfloat16).eval()
     engine = onward.Engine(model, rows=len(ids), compile_after=0)
     return timed(lambda: serve(engine, [onward.Request(row, GREEDY, new) for row in ids.tolist()]), device)
 
 
 def decoded_by_transformers(config: onward.DecoderConfig, device: torch.device, ids: torch.Tensor, new: int) -> float:
-    """The seconds in which transformers continues the prompts `ids` by `new` tokens each."""
     library = importlib.import_module("transformers")
     ends = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     theirs = library.AutoConfig.for_model(**{**express(config), **ends})
@@ -113,7 +109,6 @@ def peers(options: argparse.Namespace, device: torch.device) -> str:
 
 
 def training(options: argparse.Namespace, device: torch.device) -> str:
-    """Steps of a Trainer in bf16, with and without torch.compile."""
     peak, rows = peak_flops(torch.bfloat16, device), []
     for windows in WINDOWS if device.type == "cuda" else WINDOWS[:1]:
         for compiled in (False, True) if device.type == "cuda" else (False,):

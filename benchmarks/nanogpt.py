@@ -64,7 +64,6 @@ def their_step(folder: Path, size: tuple[int, ...], tokens: torch.Tensor) -> Ste
 
 
 def our_model(size: tuple[int, ...]) -> onward.Decoder:
-    """Onward's decoder of the same architecture."""
     width, layers, heads, context, _ = size
     config = onward.DecoderConfig(
         vocab_size=65,
@@ -82,7 +81,6 @@ def our_model(size: tuple[int, ...]) -> onward.Decoder:
 
 
 def our_step(size: tuple[int, ...], tokens: torch.Tensor) -> Step:
-    """A step of Onward's trainer on this decoder."""
     model = our_model(size)
     adamw = optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99))
     trainer = Trainer(model, adamw, lambda step: 1e-3, StepConfig(clip=1.0, precision="bf16"))
@@ -91,7 +89,6 @@ def our_step(size: tuple[int, ...], tokens: torch.Tensor) -> Step:
 
 
 def speed(folder: Path, rounds: int) -> None:
-    """Print the time of a step of each, in turns."""
     print(f"{'width':>6}{'nanoGPT':>12}{'onward':>12}{'ratio':>8}   medians; best of each: ratio")
     for size in SIZES:
         tokens = torch.randint(0, 65, (size[-1], size[3] + 1))

@@ -15,7 +15,7 @@ from typing import get_args
 import torch
 
 from onward.measuring.decoders import decoder_of
-from onward.measuring.generation import Limits, Precision, measure, step_seconds
+from onward.measuring.generation import MachineLimits, Precision, measure, step_seconds
 from onward.measuring.training import measure_training, trial_share
 from onward.model.decoder import Decoder
 from onward.planning.machine import Machine, measured_machine
@@ -42,7 +42,7 @@ def decoding(name: str, machine: Machine) -> Iterator[tuple[str, float, float]]:
         here = replace(machine, step_seconds=step_seconds(config, precision, batch, CPU))
         planned = Planned(config, here, CONTEXT, batch, dtype, quantize, precision="fp32")
         expected = {line.what: line.value for line in planned.speeds()}["decode"]
-        limits = Limits(machine.bandwidth, {model.dtype: machine.peak(dtype)})
+        limits = MachineLimits(machine.bandwidth, {model.dtype: machine.peak(dtype)})
         found = measure(model, precision, batch, prompt=PROMPT, new=NEW, seconds=SECONDS, limits=limits)
         yield f"{precision}, batch {batch}", expected, found.decode
 

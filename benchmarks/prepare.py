@@ -29,7 +29,6 @@ LINES = 20  # per document
 
 
 def generate(path: Path, size: int) -> None:
-    """Write text of `size` MiB."""
     choose = random.Random(0)
     lines = [line for text in documents(["embedded"]) for line in text.split("\n") if line.strip()]
     written = 0

@@ -48,7 +48,6 @@ SETUPS = (
 
 
 def row(setup: Setup) -> list[str]:
-    """The cells of a setup: times in milliseconds of a step, tokens per second of one device."""
     config, mesh = presets()[setup.model].config, Mesh.parse(setup.mesh)
     machine = machine_for(config, "h100", context=CONTEXT)
     plan = Planned(config, machine, CONTEXT, setup.windows, recompute=True)
@@ -69,7 +68,6 @@ def row(setup: Setup) -> list[str]:
 
 
 def table() -> str:
-    """The table as Markdown."""
     rows = [list(COLUMNS), ["---"] * len(COLUMNS), *map(row, SETUPS)]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 

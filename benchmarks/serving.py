@@ -48,7 +48,6 @@ class Load:
 
 
 async def answer(client, url: str, prompt: Sequence[int] | str, new: int, load: Load, model: str) -> None:  # type: ignore[no-untyped-def]
-    """Stream one answer of `new` tokens and note its times."""
     start, last = time.perf_counter(), 0.0
     body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
     if not isinstance(prompt, str):
@@ -105,7 +104,6 @@ async def stall(url: str, prompt: Sequence[int], whole: Sequence[int], model: st
 
 
 def ready(process: subprocess.Popen[str]) -> str:
-    """Return the address of a server that was started, once it answers."""
     for line in process.stderr or ():
         if line.startswith("the page: "):
             return line.split()[2].rstrip("/")
@@ -147,8 +145,8 @@ def main() -> None:
     from benchmarks.decode.tables import Table
     from onward.data.corpora import embedded
     from onward.measuring.generation import GREEDY
-    from onward.serving.config import EngineOptions
     from onward.serving.models import engine_for, row_counts
+    from onward.serving.server_options import EngineOptions
 
     torch.set_num_threads(options.threads)
     sizes = SIZES["tiny" if options.tiny else "full"]
@@ -180,14 +178,12 @@ def main() -> None:
         seed = 0
 
         def prompts(count: int, length: int = sizes.prompt) -> list[list[int]]:
-            """Prompts that were not used before."""
             nonlocal seed
             seed += count
             random = replace(config, vocab_size=vocabulary)
             return [prompt(random, length, seed - i) for i in range(count)]
 
         def alone(asked: Sequence[Sequence[int]], new: int, at_a_time: int) -> Load:
-            """Answer prompts by the engine in this process."""
             requests = [onward.Request([*one], GREEDY, new) for one in asked]
             start, waiting = time.perf_counter(), requests[at_a_time:]
             for request in requests[:at_a_time]:

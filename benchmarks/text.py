@@ -20,7 +20,6 @@ def shakespeare() -> list[str]:
 
 
 def machine() -> str:
-    """Processor, threads and version of torch, in one line."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

@@ -32,7 +32,6 @@ BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
 
 
 def decoder(vocab: int) -> onward.Decoder:
-    """The benchmark's model as an Onward decoder."""
     config = onward.DecoderConfig(
         vocab_size=vocab,
         d_model=WIDTH,
@@ -49,12 +48,10 @@ def decoder(vocab: int) -> onward.Decoder:
 
 
 def batches(windows: Windows) -> Iterator[Batch]:
-    """The windows of each step."""
     return (windows.read(range(first, first + BATCH)) for first in itertools.count(0, BATCH))
 
 
 def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
-    """A plain PyTorch training loop; yields the loss of each step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.99), weight_decay=0.1)
     for batch in batches(windows):
         loss = F.cross_entropy(model(batch.tokens).flatten(0, 1), batch.targets.flatten())
@@ -66,7 +63,6 @@ def plain_loop(model: PlainGPT, windows: Windows) -> Iterator[float]:
 
 
 def our_loop(model: onward.Decoder, windows: Windows) -> Iterator[float]:
-    """Onward's loop in bf16; yields the loss of each step."""
     adamw = optimizers(model, "adamw", RATE, 0.1, (0.9, 0.99))
     trainer = Trainer(model, adamw, lambda step: RATE, StepConfig(clip=1.0, precision="bf16"))
     return (step.loss for step in trainer.train(StepPlan([batch]) for batch in batches(windows)))

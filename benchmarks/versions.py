@@ -41,7 +41,6 @@ def timed(call: Callable[[], object], count: int) -> float:
 
 
 def measure(folder: Path) -> dict[str, float]:
-    """The times of this version."""
     import torch
 
     import onward

@@ -18,7 +18,7 @@ from onward.data.windows import Windows
 from onward.inspection.layers import router_load
 from onward.reports.pictures.panels import cells
 from onward.reports.pictures.picture import Picture
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.reports.pictures.views import Reading
 from onward.reports.pictures.views import experts as experts_of_tokens
 from onward.text.tokenizer import train_tokenizer
@@ -72,10 +72,9 @@ for layer, shares in zip(load.layers, load.shares.tolist()):
         print(f"  {name:10}" + "".join(f"{share:10.0%}" for share in row))
 names = [f"expert {expert}" for expert in range(EXPERTS)]
 reading = "{row} characters go to {column} with {value}"
+scale = ColorScale(1, unit="share")
 kinds = [
-    cells(
-        f"layer {layer}: kinds of characters", shares, load.kinds, names, scale=Scale(1, unit="share"), reading=reading
-    )
+    cells(f"layer {layer}: kinds of characters", shares, load.kinds, names, scale=scale, reading=reading)
     for layer, shares in zip(load.layers, load.shares.numpy())
 ]
 of_text = experts_of_tokens(Reading(model, tokenizer, "Return the value of a key, or 0."))

@@ -149,7 +149,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a run whose folder is not given": (lambda lm: onward.train("x.txt", steps=1), "train: out is missing"),  # type: ignore[call-arg]
     "fine-tuning whose folder is not given": (lambda lm: onward.finetune("x", "y", lora=1), "finetune: out is missing"),  # type: ignore[call-arg]
     "an option of a run that is none": (lambda lm: onward.train("x.txt", "r", stepz=1), "stepz .* did you mean steps"),  # type: ignore[call-arg]
-    "a text as sources": (lambda lm: onward.train("A cat.\nA dog.", "runs/x"), "sources holds the text 'A cat.*paths"),
+    "a text as sources": (lambda lm: onward.train("A cat.\nA dog.", "runs/x"), "on the text 'A cat.*paths"),
     "a number as sources": (lambda lm: onward.train(3, "runs/x"), "sources is 3"),  # type: ignore[arg-type]
     "a number as on_event": (lambda lm: onward.train("x.txt", "runs/x", 5), "on_event is 5"),  # type: ignore[arg-type]
     "no config": (lambda lm: onward.Decoder(None), "config is None: it takes DecoderConfig"),  # type: ignore[arg-type]

@@ -23,11 +23,9 @@ class Bench:
 
     @property
     def files(self) -> Files:
-        """The model of most sections."""
         return Files(self.root / "model", self.sizes.config)
 
     def names(self, precision: str) -> list[str]:
-        """The libraries that can run the model in this precision, Onward first."""
         left_out = {*self.absent, *(["transformers"] if PRECISIONS[precision].quantize else [])}
         return [name for name in PEERS if name not in left_out]
 
@@ -43,5 +41,4 @@ class Bench:
 
 
 def decode_speeds(runs: Mapping[K, Sequence[Generation]]) -> dict[K, list[float]]:
-    """Tokens per second of each run."""
     return {name: [run.decode_speed for run in found] for name, found in runs.items()}

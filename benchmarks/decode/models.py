@@ -89,13 +89,11 @@ SIZES = {sizes.name: sizes for sizes in (Sizes(), TINY)}
 
 
 def random_model(config: onward.DecoderConfig) -> onward.Decoder:
-    """A decoder with random weights, the same each time."""
     torch.manual_seed(SEED)
     return onward.Decoder(config).eval()
 
 
 def prompt(config: onward.DecoderConfig, length: int, seed: int = SEED) -> list[int]:
-    """Random token ids, the same each time."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(config.vocab_size, (length,), generator=generator).tolist()
 
@@ -109,7 +107,6 @@ class Files:
     make: Callable[[onward.DecoderConfig], onward.Decoder] = random_model
 
     def folder(self, dtype: torch.dtype) -> Path:
-        """The model as a Hugging Face folder in this dtype."""
         folder = self.root / str(dtype).removeprefix("torch.")
         if not folder.exists():
             onward.save(onward.LanguageModel(self.make(self.config).to(dtype)), folder)

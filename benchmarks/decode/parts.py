@@ -45,8 +45,6 @@ class Timer:
         self.part = ""  # of the innermost open call
 
     def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls `function`, and counts its time to a part."""
-
         def call(*args: Any, **kwargs: Any) -> Any:
             if self.part == "head":
                 return function(*args, **kwargs)
@@ -65,7 +63,6 @@ class Timer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time the parts inside the `with` block."""
         patches = [
             patch.object(owner, name, self.around(part, getattr(owner, name)))
             for part, places in TIMED.items()

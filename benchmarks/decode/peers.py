@@ -182,7 +182,6 @@ class LlamaCpp(Peer):
 
 
 def same(ours: Sequence[int], theirs: Sequence[int]) -> int:
-    """The number of first tokens that are equal."""
     return next((i for i, (a, b) in enumerate(zip(ours, theirs)) if a != b), len(ours))
 
 

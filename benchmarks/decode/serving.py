@@ -38,7 +38,6 @@ def requests(bench: Bench) -> Table:
 
 
 def mixed(sizes: Sizes) -> tuple[list[list[int]], list[int]]:
-    """Prompts of mixed lengths, and the number of new tokens of each."""
     choose = random.Random(0)
     prompts = [prompt(sizes.config, choose.randint(*sizes.request_prompt), seed) for seed in range(sizes.requests)]
     return prompts, [choose.randint(*sizes.request_new) for _ in prompts]

@@ -13,7 +13,6 @@ FOLDER, START, NEW = SHARED / "stories260K", 1, 256
 
 
 def stories(bench: Bench) -> Table:
-    """Tokens per second of stories260K in fp32."""
     new = NEW if bench.sizes.name == "full" else bench.sizes.new
     columns = ["peer", "tokens/s", "best", "onward / peer", "equal first tokens"]
     table = Table(f"stories260K in f32: {new} new tokens, batch 1", columns)

@@ -70,14 +70,12 @@ def adapted(bench: Bench, precision: str) -> onward.Decoder:
 
 
 def engine(model: onward.Decoder, case: Case, length: int, compile_after: int | None) -> onward.Engine:
-    """An engine with as many rows as a case has."""
     rows = len(case.adapters)
     cache = onward.KVCache(model.config, rows, length, CHUNK, quantized=case.quantized, dtype=model.dtype)
     return onward.Engine(model, rows=rows, cache=onward.CacheManager(cache), compile_after=compile_after)
 
 
 def generate(engine: onward.Engine, case: Case, length: int, new: int) -> Generation:
-    """Continue a prompt of `length` tokens in each row by `new` tokens."""
     config = engine.model.config
     prompts = [prompt(config, length, seed) for seed in range(len(case.adapters))]
     return serve(engine, [onward.Request(p, GREEDY, new, adapter=a) for p, a in zip(prompts, case.adapters)])

@@ -199,7 +199,7 @@ def test_an_adapter_loads_on_its_base_by_either_name(lm: Path, poems: Path) -> N
     one, other, base = onward.load(poems), onward.load(lm, adapter_folder=poems), onward.load(lm)
     texts = [model.generate("abc", 8, temperature=0) for model in (one, other, base)]
     assert texts[0] == texts[1] != texts[2]
-    with pytest.raises(UserError, match="has the adapter poems"):
+    with pytest.raises(UserError, match="with the adapter poems"):
         onward.save(one, lm.parent / "other")
 
 

@@ -14,7 +14,7 @@ from onward.measuring.decoders import models_in
 from onward.measuring.roofline import roofline
 from onward.planning.parameters import parameters
 
-LIMITS = speed.Limits(1e10, {torch.float32: 1e11})
+LIMITS = speed.MachineLimits(1e10, {torch.float32: 1e11})
 TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, context_length=64)
 
 

@@ -176,7 +176,7 @@ REFUSED = {
     "smal --device t4": "did you mean small?",
     "gpt2 --device cuda:99": "--device is 'cuda:99'",
     "gpt2 --device h10": "--device is 'h10': did you mean h100",
-    "gpt2 --context 2000": "--context is 2,000, and the model's is 1,024 tokens",
+    "gpt2 --context 2000": "--context is 2,000: it must be at most the model's 1,024 tokens",
     "gpt2 --memory 10x": "--memory is '10x': write a positive number of bytes, such as 24GiB",
     "gpt2 --device t4 --flops fast": "--flops is 'fast': write operations per second",
     "gpt2 --device t4 --tokens -3": "tokens is '-3': write a positive number",

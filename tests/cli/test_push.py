@@ -74,7 +74,7 @@ REFUSED = {
     "push gone me/x --license mit": "there is no folder gone",
     "card MODEL --license mit --out written.md": "written.md exists already",
     "push written me/x --license mit": "says one already",
-    "push ADAPTER me/x --license mit": "is an adapter: merge it into its base",
+    "push ADAPTER me/x --license mit": "which is an adapter: merge it into its base",
     "push BROKEN me/x --license mit": "is cut off or not a safetensors file",
 }
 

@@ -58,7 +58,7 @@ def test_parts_that_do_not_add_up_to_the_logit_are_refused(dtype: torch.dtype) -
     logit_attribution(model, TOKENS)
     with onward.edit(model, {"blocks.0.attn.heads.1": zero, "blocks.1.mlp.out": add(2.0, at=7)}):
         logit_attribution(model, TOKENS)  # which the parts show
-    message = r"contributions to the logit add up to .*, and the logit is .*: an edit, a hook"
+    message = r"Cannot attribute the logit .*, because the contributions add up to .*: an edit, a hook"
     with (
         onward.edit(model, {"blocks.1.attn.out": add(torch.ones(16).cumsum(0))}),
         pytest.raises(UserError, match=message),

@@ -101,7 +101,7 @@ def test_fitting_ends_with_its_time_and_is_the_same_again() -> None:
     assert losses[0] == losses[1]
     assert len(losses[0]) == 3
     assert len([*fit(TunedLens(model), LensLoss(model), text, seconds=1e-9)]) == 1
-    with pytest.raises(UserError, match="no text to train on"):
+    with pytest.raises(UserError, match="Cannot train on a text of fewer than two"):
         windows_of(model, Tokens.of(token_ids(model.config, 1, 1)[0].numpy()))
 
 

@@ -112,7 +112,7 @@ def test_repeated_tokens_are_two_equal_halves(model: onward.Decoder) -> None:
     assert ids.shape == (4, 12)
     assert torch.equal(ids[:, :6], ids[:, 6:])
     assert all(len(set(row[:6].tolist())) == 6 for row in ids)
-    with pytest.raises(UserError, match="length is 7"):
+    with pytest.raises(UserError, match="Cannot repeat 7 tokens"):
         repeated_tokens(model, 7)
 
 
@@ -178,7 +178,7 @@ def test_router_load_is_the_share_of_choices_by_kind_of_token(model: onward.Deco
 
 
 def test_a_text_beyond_the_context_or_a_position_outside_is_one_sentence(model: onward.Decoder) -> None:
-    with pytest.raises(UserError, match="13 tokens and the model's context 12"):
+    with pytest.raises(UserError, match="13 tokens with a context of 12"):
         logit_lens(model, [1] * 13)
     with pytest.raises(UserError, match="no tokens"):
         token_statistics(model, [])

@@ -14,7 +14,7 @@ import onward
 from onward.base.errors import UserError
 from onward.cli import main
 from onward.inspection.references import from_transformers, llama_cpp_reference
-from onward.inspection.verify import Subject, against, verify
+from onward.inspection.verify import VerifiedModel, against, verify
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, config, decoder
@@ -58,7 +58,7 @@ def test_first_layer_that_differs_from_transformers_is_named(tiny_run: Path) -> 
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tiny_run).eval()
     with torch.inference_mode():
-        subject = Subject(onward.load(tiny_run).model.eval(), None, {})
+        subject = VerifiedModel(onward.load(tiny_run).model.eval(), None, {})
         assert against(subject, from_transformers(theirs)).holds
         for layer in 1, 0:
             theirs.model.layers[layer].mlp.up_proj.weight.add_(0.1)
@@ -73,14 +73,14 @@ def test_first_layer_that_differs_from_llama_cpp_is_named(dtype: Any, tmp_path: 
     model = decoder(config(vocab_size=tokenizer.vocab_size, d_model=32, n_kv_heads=2))
     onward.save(onward.LanguageModel(model, tokenizer), path, dtype=dtype)
     with torch.inference_mode():
-        finding = against(Subject(model, None, {}), llama_cpp_reference(path, model))
+        finding = against(VerifiedModel(model, None, {}), llama_cpp_reference(path, model))
         assert finding.holds, finding
         for layer in 1, 0:
             model.blocks[layer].mlp.up.weight.add_(1.0)  # type: ignore[operator, union-attr]
-            finding = against(Subject(model, None, {}), llama_cpp_reference(path, model))
+            finding = against(VerifiedModel(model, None, {}), llama_cpp_reference(path, model))
             assert not finding.holds
             assert f"first differs beyond rounding after block {layer}" in finding.note
-    with pytest.raises(UserError, match=r"is of another model: its vocabulary and width are \(257, 32\), and not"):
+    with pytest.raises(UserError, match=r"holds another model: its vocabulary and width are \(257, 32\) instead"):
         llama_cpp_reference(path, decoder(DECODERS["llama"])).compute(torch.tensor([[1, 2]]))
 
 
@@ -112,5 +112,5 @@ def test_command_prints_the_findings(tiny_run: Path, capsys: pytest.CaptureFixtu
 def test_model_that_is_not_finite_is_one_sentence() -> None:
     model = decoder(DECODERS["llama"])
     torch.nn.init.constant_(model.embed.weight, torch.nan)
-    with pytest.raises(UserError, match="the logits of the model are NaN or infinite"):
+    with pytest.raises(UserError, match="Cannot compare logits, because the model's are NaN or infinite"):
         failing(model)

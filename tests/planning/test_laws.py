@@ -12,11 +12,11 @@ import pytest
 
 from onward.base.errors import UserError
 from onward.cli import main
-from onward.planning.fits import LossFit, Run, Unreliable, fit_frontier, fit_loss, fit_power, parabolas
-from onward.planning.laws import LAWS, Loss, flops_for, smaller_models
+from onward.planning.fits import LossFit, RunPoint, Unreliable, fit_frontier, fit_loss, fit_power, parabolas
+from onward.planning.laws import LAWS, LossLaw, flops_for, smaller_models
 from onward.planning.tables import amount, read_table
 
-LAW = Loss(1.7, 400.0, 1000.0, 0.34, 0.30)
+LAW = LossLaw(1.7, 400.0, 1000.0, 0.34, 0.30)
 PUBLISHED = {  # arXiv:2203.15556, tables 3 and A3: parameters, FLOPs and tokens
     "Chinchilla 1": [
         (400e6, 1.92e19, 8.0e9),
@@ -33,14 +33,16 @@ PUBLISHED = {  # arXiv:2203.15556, tables 3 and A3: parameters, FLOPs and tokens
 }
 
 
-def runs(noise: float = 0.0, law: Loss = LAW, widest: float = 8.0) -> list[Run]:
+def runs(noise: float = 0.0, law: LossLaw = LAW, widest: float = 8.0) -> list[RunPoint]:
     """Sixteen sizes around the best one for each of nine budgets from 1e17 to 1e21."""
     random, found = np.random.default_rng(0), []
     for flops in np.logspace(17, 21, 9):
         best = law.optimum(flops)[0]
         for size in best * np.logspace(-math.log10(widest), math.log10(widest), 16):
             tokens = flops / 6 / size
-            found.append(Run(float(size), float(tokens), law.loss(size, tokens) * math.exp(noise * random.normal())))
+            found.append(
+                RunPoint(float(size), float(tokens), law.loss(size, tokens) * math.exp(noise * random.normal()))
+            )
     return found
 
 
@@ -100,13 +102,13 @@ def test_a_best_size_outside_the_runs_is_warned_of() -> None:
     with pytest.warns(Unreliable, match="outside the sizes that were trained"):
         found = parabolas(some)
     assert not any(one.inside for one in found)
-    with pytest.raises(UserError, match="the best sizes of at least two budgets are needed"):
+    with pytest.raises(UserError, match="fewer than two budgets have their best size between"):
         fit_frontier(found)
 
 
 def test_a_model_that_more_tokens_made_worse_is_named() -> None:
     with pytest.warns(Unreliable, match="1e.08 parameters is worse after 2e.09 tokens"):
-        parabolas([Run(1e8, 1e9, 3.0), Run(1e8, 2e9, 3.1), Run(2e8, 1e9, 2.9), Run(2e8, 2e9, 2.8)])
+        parabolas([RunPoint(1e8, 1e9, 3.0), RunPoint(1e8, 2e9, 3.1), RunPoint(2e8, 1e9, 2.9), RunPoint(2e8, 2e9, 2.8)])
 
 
 TABLES = {
@@ -115,9 +117,9 @@ TABLES = {
     "NaN": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,nan\n", "line 3: loss is nan: leave out runs without a result"),
     "an empty cell": ("n,d,loss\n1e6,,3\n", "line 2 has no d: leave out runs without a result"),
     "a short row": ("n,d,loss\n\n1e6,1e7,3\n1e6,1e7\n", "line 4 has no loss: leave out runs without a result"),
-    "a long row": ("n,d,loss\n1,000,1e7,3\n", "line 2 has more cells than the first line names columns"),
+    "a long row": ("n,d,loss\n1,000,1e7,3\n", "line 2 has more cells than the table has columns"),
     "nothing": ("", "has no column parameters \\(it has none\\)"),
-    "too few": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,2.9\n", "2 runs determine no law"),
+    "too few": ("n,d,loss\n1e6,1e7,3\n2e6,1e7,2.9\n", "Cannot fit a law to 2 runs"),
     "one size": ("n,d,loss\n" + "1e6,1e7,3\n1e6,2e7,2.9\n" * 3, "all runs have the same size"),
 }
 
@@ -175,7 +177,7 @@ def test_forecast_has_an_interval_that_holds_the_truth() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_one_resampled_law_without_bounds_leaves_the_forecast_its_interval() -> None:
-    wild = Loss(1.0, math.inf, 1.0, alpha=400.0, beta=1.0)  # inf / inf
+    wild = LossLaw(1.0, math.inf, 1.0, alpha=400.0, beta=1.0)  # inf / inf
     forecast = LossFit(LAW, 0.0, {}, [0.0], [*[LAW] * 99, wild]).forecast(1e5, 1e6)
     assert forecast.low == forecast.loss == forecast.high
 
@@ -197,7 +199,7 @@ def test_command_tells_the_optima(tmp_path: Path, capsys: pytest.CaptureFixture[
         ("optimum --flops much", "--flops is 'much': write a positive number"),
         ("optimum --hours 2 --device h10", "--device is 'h10': did you mean h100?"),
         ("fit", "no runs: name a folder of runs"),
-        ("fit nothing.csv", "nothing.csv cannot be read"),
+        ("fit nothing.csv", "Cannot read nothing.csv"),
     ],
 )
 def test_wrong_words_are_refused(words: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

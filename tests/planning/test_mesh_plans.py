@@ -12,9 +12,9 @@ from onward.config.mesh import Mesh, undivided
 from onward.families import presets
 from onward.measuring.machine import machine_for
 from onward.planning.arrangements import StepTime, arrangements, step_time, tensor_sizes
+from onward.planning.device_memory import device_memory
+from onward.planning.divided_parameters import groups
 from onward.planning.memory import training_memory
-from onward.planning.mesh import device_memory
-from onward.planning.pieces import groups
 from onward.training.step.loss import CrossEntropy
 
 from support.decoders import DECODERS, config

@@ -22,7 +22,7 @@ from onward.config.decoder import (
     PostNorm,
     SelfAttention,
 )
-from onward.inspection.attention import attention_maps, next_tokens
+from onward.inspection.attention_maps import attention_maps, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.explain.page import explain
 from onward.reports.explain.story import Story
@@ -147,7 +147,7 @@ def test_page_is_whole_and_text_stays_text() -> None:
 MISTAKES: dict[str, dict[str, Any]] = {
     "position 99 is not in the text, which has tokens 0 to 13": {"position": 99},
     "layer 2 does not exist: the model has layers 0 to 1": {"layer": 2},
-    "tokens and the model's context 64: shorten it": {"text": "to be " * 40},
+    "tokens with a context of 64: shorten it": {"text": "to be " * 40},
 }
 
 
@@ -165,4 +165,4 @@ def test_command_explains_in_the_terminal_and_as_a_page(
     assert main(["explain", str(tiny_run), "The cat sat", "--out", str(tmp_path / "x.html"), "--theme", "dark"]) == 0
     assert "--paper: #151618" in (tmp_path / "x.html").read_text()
     assert main(["explain", str(tiny_run), "The cat sat", "--out", str(tmp_path / "x.svg")]) == 2
-    assert "x.svg does not end in .html or .json" in capsys.readouterr().err
+    assert "x.svg: choose a name that ends in .html or .json" in capsys.readouterr().err

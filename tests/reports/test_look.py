@@ -15,7 +15,7 @@ from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.evaluation.score import logprobs
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
-from onward.inspection.attention import attention_maps, head_scores, logits, next_tokens
+from onward.inspection.attention_maps import attention_maps, head_scores, logits, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.pictures.markup import resource
 from onward.reports.runs.look import distributions, passage, prompts

@@ -20,7 +20,8 @@ from onward.planning.parameters import modules
 from onward.reports.pictures.diagram import block, rows_of
 from onward.reports.pictures.ideas import IDEAS
 from onward.reports.pictures.panels import bars, cells, curves
-from onward.reports.pictures.picture import Picture, Scale, in_rows
+from onward.reports.pictures.picture import Picture, in_rows
+from onward.reports.pictures.scale import ColorScale
 
 from support.pages import HOSTILE, Page
 
@@ -63,12 +64,12 @@ def test_ideas_have_a_caption_and_every_format(name: str) -> None:
 
 
 def test_cells_are_as_strong_as_their_values_and_nan_is_blank() -> None:
-    made = cells("title", VALUES, NAMES[:3], NAMES[:3], scale=Scale(1))
+    made = cells("title", VALUES, NAMES[:3], NAMES[:3], scale=ColorScale(1))
     assert image(made.body, "more") == pytest.approx(np.where(VALUES > 0, VALUES, 0), abs=0.003)
     assert image(made.body, "less") == pytest.approx(np.where(VALUES < 0, -VALUES, 0), abs=0.003)
     assert 'd="M0 0H1v1H0zM0 1H2v1H0zM0 2H3v1H0z"' in made.body
     assert made.data["values"] == [[0.5, None, None], [1.0, -0.25, None], [0.0, 0.25, 0.5]]
-    rooted = cells("", VALUES, scale=Scale(1, root=True))
+    rooted = cells("", VALUES, scale=ColorScale(1, root=True))
     assert image(rooted.body, "more")[0, 0] == pytest.approx(0.5**0.5, abs=0.003)
     assert made.text == ["<b> ▒▒    ", "the ██−−  ", "  ↵ ··░░▒▒"]
 
@@ -208,8 +209,8 @@ MISTAKES = {
     "draw samplers --logits 2,1,nan,0": "give 4 to 1000 finite numbers",
     "draw samplers --logits 2,1,0": "give 4 to 1000 finite numbers",
     "draw mask gpt2": "gpt2 is one argument too many: onward draw mask takes no model",
-    "draw mask --out {folder}/x.bmp": "x.bmp does not end in .svg, .png, .html or .json",
-    "draw mask --out {folder}": "does not end in",
+    "draw mask --out {folder}/x.bmp": "x.bmp: choose a name that ends in .svg, .png, .html or .json",
+    "draw mask --out {folder}": "choose a name that ends in",
     "draw mask --out {folder}/a/file/x.svg": "cannot write",
     "draw block nosuch": "nosuch",
     "draw --out {folder}/x.svg": "--out is not read by onward draw alone",

@@ -28,18 +28,18 @@ from onward.reports.pictures.ideas import IDEAS
 from onward.reports.pictures.panels import bars, cells
 from onward.reports.pictures.picture import Picture, pointed
 from onward.reports.pictures.reading import Reading
-from onward.reports.pictures.scale import SHADES, Scale
+from onward.reports.pictures.scale import SHADES, ColorScale
 from onward.reports.pictures.views import VIEWS
 from onward.text.tokenizer import train_tokenizer
 
 from support.pages import TEXT, model_and_tokenizer, write_run, written
 
 SCALES = {
-    "linear": Scale(2.0, unit="u"),
-    "square root": Scale(1.0, root=True, unit="u"),
-    "signed": Scale(0.3, signed=True, unit="u"),
-    "under texts": Scale(8.32, unit="u", faint=True),
-    "signed square root under texts": Scale(1.0, signed=True, root=False, unit="u", faint=True),
+    "linear": ColorScale(2.0, unit="u"),
+    "square root": ColorScale(1.0, root=True, unit="u"),
+    "signed": ColorScale(0.3, signed=True, unit="u"),
+    "under texts": ColorScale(8.32, unit="u", faint=True),
+    "signed square root under texts": ColorScale(1.0, signed=True, root=False, unit="u", faint=True),
 }
 SIZED = re.compile(r'<svg [^>]*--width:([\d.]+)px[^>]*class="(\w+)"')
 
@@ -94,14 +94,14 @@ def test_terminal_legend_has_the_greatest_value_of_each_character(name: str) -> 
 
 def test_legend_says_where_values_are_beyond_it() -> None:
     for values, said in (([[0.5, 1.0]], False), ([[0.5, 1.5]], True), ([[-1.5, 0.0]], True)):
-        scale = Scale(1.0, signed=True, unit="effect")
+        scale = ColorScale(1.0, signed=True, unit="effect")
         picture = Picture("", "", [cells("", values, scale=scale), cells("", [[0.5]], scale=scale)])
         assert len(picture.legends) == 1
         assert ("full color from ±1" in picture.svg()) == ("from ±1" in picture.text()) == said
 
 
 def test_panels_of_another_strength_have_a_legend_of_their_own() -> None:
-    scale = Scale(1, unit="score")
+    scale = ColorScale(1, unit="score")
     panels = [cells("", [[0.5]], scale=scale), cells("", [[0.5]], texts=[["a"]], scale=scale)]
     assert [legend.full for legend in Picture("", "", panels).legends] == [1.0, 0.6]
     heads = VIEWS["heads"](reading())
@@ -123,9 +123,9 @@ def test_readout_of_a_large_panel_under_texts_has_the_full_scale() -> None:
     values = np.random.default_rng(0).random((70, 70))
     texts = [["a"] * 70] * 70
     names = ["a"] * 70
-    assert pointed(cells("", values, names, names, scale=Scale(1)))["full"] == 1
-    assert pointed(cells("", values, names, names, texts=texts, scale=Scale(1)))["full"] == 0.6
-    assert "values" in pointed(cells("", 2 * values, names, names, scale=Scale(1)))  # some are beyond the scale
+    assert pointed(cells("", values, names, names, scale=ColorScale(1)))["full"] == 1
+    assert pointed(cells("", values, names, names, texts=texts, scale=ColorScale(1)))["full"] == 0.6
+    assert "values" in pointed(cells("", 2 * values, names, names, scale=ColorScale(1)))  # some are beyond the scale
 
 
 def test_captions_name_no_color_that_the_dark_theme_turns_around(pictures: dict[str, Picture], tmp_path: Path) -> None:

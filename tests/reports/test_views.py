@@ -17,7 +17,7 @@ from onward.cli import main
 from onward.cli.commands.inspect import VIEWS as COMMAND_OPTIONS
 from onward.config.decoder import DecoderConfig, Experts
 from onward.generation.sampling import Sampling
-from onward.inspection.attention import attention_maps, next_tokens
+from onward.inspection.attention_maps import attention_maps, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.pictures.picture import Picture
 from onward.reports.pictures.reading import Reading
@@ -156,12 +156,12 @@ def test_hostile_text_stays_text(tmp_path: Path) -> None:
 
 
 MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
-    "text is 271 tokens and the model's context 64": ("lens", {"text": "to be " * 45}),
+    "text of 271 tokens with a context of 64": ("lens", {"text": "to be " * 45}),
     "layer 2 does not exist: the model has layers 0 to 1": ("attention", {"layer": 2}),
     "this model has no experts": ("experts", {}),
     "give the other one with --corrupted": ("patch", {}),
     "'to' is 2 tokens: give a text of one token": ("patch", {"corrupted": "to be, or nut", "right": "to"}),
-    "the texts have 14 and 3 tokens": ("patch", {"corrupted": "to", "right": "t", "wrong": "e"}),
+    "between texts of 14 and 3 tokens": ("patch", {"corrupted": "to", "right": "t", "wrong": "e"}),
 }
 
 
@@ -211,7 +211,7 @@ COMMANDS = {
     "'lense' is not a view: did you mean lens?": ["The cat", "lense"],
     "onward inspect takes a text and a view": ["The cat"],
     "onward inspect takes a text and a view (": ["The cat", "lens", "more"],
-    "x.gif does not end in .svg, .png, .html or .json": ["The cat", "lens", "--out", "x.gif"],
+    "x.gif: choose a name that ends in .svg, .png, .html or .json": ["The cat", "lens", "--out", "x.gif"],
     "--top-p is 2.0": ["The cat", "next", "--top-p", "2"],
     "the nearest are": ["names", "blocks.9.*"],
     "nothing.txt does not exist": ["features", "nothing.txt"],

@@ -108,7 +108,7 @@ def test_report_command_writes_the_page_and_prints_the_figures(
     ("words", "expected"),
     [
         ("report nope", "there is no folder nope"),
-        ("report {run} --compare nope", "nope has no steps on record to compare with"),
+        ("report {run} --compare nope", "nope, which has no steps on record"),
         ("report {run} --out {run}", "is a folder"),
         ("runs nope", "there is no folder nope"),
     ],

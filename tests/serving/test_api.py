@@ -151,7 +151,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2},
         400,
-        "top_logprobs is given without logprobs",
+        "top_logprobs without logprobs",
     ),
     "a wrong regex": ("completions", {"prompt": "a", "regex": "("}, 400, "regex cannot be used"),
     "tokens": ("completions", {"prompt": [99999]}, 400, "99999"),
@@ -167,7 +167,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], int, str]] = {
         "chat/completions",
         {"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": {"name": "f"}}]},
         400,
-        "does not show tools",
+        "does not show them",
     ),
     "a template": (
         "chat/completions",

@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from onward.cli import main
-from onward.serving.config import Limits, Listening
 from onward.serving.server import serve
+from onward.serving.server_options import Listening, RequestLimits
 
 from support.server import Running, serving, started
 
@@ -24,7 +24,7 @@ LONG = {"prompt": "The cat", "max_tokens": 24, "temperature": 0.9, "ignore_eos":
 
 @pytest.fixture(scope="module")
 def server(tiny_run: Path) -> Iterator[Running]:
-    limits = Limits(max_queue=3, max_body="10KB", max_messages=4)
+    limits = RequestLimits(max_queue=3, max_body="10KB", max_messages=4)
     with serving(tiny_run, rows=2, limits=limits, keys=["secret"], hosts=["api.example.org"]) as running:
         yield running
         assert running.idle()
@@ -224,14 +224,14 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no model": ([], "there is no model"),
     "an absent model": (["nowhere/at-all"], "nowhere/at-all"),
     "an empty key file": (["{run}", "--api-key-file", "{empty}"], "is empty"),
-    "an absent key file": (["{run}", "--api-key-file", "absent.txt"], "absent.txt cannot be read"),
+    "an absent key file": (["{run}", "--api-key-file", "absent.txt"], "Cannot read api_key_file absent.txt"),
     "an empty key": (["{run}", "--api-key", ""], "api-key is empty"),
-    "a port in use": (["{run}", "--port", "{port}"], "cannot be used"),
+    "a port in use": (["{run}", "--port", "{port}"], "Cannot listen on port"),
     "a wrong host": (["{run}", "--host", "no.such.host.invalid"], "not an address of this machine"),
-    "a long context": (["{run}", "--port", "0", "--context", "9999"], "the model's is 32 tokens"),
-    "a small cache": (["{run}", "--port", "0", "--cache-memory", "1KB"], "the cache has room for"),
+    "a long context": (["{run}", "--port", "0", "--context", "9999"], "the model's 32 tokens"),
+    "a small cache": (["{run}", "--port", "0", "--cache-memory", "1KB"], "in a cache of"),
     "a wrong size": (["{run}", "--port", "0", "--cache-memory", "much"], "write a positive number of bytes"),
-    "two of a name": (["{run}", "{run}", "--port", "0"], "is the name of two models"),
+    "two of a name": (["{run}", "{run}", "--port", "0"], "two models of the name"),
     "no rows": (["{run}", "--rows", "0"], "rows is 0"),
 }
 

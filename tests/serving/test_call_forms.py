@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from onward.serving.calls.forms import BLOCKS, FORMS, call_form_of, reasoning_form_of
 from onward.serving.calls.splitter import Splitter
-from onward.serving.config import ReasoningParser, ToolParser
+from onward.serving.server_options import ReasoningParser, ToolParser
 
 from support.calls import CONTROL, PLAIN, encoded, forms_for, read, written
 

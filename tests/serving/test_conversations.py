@@ -215,13 +215,13 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         'input[0].content[0].type is "input_image"',
     ),
     "alternatives of nothing": ("responses", {"input": "a", "top_logprobs": 2}, "include lacks message.output_text"),
-    "two answers": ("responses", {"input": "a", "n": 2}, "n is 2"),
+    "two answers": ("responses", {"input": "a", "n": 2}, "leave n out"),
     "no schema": ("chat/completions", {"messages": ASK, "response_format": {"type": "json_schema"}}, "has no schema"),
     "another form": ("chat/completions", {"messages": ASK, "response_format": {"type": "xml"}}, 'the type "xml"'),
     "a variable that is a field": (
         "chat/completions",
         {"messages": ASK, "chat_template_kwargs": {"messages": []}},
-        "chat_template_kwargs holds messages",
+        "Cannot set messages in chat_template_kwargs",
     ),
     "nothing to continue": (
         "chat/completions",

@@ -203,7 +203,12 @@ NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, param,
         "encoding_format",
         'encoding_format is "hex": it must be "float" or "base64"',
     ),
-    "other best answers": ("/v1/completions", {"n": 2, "best_of": 3}, "best_of", "best_of is 3: leave it out"),
+    "other best answers": (
+        "/v1/completions",
+        {"n": 2, "best_of": 3},
+        "best_of",
+        "Cannot rank answers by best_of 3",
+    ),
 }
 
 

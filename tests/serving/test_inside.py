@@ -13,7 +13,7 @@ import onward
 from onward.api.language_model import LanguageModel
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
-from onward.inspection.attention import attention_maps
+from onward.inspection.attention_maps import attention_maps
 from onward.inspection.attribution import logit_attribution
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
@@ -68,9 +68,9 @@ def test_lens_attention_attribution_and_roles_are_those_of_inspection(
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": []}, "tokens"),
-    "a position beyond": ({"tokens": [1], "position": 1}, "position is 1, and there are 1 tokens"),
+    "a position beyond": ({"tokens": [1], "position": 1}, "Position 1 does not exist: the text has tokens 0 to 0"),
     "a token beyond": ({"tokens": [99999]}, "beyond the vocabulary"),
-    "a target beyond": ({"tokens": [1], "target": -1}, "target is -1"),
+    "a target beyond": ({"tokens": [1], "target": -1}, "Target -1 does not exist"),
     "a long text": ({"tokens": [1] * 100}, "maximum context length is 32"),
 }
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from onward.api.language_model import LanguageModel
-from onward.serving.config import Limits
+from onward.serving.server_options import RequestLimits
 
 from support.server import Running, serving
 
@@ -30,7 +30,7 @@ MALFORMED: list[Any] = [
 
 @pytest.fixture(scope="module")
 def server(tiny_run: Path) -> Iterator[Running]:
-    with serving(tiny_run, rows=16, limits=Limits(max_queue=1000)) as running:
+    with serving(tiny_run, rows=16, limits=RequestLimits(max_queue=1000)) as running:
         yield running
 
 

@@ -58,10 +58,10 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
         {"prompt": "a", "messages": MESSAGES},
         "give one of",
     ),
-    "an unknown token": ("/detokenize", {"tokens": [1, 99999]}, "there is no token 99999"),
+    "an unknown token": ("/detokenize", {"tokens": [1, 99999]}, "Token 99999 does not exist"),
     "no text": ("/v1/embeddings", {"input": []}, "input has 0 texts"),
-    "a long text": ("/v1/embeddings", {"input": ["a", "b " * 99]}, "input[1] has"),
-    "other dimensions": ("/v1/embeddings", {"input": "a", "dimensions": 3}, "dimensions is 3, and this model has 32"),
+    "a long text": ("/v1/embeddings", {"input": ["a", "b " * 99]}, "tokens of input[1]"),
+    "other dimensions": ("/v1/embeddings", {"input": "a", "dimensions": 3}, "3 dimensions, because this model has 32"),
     "a token beyond": ("/v1/embeddings", {"input": [99999]}, "beyond the vocabulary"),
 }
 

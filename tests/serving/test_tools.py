@@ -55,10 +55,14 @@ WRONG: dict[str, tuple[Any, Any, str]] = {
     "no object": ([{"type": "function", "name": "f", "parameters": {"type": "array"}}], None, 'have the type "array"'),
     "an unknown choice": (TOOLS, "all", 'tool_choice is "all"'),
     "an unknown name": (TOOLS, {"function": {"name": "f"}}, "which is not among the tools"),
-    "an unknown name among some": (TOOLS, {"type": "allowed_tools", "tools": [{"name": "f"}]}, 'names "f"'),
+    "an unknown name among some": (
+        TOOLS,
+        {"type": "allowed_tools", "tools": [{"name": "f"}]},
+        'Cannot call "f" of',
+    ),
     "none of the tools": (TOOLS, {"type": "allowed_tools", "allowed_tools": {}}, "allows no tools"),
     "an unknown mode": (TOOLS, {"type": "allowed_tools", "mode": "all", "tools": [FLAT_CHOICE]}, "mode of tool_choice"),
-    "required without tools": ([], "required", "there are no tools"),
+    "required without tools": ([], "required", "without tools"),
     "too many": (TOOLS * 100, None, "give at most 128"),
 }
 

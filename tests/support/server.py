@@ -17,9 +17,9 @@ import uvicorn
 
 import onward
 from onward.serving.app import make_app
-from onward.serving.config import EngineOptions, Limits
 from onward.serving.models import Served, engines_of, load_served
 from onward.serving.server import listen
+from onward.serving.server_options import EngineOptions, RequestLimits
 from onward.serving.service import Service
 
 
@@ -56,14 +56,14 @@ class Running:
 def serving(
     model: Path | str | Sequence[Path | str],
     adapters: Sequence[str] = (),
-    limits: Limits | None = None,
+    limits: RequestLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Serve models inside the `with` block. `options` are those of EngineOptions, and `keys`, `hosts` and `origins`."""
     own = {name: options.pop(name) for name in ("keys", "hosts", "origins") if name in options}
     models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
     load = lambda name, folders: onward.load(name, adapter_folder=[*folders])
-    service = Service(limits or Limits())
+    service = Service(limits or RequestLimits())
     served = service.load(lambda: load_served(models, adapters, EngineOptions(**options), load)).result()
     bound, app = listen("127.0.0.1", 0), make_app(service, **own)
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)

@@ -87,7 +87,7 @@ def save(
     "window" (no sliding window).
     """
     if names := adapter_names(lm.model):
-        raise UserError(f"this model has the adapter {names[0]}: call merge_lora first, or save_adapter")
+        raise UserError(f"Cannot save a model with the adapter {names[0]}: call merge_lora first, or save_adapter")
     path, hf = Path(path), lm.hf
     if path.suffix == ".gguf":
         gguf_plan = plan(
@@ -95,7 +95,10 @@ def save(
         )
         return write_model(lm.model, gguf_plan, path)
     if dtype is not None:
-        raise UserError(f"dtype is {dtype!r}, which is for files that end in .gguf: load the model in another dtype")
+        raise UserError(
+            f"Cannot write a folder in dtype {dtype!r}, which is for files that end in .gguf: load the model "
+            "in another dtype"
+        )
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
         hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
     save_model(lm.model, path, hf, shard_bytes)
@@ -112,9 +115,7 @@ def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, nam
     `base` holds no model.
     """
     if not (Path(base) / "config.json").exists():
-        raise UserError(
-            f"base is {base}, which does not contain a model: give the folder that the model was loaded from"
-        )
+        raise UserError(f"Cannot find a model in the base {base}: give the folder that the model was loaded from")
     model = BaseModel(str(base), weights_checksum(Path(base)))
     write_adapter(lm.model, Path(folder), lm.hf, model, name)
 
@@ -137,7 +138,7 @@ def merge(
     """
     base = Path(base) if base else base_folder(Path(adapter_folder))
     if Path(out).exists() and base.exists() and os.path.samefile(out, base):
-        raise UserError(f"out is {out}, the folder of the base: choose another")
+        raise UserError(f"Cannot write the merged model to {out}, the folder of its base: choose another out")
     lm = load(base, torch.float32, "cpu", adapter_folder=adapter_folder)
     merge_lora(lm.model, adapter_names(lm.model)[0])
     stored = Counter(tensor.dtype for tensor in open_source(base).stored().values())

@@ -37,8 +37,8 @@ NUM_ANSWERS, MAX_TOKENS = 32, 48  # held-out questions that the model answers, a
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A fine-tuning run of `onward quickstart --assistant`, which follows the pre-training."""
+class AssistantStage:
+    """A fine-tuning run of `onward quickstart --assistant`."""
 
     method: Method
     purpose: str  # completes "Learning ..."
@@ -46,20 +46,18 @@ class Stage:
     learning_rate: float
 
     def folder(self, base: Path) -> Path:
-        """Return the folder of this stage's run, next to `base`, the folder of the pre-training."""
         return base.with_name(f"{base.name}-{self.method.kind}")
 
 
 STAGES = (
-    Stage(SFT(), "to answer questions", 0.65, 1.5e-3),
-    Stage(DPO(), "to prefer the better of two answers", 0.35, 5e-4),
+    AssistantStage(SFT(), "to answer questions", 0.65, 1.5e-3),
+    AssistantStage(DPO(), "to prefer the better of two answers", 0.35, 5e-4),
 )
 
 
 def pretraining(out: str, time: str, processes: int) -> RunConfig:
-    """Return the configuration of the quickstart's pre-training, on the documentation and the comments in Python's
-    standard library. `out` is the run folder, and `time` is the time limit as text, such as 5m. A step has one batch
-    for each of the `processes`."""
+    """Pre-training on the documentation and comments in Python's standard library; `time` is text such as 5m, and a
+    step has one batch for each process."""
     return RunConfig(
         sources=("embedded-train",),
         validation="embedded-validation",
@@ -71,17 +69,21 @@ def pretraining(out: str, time: str, processes: int) -> RunConfig:
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
-    """Remove the run of an earlier quickstart, the folder `config.out`; with `assistant`, also its fine-tuning runs in
-    the folders next to it. Raises a UserError, before anything is removed, if a folder holds something else."""
+    """Remove the runs of an earlier quickstart; raises a UserError, before anything is removed, if a folder holds
+    something else."""
     folder = Path(config.out)
     stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
     for old in stale:
         if not str(options_of(old).get("sources", [""])[0]).startswith(str(folder)):
-            raise UserError(f"{old} holds something other than a quickstart: choose another --out")
+            raise UserError(
+                f"Cannot replace {old}, which holds something other than a quickstart: choose another --out"
+            )
     if folder.exists():
         earlier = options_of(folder)
         if earlier.get("prompt") != config.prompt or not BUILT_IN.keys() >= {*earlier["sources"]}:
-            raise UserError(f"{folder} holds something other than a quickstart: choose another --out")
+            raise UserError(
+                f"Cannot replace {folder}, which holds something other than a quickstart: choose another --out"
+            )
         with run_lock(folder):
             shutil.rmtree(folder)
     for old in stale:
@@ -89,21 +91,19 @@ def make_room(config: RunConfig, *, assistant: bool) -> None:
 
 
 def options_of(folder: Path) -> dict[str, Any]:
-    """Return the options of the training run in a folder, as stored in its run.json; {} if the folder holds no run."""
+    """The options in run.json; {} without a run."""
     options: dict[str, Any] = read_json(folder / "run.json") if (folder / "run.json").exists() else {}
     return options
 
 
 def held_out_answers() -> dict[str, str]:
-    """Return the correct answers to the held-out questions about Python functions, by function name. No run trains on
-    these questions."""
+    """Right answers to the held-out questions, by function; no run trains on them."""
     return dict([*answers().items()][HELD_OUT - 1 :: HELD_OUT])
 
 
-def finetuning(stage: Stage, base: Path, before: Path, time: str, processes: int) -> FinetuneConfig:
-    """Return the configuration of a stage's run, and write its training and held-out questions to files in `base`, the
-    folder of the pre-training. The run fine-tunes the model in the run folder `before` for the stage's share of `time`,
-    the time limit of the quickstart, such as 5m. A step has one batch for each of the `processes`."""
+def finetuning(stage: AssistantStage, base: Path, before: Path, time: str, processes: int) -> FinetuneConfig:
+    """Write a stage's training and held-out questions into `base`, the pre-training, and return its configuration: it
+    fine-tunes the run `before` for its share of `time`, such as 5m."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences
@@ -124,17 +124,15 @@ def finetuning(stage: Stage, base: Path, before: Path, time: str, processes: int
 
 
 def with_chat(folder: Path) -> LanguageModel:
-    """Load the model in a quickstart's run folder, and set the chat template of the fine-tuning, because the
-    pre-trained model has none."""
+    # the pre-trained model has no chat template
     lm = load(folder)
     lm.tokenizer = with_template(lm.text(), TEMPLATE)
     return lm
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """Yield a table row (dict) for the pre-training in the folder `base`, and for each fine-tuning run in `runs`, by
-    name of the method. The figures are measured on held-out questions: the loss of right answers, the fraction of pairs
-    in which the model prefers the right answer, and the fraction of answers that end before the limit of tokens."""
+    """A row for the pre-training in `base` and for each run, by method, on held-out questions: loss of right answers,
+    share of pairs whose right answer is preferred, share of answers that end."""
     ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # needs no reference model
     names = [*held_out_answers()][:NUM_ANSWERS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

@@ -61,14 +61,14 @@ def trained(
     on_event: Callable[[Event], object] | None,
     config: Mapping[str, Any],
 ) -> LanguageModel:
-    """Train a new run with a configuration of class `kind`, whose fields are `config`, by name; return its model. The
-    other arguments are those of `train`. Raises a UserError if `out` is empty, or if a source is a text in place of a
-    path."""
+    """Train a new run of this class of configuration, and return its model."""
     if not str(out):
         raise UserError("out is empty: give the folder of the run, such as 'runs/mybook'")
     texts = [sources] if isinstance(sources, str | Path) else sources
     if text := next((str(text) for text in texts if "\n" in str(text)), ""):
-        raise UserError(f"sources holds the text {text[:20]!r}..., and takes paths: write the text into a file first")
+        raise UserError(
+            f"Cannot train on the text {text[:20]!r}..., because sources are paths: write the text into a file first"
+        )
     run = Run.start(build(kind, {"sources": [str(text) for text in texts], "out": str(out), **config}))
     on_event = on_event or progress(run)
     for event in run.train():

@@ -81,36 +81,31 @@ class HarnessModel(TemplateLM):
 
     @property
     def max_length(self) -> int:
-        """The context length of the model in tokens."""
         return self.lm.config.context_length
 
     @property
     def eot_token_id(self) -> int:
-        """The id of the token that ends texts. Raises a UserError if the tokenizer has none."""
         if self.text.eos_id is None:
             raise UserError("the tokenizer has no token that ends texts, which lm-evaluation-harness needs: add one")
         return self.text.eos_id
 
     @property
     def prefix_token_id(self) -> int:
-        """The id of the token that precedes a text that is scored without a context: the beginning-of-text token or, if
-        the tokenizer has none, the token that ends texts."""
+        """The token before a text without context: the beginning-of-text token, or else the one that ends texts."""
         return self.eot_token_id if self.text.prefix_id is None else self.text.prefix_id
 
     @property
     def tokenizer_name(self) -> str:
-        """A name of the tokenizer, under which lm-evaluation-harness caches its requests."""
+        # lm-evaluation-harness caches its requests under this name
         return f"onward-{self.text.vocab_size}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the tokenizer's chat template, which lm-evaluation-harness writes into its results; "" if the
-        tokenizer has none. If the argument is False or "", no template is applied, and None is returned."""
+        """The chat template, written into results; None if no template is to be applied."""
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Format messages as a text by the chat template. With `add_generation_prompt` the beginning of the assistant's
-        answer follows; without it the text ends right after the content of the last message. System messages are left
-        out if the template refuses them."""
+        """Messages as text. Without `add_generation_prompt`, it ends right after the last message's content. System
+        messages are left out if the template refuses them."""
         chat, last = chat_of(self.text), str(chat_history[-1]["content"]).strip()
         try:
             text = chat.text(chat_history, add_generation_prompt)
@@ -123,13 +118,11 @@ class HarnessModel(TemplateLM):
         return str.__getitem__(text, slice(end))
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Encode a text as token ids, with the control tokens that the tokenizer adds if `special`. Control tokens
-        written in the text become control tokens."""
+        """Unlike Onward, read control tokens that are written in the text."""
         return self.text.encoded(self.inner.encode, utf8(text), add_special_tokens=special).ids
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Encode a text as token ids. `add_special_tokens` says whether the tokenizer adds its control tokens; None:
-        unless the text begins with one. Called by lm-evaluation-harness."""
+        """As lm-evaluation-harness calls it; by default, control tokens are added unless the text begins with one."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))
         return self.encoded(string, add_special_tokens)
@@ -148,22 +141,19 @@ class HarnessModel(TemplateLM):
         ]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-probability of the whole text of each request, computed in disjoint windows of the context
-        length; `disable_tqdm` is ignored."""
+        """Log-probability of each whole text, in disjoint windows of the context length."""
         windows = [[*self.windows(*request.args)] for request in requests]
         scored = iter(self._loglikelihood_tokens([(None, *one) for some in windows for one in some]))
         return [sum(next(scored)[0] for _ in some) for some in windows]
 
     def windows(self, text: str) -> Iterator[tuple[list[int], list[int]]]:
-        """Yield the windows in which a long text is scored, each as (token ids of the context, token ids whose
-        log-probability is computed)."""
+        """Windows of a long text as (context, tokens to score)."""
         tokens = self.tok_encode(text)
         for window in get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, context_len=1):
             yield make_disjoint_window(window)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return the text that the model generates for each request of lm-evaluation-harness, up to a stop string;
-        `disable_tqdm` is ignored. Raises a UserError for an option of generation that is not supported."""
+        """The text that the model generates for each request, up to a stop string."""
         results: dict[int, str] = {}
         groups: dict[str, list[int]] = {}
         for i, request in enumerate(requests):
@@ -180,49 +170,43 @@ class HarnessModel(TemplateLM):
         return [results[i] for i in range(len(requests))]
 
     def options(self, given: dict[str, Any]) -> GenerationOptions:
-        """Convert generation options of a task of lm-evaluation-harness (`given`, by name) to Onward's
-        GenerationOptions. Raises a UserError for an option that Onward does not support."""
+        """A task's generation options as Onward's; raises a UserError for one that Onward does not support."""
         values = dict(normalize_gen_kwargs(given, 256))
         values.pop("do_sample", None)
         most = min(values.pop("max_gen_toks"), self.max_length - 1)
-        ends = Ends(tuple(text for text in values.pop("until", []) if text), self.strips)
+        ends = StopTexts(tuple(text for text in values.pop("until", []) if text), self.strips)
         if unread := values.keys() - READ:
-            raise UserError(f"a task gives {min(unread)}, which generation does not read: remove it from the task")
+            raise UserError(f"Cannot generate with the option {min(unread)} of a task: remove it from the task")
         values = {"temperature": 0.0, **values}
         return GenerationOptions(max_new_tokens=most, stop_when=ends, seed=SEED, **values)
 
     def cut(self, tokens: list[int], options: GenerationOptions) -> str:
-        """Decode the generated tokens of an answer, without those of the prompt, as lm-evaluation-harness does; return
-        the text before the first stop string of `options`."""
+        """The answer before the first stop string, decoded without its prompt, as lm-evaluation-harness does."""
         text = self.text.decode(tokens)
-        for stop in options.stop_when.texts if isinstance(options.stop_when, Ends) else ():
+        for stop in options.stop_when.texts if isinstance(options.stop_when, StopTexts) else ():
             text = text.split(stop)[0]
         return text
 
     @cached_property
     def strips(self) -> bool:
-        """Whether the tokenizer drops the space at the beginning of an answer when the answer's tokens are decoded
-        without those of the prompt."""
+        """Whether an answer that is decoded without its prompt loses the space at its beginning."""
         spaced = (i for i in range(self.text.vocab_size) if self.text.piece(i).startswith(" "))
         return not self.text.decode([first]).startswith(" ") if (first := next(spaced, None)) is not None else False
 
     def warn_of_length(self, lengths: Sequence[int], room: int) -> None:
-        """Give a Truncated warning if some prompts, whose numbers of tokens are `lengths`, are longer than `room`, the
-        number of tokens that fit."""
         if count := sum(length > room for length in lengths):
             warnings.warn(
                 Truncated(
-                    f"{count} of {len(lengths)} requests are longer than the {room} tokens that the context has for "
-                    "them, and lose their first ones: give fewer examples"
+                    f"{count} of {len(lengths)} requests lose their first tokens, because the context has room for "
+                    f"{room}: give fewer examples"
                 ),
                 stacklevel=2,
             )
 
 
 @dataclass(frozen=True)
-class Ends:
-    """A stopping condition of generation: called with the text of an answer, returns whether the text contains one of
-    the stop strings `texts`."""
+class StopTexts:
+    """A stopping condition: the text of an answer contains one of `texts`."""
 
     texts: tuple[str, ...]
     strips: bool  # whether to ignore the space before the first token
@@ -233,8 +217,7 @@ class Ends:
 
 
 class Bars:
-    """Shows progress with the `tqdm` bars of lm-evaluation-harness: called with (kind of request, number done, total),
-    shows one bar for each kind."""
+    """One tqdm bar, as of lm-evaluation-harness, for each kind of request."""
 
     def __init__(self) -> None:
         self.bar: Any = None

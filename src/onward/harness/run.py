@@ -33,8 +33,7 @@ ENDINGS = ".yaml", ".yml"
 
 @dataclass(frozen=True)
 class HarnessResults:
-    """The results of tasks of lm-evaluation-harness: the metrics as table rows (task, metric, score, error, examples),
-    the error messages of failed tasks by task, and the graded questions."""
+    """Rows (task, metric, score, error, examples), errors of failed tasks, and graded questions."""
 
     rows: list[dict[str, Any]]
     failures: dict[str, str]
@@ -69,7 +68,7 @@ def run_harness(
     kept = kept or Kept()
 
     def ask(task: str) -> None:
-        """Add the results of a task."""
+        # answers are kept under their tokens: the library's cache ignores the weights, and is a database of pickles
         model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
         outcome = run_one(model, task, manager, examples, limit, chat, graded)
         own = [row for name, metrics in outcome["results"].items() for row in rows_of(name, metrics, examples)]
@@ -86,19 +85,14 @@ def run_harness(
 
 
 def under(task: str, progress: Progress, kind: str, done: int, total: int) -> None:
-    """Call `progress` with the name of the task, `done` and `total`, the number of finished requests and of all.
-    `kind`, the kind of the requests, is ignored; as a partial of `task` and `progress` this function is a progress
-    callback."""
+    # as a partial of task and progress, a callback that ignores the kind of requests
     progress(task, done, total)
 
 
 def run_one(
     model: HarnessModel, task: str, manager: TaskManager, examples: int, limit: int, chat: bool, samples: bool
 ) -> dict[str, Any]:
-    """Run one task or group of tasks, given by name or as a .yaml file, with `examples` solved questions before each of
-    at most `limit` questions, in the chat template if `chat`. `manager` is lm-evaluation-harness's index of tasks.
-    Returns its dict with "results" and, with `samples`, each question under "samples". Raises a UserError if the task
-    fails."""
+    """Run one task or group, by name or as a .yaml file; any failure is a UserError."""
     if task.endswith(ENDINGS):
         check_file(Path(task))
     try:
@@ -122,9 +116,7 @@ def run_one(
 
 
 def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[str, Any]]:
-    """Return a table row for each of a task's `metrics`, the values that lm-evaluation-harness returns by name: task,
-    metric, score, standard error (None if unknown) and `examples`, the number of solved questions before each
-    question."""
+    """A table row for each metric of a task."""
     rows = []
     for name, value in metrics.items():
         metric, _, _ = name.partition(",")
@@ -135,9 +127,8 @@ def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[s
 
 
 def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> GradedQuestions | None:
-    """Return the questions behind `row`, a table row of a metric, each with its grade and all texts of its document,
-    such as passage, question and choices. `samples` is the log of questions of lm-evaluation-harness. None if the
-    metric is not a mean of grades over questions."""
+    """The questions behind a row, each with its grade and all texts of its document; None if the metric is not a mean
+    of grades."""
     first = [one for one in samples if one["filter"] == samples[0]["filter"]]
     grades = [float(grade) for one in first if isinstance(grade := one.get(row["metric"]), int | float)]
     if not grades or len(grades) < len(first):
@@ -149,7 +140,6 @@ def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> G
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """Yield all strings within a value of a question's document: a string, or a dict or list that may be nested."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping | list | tuple):
@@ -158,16 +148,15 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 def reason(task: str, failure: Exception) -> str:
-    """Return the error message for a task of lm-evaluation-harness that failed with the exception `failure`, with a
-    remedy where one is known."""
+    """The error message of a task, with a remedy where one is known."""
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
-        return f"{task} runs programs in no sandbox: ask its questions by --tasks programs:FILE --run-code"
+        return f"Cannot run {task}, which runs programs in no sandbox: ask by --tasks programs:FILE --run-code"
     if (repository := REPOSITORY.search(text)) and isinstance(failure, OSError):
         from datasets import config
 
         return (
-            f"{task} reads {repository[1] or repository[2]} of the Hugging Face hub, which is not in "
+            f"Cannot run {task}, because {repository[1] or repository[2]} of the Hugging Face hub is not in "
             f"{config.HF_DATASETS_CACHE} and cannot be downloaded: run it once with a "
             "network, or copy that folder from a machine that has it"
         )
@@ -175,15 +164,14 @@ def reason(task: str, failure: Exception) -> str:
 
 
 def check_file(file: Path) -> None:
-    """Raise a UserError, which names the line, if the .yaml file of a task of lm-evaluation-harness is not valid YAML
-    or has a key that tasks do not have."""
+    """Raise a UserError, which names the line, for invalid YAML or a key that tasks do not have."""
     try:
         root = yaml.compose(file.read_text(encoding="utf-8"))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UserError(f"{file}, line {line}: {error.problem or 'this is not YAML'}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        raise UserError(f"{file} cannot be read ({' '.join(str(error).split())}): give a YAML file") from None
+        raise UserError(f"Cannot read {file} ({' '.join(str(error).split())}): give a YAML file") from None
     if not isinstance(root, yaml.MappingNode):
         raise UserError(f"{file} holds no task: write `task: NAME` and the other fields, one a line")
     keys = {str(key.value): key.start_mark.line + 1 for key, _ in root.value}

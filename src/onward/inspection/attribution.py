@@ -73,10 +73,8 @@ def logit_attribution(
     modules = dict(model.named_modules())
 
     def before(name: str, direction: Tensor) -> Tensor:
-        """Return the direction before the norm with this name, if the model has it. The norm's bias counts as a
-        constant."""
         nonlocal constant
-        norm = modules.get(name, nn.Identity())
+        norm = modules.get(name, nn.Identity())  # a block without this norm
         constant += norm_constant(norm, direction)
         return direction if isinstance(norm, nn.Identity) else before_norm(norm, direction, at(f"{name}.scale"))
 
@@ -100,8 +98,9 @@ def logit_attribution(
     size = max(1.0, float(size), abs(embedding) + sum(float(x.abs().sum()) for x in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:
         raise UserError(
-            f"the contributions to the logit add up to {total:.6g}, and the logit is {logit:.6g}: an edit, a hook or a "
-            "module of your own adds something other than heads, feed-forwards and embeddings to the residual stream"
+            f"Cannot attribute the logit {logit:.6g}, because the contributions add up to {total:.6g}: an "
+            "edit, a hook or a module of your own adds something other than heads, feed-forwards and "
+            "embeddings to the residual stream"
         )
     return LogitAttribution(
         list(tokens), position, target, against, logit, embedding, stacked[0], stacked[1], stacked[2], constant
@@ -109,9 +108,8 @@ def logit_attribution(
 
 
 def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: int | None) -> tuple[float, Tensor]:
-    """Compute the logit of the token id `target` from the model's last hidden state (1, 1, D), before any scale and
-    soft cap, minus the logit of the token id `against` unless that is None. Returns (logit, its gradient (D,) with
-    respect to the hidden state)."""
+    """The logit of `target`, minus that of `against`, before any scale and cap, and its gradient (D,) with respect to
+    the hidden state (1, 1, D)."""
     with torch.enable_grad(), unheard():
         leaf = hidden.detach().requires_grad_()
         logits = model.head(model.embed_out(leaf))[0, 0]
@@ -121,12 +119,9 @@ def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: in
 
 
 def contributions_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the contribution (H,) of each head of an attention module to a logit, through the output projection `out`,
-    and the contribution of the projection's bias. `z` (H, E) are the outputs of the heads at one position, and
-    `direction` (D,) is the gradient of the logit with respect to the projection's output.
-
-    The projection is called with the output of one head at a time, the others set to 0, and with zeros alone.
-    """
+    """Contributions (H,) of heads through the output projection `out`, and of its bias; `z` (H, E) are the outputs of
+    heads, and `direction` (D,) is the gradient at the projection's output. The projection is called with one head at a
+    time, the others set to 0, and with zeros alone."""
     alone = torch.eye(len(z), dtype=z.dtype, device=z.device)[:, :, None] * z
     inputs = torch.cat([alone.flatten(1), torch.zeros_like(alone[:1]).flatten(1)])
     with unheard(), without_dropout(out):
@@ -135,37 +130,31 @@ def contributions_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tupl
 
 
 def names_of(model: Decoder) -> list[str]:
-    """Return the names of the activations that `logit_attribution` records."""
     ends = "attn.heads", "mlp.out", "norm.scale"
     return [name for name in activation_names(model) if name == "blocks.0.in" or name.endswith(ends)]
 
 
 def weight_of(norm: nn.Module) -> Tensor | float:
-    """Return the weight (D,) by which a norm multiplies the normalized values, its constant offset (such as 1 + weight)
-    included; 1 for a norm without a weight."""
+    """Weight (D,) by which a norm multiplies, its constant offset (such as 1 + weight) included."""
     weight: Any = norm.weight
     return 1.0 if weight is None else exact(weight) + getattr(norm, "offset", 0.0)
 
 
 def before_norm(norm: nn.Module, direction: Tensor, scale: Tensor) -> Tensor:
-    """Convert `direction` (D,), the gradient of a logit with respect to a norm's output, to the gradient d' with
-    respect to the norm's input x: d'·x = direction·norm(x). `scale`, the number by which the norm divides x, counts as
-    a constant; the norm's bias is left out."""
+    """Gradient d' at a norm's input x from `direction` (D,) at its output: d'·x = direction·norm(x). `scale`, by which
+    the norm divides x, counts as a constant; the bias is left out."""
     direction = direction * weight_of(norm) / scale
     return direction - direction.mean() if isinstance(norm, LayerNormModule) else direction
 
 
 def norm_constant(norm: nn.Module, direction: Tensor) -> float:
-    """Return the contribution of a norm's bias to a logit, given `direction` (D,), the gradient of the logit with
-    respect to the norm's output; 0 without a bias."""
     bias: Any = getattr(norm, "bias", None)
     return 0.0 if bias is None else float(direction @ exact(bias))
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """Attention rollout of a text: how much of each token flows to each position through attention, from the input up
-    to each layer."""
+    """How much of each token flows to each position through attention, from the input up to each layer."""
 
     tokens: list[int]
     flow: Tensor  # (L, T, T), query position t, key position k; rows sum to 1

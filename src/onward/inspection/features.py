@@ -43,8 +43,7 @@ class SparseAutoencoder(nn.Module):
 
     @property
     def decoder(self) -> Tensor:
-        """The directions of the features (F, D), each of norm 1."""
-        return F.normalize(self.directions)
+        return F.normalize(self.directions)  # on use, so that any training loop keeps their length at 1
 
     def encode(self, x: Tensor) -> Tensor:
         """Compute the features (..., F), at most `active` of them nonzero, of activation vectors x (..., D)."""
@@ -77,7 +76,7 @@ class ReconstructionLoss(Loss):
     name: str
 
     def __call__(self, autoencoder: SparseAutoencoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum over the batch's targets to minimize, and the same sum detached, to report."""
+        """The sum over targets to minimize, and the same sum detached, to report."""
         with torch.no_grad(), without_dropout(self.model), trace(self.model, self.name) as t:
             self.model.hidden(batch.tokens, batch.positions)
         x = exact(t[self.name]).flatten(0, 1)
@@ -93,7 +92,10 @@ def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 1
     known, name = activations(model), full_name(name)
     resolve(known, [name])
     if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:
-        raise UserError(f"{name} is {known[name]}: a sparse autoencoder needs an activation (B, T, D), such as mlp.out")
+        raise UserError(
+            f"Cannot train a sparse autoencoder on {name}, which is {known[name]}: choose an activation (B, "
+            "T, D), such as mlp.out"
+        )
     width = int(known[name].shape[2])
     return SparseAutoencoder(width, features or 8 * width, active, seed).to(model.device)
 

@@ -27,7 +27,7 @@ def windows_of(model: Decoder, tokens: Tokens, seed: int = 0) -> Windows:
     """Cut the tokens of a text into windows of at most WINDOW tokens that fit into the model's context, shuffled by the
     seed, to train a lens or an autoencoder on them. Raises a UserError for a text of fewer than two tokens."""
     if len(tokens) < 2:
-        raise UserError("there is no text to train on: name a longer one")
+        raise UserError("Cannot train on a text of fewer than two tokens: name a longer one")
     return Windows([tokens], min(WINDOW, model.config.context_length, len(tokens) - 1), seed)
 
 
@@ -60,8 +60,7 @@ def fit(
             yield trainer.train_step(StepPlan([windows.read(range(ROWS * step, ROWS * (step + 1)))]))
 
 
-def silent(step: Step) -> None:
-    """Do nothing: the default of `watch`, the function that is called after each training step."""
+def silent(step: Step) -> None: ...
 
 
 def fit_lens(

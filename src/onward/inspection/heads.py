@@ -49,7 +49,7 @@ class HeadRoles:
 
 
 def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (layer, attention weights (B, H, T, T)) for each layer, given token ids (B, T)."""
+    """Yield (layer, weights (B, H, T, T))."""
     weights: dict[int, Tensor] = {}
     with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
         model.hidden(tokens.to(model.device))
@@ -59,8 +59,8 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
-    """Return the mean attention weight (H,) of each head on the token `offset` positions before the query, over the B
-    texts and over query positions from `first` on. `weights` are (B, H, T, T)."""
+    """Mean weight (H,) on the token `offset` before the query, over texts and queries from `first` on; weights are (B,
+    H, T, T)."""
     diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 
@@ -72,7 +72,7 @@ def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int =
     c, generator = model.config, torch.Generator().manual_seed(seed)
     length = length or min(50, c.context_length // 2, c.vocab_size)
     if 2 * length > c.context_length or length < 2:
-        raise UserError(f"length is {length}: twice as many tokens must fit into the context of {c.context_length}")
+        raise UserError(f"Cannot repeat {length} tokens: choose from 2 to {c.context_length // 2}, half of the context")
     rows = [torch.randperm(c.vocab_size, generator=generator)[:length] for _ in range(texts)]
     if length > c.vocab_size:
         rows = [torch.randint(c.vocab_size, (length,), generator=generator) for _ in range(texts)]
@@ -106,7 +106,7 @@ def head_roles(
     NAME         for `pairs` {NAME: [(t, k), ...]}: mean weight of token t on token k
     """
     if pairs and tokens is None:
-        raise UserError("pairs are given without tokens: give both")
+        raise UserError("Cannot score pairs without tokens: give both")
     ids = repeated_tokens(model, length, seed=seed)
     half = ids.size(1) // 2
     c, rows = model.config, dict[str, list[Tensor]]()
@@ -127,7 +127,8 @@ def head_roles(
                 for t, k in token_pairs:
                     if not 0 <= k <= t < len(tokens):
                         raise UserError(
-                            f"pair ({t}, {k}) of {name}: give (token, earlier token), 0 to {len(tokens) - 1}"
+                            f"Cannot score the pair ({t}, {k}) of {name}: give (token, earlier token), "
+                            f"from 0 to {len(tokens) - 1}"
                         )
                 queries, keys = zip(*token_pairs)
                 rows.setdefault(name, []).append(w[:, list(queries), list(keys)].mean(-1))
@@ -135,8 +136,7 @@ def head_roles(
 
 
 def rarity_of(tokens: Sequence[int]) -> Tensor:
-    """Return the rarity (T,) of each token of a text: -log of the token's share of the text, divided by the greatest
-    such value; 0 if all tokens are the same."""
+    """Rarity (T,) of each token: -log of its share of the text, divided by the greatest such value."""
     ids = torch.tensor(list(tokens))
     counts = (ids[:, None] == ids).sum(1)
     surprise = -(counts / len(ids)).log()
@@ -145,8 +145,7 @@ def rarity_of(tokens: Sequence[int]) -> Tensor:
 
 @dataclass(frozen=True)
 class RoleCurve:
-    """The score of every attention head for one role, such as induction, in each stored checkpoint of a run, with the
-    steps of the checkpoints."""
+    """The scores of every head for one role in each checkpoint of a run."""
 
     role: str
     steps: list[int]

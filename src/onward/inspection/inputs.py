@@ -16,45 +16,40 @@ from onward.model.decoder import Decoder, without_dropout
 
 
 def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """Convert the token ids of a text to a tensor (1, T) on the model's device. Raises a UserError for an empty text,
-    or one longer than the context."""
+    """Token ids (1, T) on the model's device; raises a UserError for an empty text, or beyond the context."""
     length = model.config.context_length
     if not len(tokens):
         raise UserError("the text has no tokens: give at least one")
     if len(tokens) > length:
-        raise UserError(f"the text is {len(tokens)} tokens and the model's context {length}: shorten it")
+        raise UserError(f"Cannot read a text of {len(tokens)} tokens with a context of {length}: shorten it")
     return torch.tensor([list(tokens)], device=model.device)
 
 
 @torch.inference_mode()
 def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """Compute the logits (T, V) of a text, without dropout."""
+    """Logits (T, V) of a text, without dropout."""
     with without_dropout(model):
         return model(as_row(model, tokens))[0]
 
 
 def exact(x: Tensor) -> Tensor:
-    """Convert a tensor to fp32 for measurements, unless its dtype is at least as precise."""
+    """The tensor in fp32, unless its dtype is at least as precise."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def check_position(position: int, tokens: Sequence[int]) -> int:
-    """Resolve a position in a text of `tokens`, which may be negative to count from the end, to its index from the
-    beginning. Raises a UserError if it is outside of the text."""
+    """The index of a position, which may count from the end; raises a UserError outside of the text."""
     if not -len(tokens) <= position < len(tokens):
         raise UserError(f"position {position} is not in the text, which has tokens 0 to {len(tokens) - 1}")
     return position % len(tokens)
 
 
 def check_layer(layer: int, model: Decoder) -> int:
-    """Resolve the index of a layer, which may be negative to count from the end, to its index from the beginning.
-    Raises a UserError if the model has no such layer."""
     return check_index(layer, model.config.n_layers, "layer")
 
 
 def check_index(index: int, count: int, name: str) -> int:
-    """Resolve the index of one of `count` layers or heads, which may be negative to count from the end, to its index
-    from the beginning. Raises a UserError if it is out of range; the message calls it `name`."""
+    """The index of a layer or head, which may count from the end; an error calls it `name`."""
     if not -count <= index < count:
         raise UserError(f"{name} {index} does not exist: the model has {name}s 0 to {count - 1}")
     return index % count
@@ -62,7 +57,7 @@ def check_index(index: int, count: int, name: str) -> int:
 
 @contextmanager
 def frozen(model: Decoder) -> Iterator[None]:
-    """Disable the gradients of all parameters inside the `with` block."""
+    """No gradients of parameters inside the `with` block."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)

@@ -55,7 +55,6 @@ class Units:
 
     @property
     def dead(self) -> list[int]:
-        """The indices of the units that are active at no token."""
         return (self.share == 0).nonzero()[:, 0].tolist()
 
     def most_active(self, count: int = 10) -> list[int]:
@@ -86,7 +85,10 @@ def units(
             model.hidden(as_row(model, tokens))
         features = exact(encode(t[name][0])).cpu()
         if features.ndim != 2:
-            raise UserError(f"{name} is {activation_names(model).get(name)}: name an activation with units (B, T, F)")
+            raise UserError(
+                f"Cannot measure units of {name}, which is {activation_names(model).get(name)}: name an "
+                "activation (B, T, F)"
+            )
         greatest = features.max(0)
         peaks.append(greatest.values)
         positions.append(greatest.indices)
@@ -126,7 +128,7 @@ def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[
     a token id to the name of its kind. Raises a UserError for a model without experts."""
     names = [n for n in activation_names(model) if n.endswith("router.choices")]
     if not names:
-        raise UserError("this model has no experts, so there is no router to look at")
+        raise UserError("Cannot look at routers, because this model has no experts")
     experts = max(int(activation_names(model)[n.replace("router.choices", "shares")].split()[-1][:-1]) for n in names)
     labels = {token: kind(token) for text in texts for token in text}
     kinds = sorted({*labels.values()})
@@ -157,8 +159,7 @@ def kind_of(piece: str) -> str:
 
 @torch.no_grad()
 def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tensor:
-    """Return the activations (T, F) of the hidden units in a layer's feed-forward on a text. Raises a UserError for a
-    mixture of experts."""
+    """Activations (T, F) of the hidden units of a layer's feed-forward."""
     name, known = f"blocks.{layer}.mlp.post", activation_names(model)
     if name not in known or f"blocks.{layer}.mlp.shares" in known:
         raise UserError(f"layer {layer} has no plain feed-forward: choose another --layer, or the view experts")
@@ -169,9 +170,7 @@ def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tenso
 
 @torch.no_grad()
 def expert_shares(model: Decoder, tokens: Sequence[int]) -> dict[int, Tensor]:
-    """Return the weights (T, X) with which the outputs of X experts enter the sum at each token of a text (0 for an
-    expert that is not chosen), as {index of the layer: weights} for the layers with experts. Raises a UserError for a
-    model without experts."""
+    """Weights (T, X) of experts in the sum at each token, 0 if not chosen, by layer with experts."""
     names = [name for name in activation_names(model) if name.endswith("mlp.shares")]
     if not names:
         raise UserError("this model has no experts: choose another view")

@@ -34,7 +34,7 @@ class Lens:
 
 
 def residuals(model: Decoder, tokens: Tensor) -> list[Tensor]:
-    """Return the residual streams (B, T, D) before the first block and after each block, for token ids (B, T)."""
+    """Residual streams (B, T, D) before the first block and after each block."""
     with without_dropout(model), trace(model, "blocks.0.in", "blocks.*.out") as t:
         model.hidden(tokens)
     return [t["blocks.0.in"], *(t[f"blocks.{layer}"] for layer in range(model.config.n_layers))]
@@ -85,7 +85,6 @@ class TunedLens(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """The device of the lens's weights."""
         return next(self.parameters()).device
 
     def forward(self, layer: int, x: Tensor) -> Tensor:
@@ -102,7 +101,7 @@ class LensLoss(Loss):
     model: Decoder
 
     def __call__(self, lens: TunedLens, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum over the batch's tokens to minimize, and the same sum detached, to report."""
+        """The sum over tokens to minimize, and the same sum detached, to report."""
         with torch.no_grad():
             streams = residuals(self.model, batch.tokens)
             final = exact(self.model.logits(self.model.norm(streams[-1]))).log_softmax(-1)

@@ -45,12 +45,8 @@ def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
 
 
 def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
-    """Return (axis of the heads, number of heads) of the activation `blocks.LAYER.SITE` for each layer that has it, by
-    the index of the layer; `site` is SITE, such as `attn.heads`.
-
-    (1, 0) stands for an activation that is patched by position instead: it has no heads, or its last axis has the
-    units.
-    """
+    """(axis of heads, heads) of `blocks.LAYER.SITE`, by layer that has it; (1, 0): it has no heads, or its last axis
+    has the units, and is patched by position."""
     heads = {}
     for layer in range(model.config.n_layers):
         if activation := activations(model).get(f"blocks.{layer}.{site}"):
@@ -61,18 +57,21 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Convert the token ids of the clean and of the corrupted text of activation patching to tensors (1, T). Raises a
-    UserError if their lengths differ."""
+    """Both texts as tensors (1, T); raises a UserError if their lengths differ."""
     if len(clean) != len(corrupted):
-        raise UserError(f"the texts have {len(clean)} and {len(corrupted)} tokens: patching needs as many in both")
+        raise UserError(
+            f"Cannot patch between texts of {len(clean)} and {len(corrupted)} tokens: give texts of the same length"
+        )
     return as_row(model, clean), as_row(model, corrupted)
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """Return the metrics of the clean (`good`) and of the corrupted text (`bad`) as floats. Raises a UserError if they
-    are equal, since patching then has no effect to measure."""
+    """Both metrics; raises a UserError if they are equal, since there is no effect to measure."""
     if float(good) == float(bad):
-        raise UserError("the metric is the same for both texts: choose texts, or a metric, that differ")
+        raise UserError(
+            "Cannot measure an effect, because the metric is the same for both texts: choose other texts, or "
+            "another metric"
+        )
     return float(good), float(bad)
 
 
@@ -105,8 +104,8 @@ def activation_patching(
 
 
 def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
-    """Return a copy of x (B, ...), an activation of the corrupted text repeated in B rows, in which row i has the slice
-    indices[i] along `axis` (a position or a head) of `clean`, the activation (1, ...) of the clean text."""
+    """A copy of x (B, ...), the corrupted text in B rows, whose row i has slice indices[i] along `axis` of `clean` (1,
+    ...)."""
     x = x.clone()
     for row, index in enumerate(indices.tolist()):
         x[row].select(axis - 1, index).copy_(clean[0].select(axis - 1, index))

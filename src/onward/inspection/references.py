@@ -36,8 +36,7 @@ class Computed:
 
 @dataclass(frozen=True)
 class Reference:
-    """Another program that computes the same model, to compare with Onward: `compute` returns its logits and residual
-    streams for token ids (B, T)."""
+    """Another program that computes the same model from token ids (B, T)."""
 
     name: str
     compute: Callable[[Tensor], Computed]
@@ -45,9 +44,7 @@ class Reference:
 
 
 def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference:
-    """Load the model in `folder` in transformers, without code from the folder, in the dtype and on the device of
-    `model`, the same model in Onward, to compare both. `name` names the model in messages. Raises a UserError if it
-    cannot be loaded."""
+    """The model in `folder` in transformers, without code from the folder, in dtype and device of `model`."""
     try:
         from transformers import AutoModelForCausalLM, logging
     except ImportError:
@@ -62,9 +59,6 @@ def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference
 
 
 def from_transformers(theirs: Any) -> Reference:
-    """Make a reference, with which `verify` compares Onward's model, from `theirs`, the same model loaded in
-    transformers."""
-
     def compute(tokens: Tensor) -> Computed:
         result = theirs(tokens, output_hidden_states=True)
         return Computed(result.logits, dict(enumerate(result.hidden_states)))
@@ -73,8 +67,7 @@ def from_transformers(theirs: Any) -> Reference:
 
 
 def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
-    """Make a reference, with which `verify` compares `model`, from a GGUF file of the same model, computed by
-    llama.cpp. Raises a UserError if the file or the package llama-cpp-python is missing."""
+    """A GGUF file of the same model, computed by llama.cpp."""
     if not path.is_file():
         raise UserError(f"there is no file {path}: make it with onward convert MODEL {path}")
     try:
@@ -87,9 +80,8 @@ def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
 
 
 def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder) -> Computed:
-    """Compute the logits and residual streams of token ids (B, T) with llama.cpp, each row in its own context, in fp32
-    if the GGUF file at `path` is in fp32. `library` is the module llama_cpp, `model` the same model in Onward. Raises a
-    UserError if the file holds another model."""
+    """Each row of token ids (B, T) in its own context, with keys and values in fp32; `library` is the module
+    llama_cpp."""
     rows = [read_row(library, path, row.tolist(), model) for row in tokens]
     names = rows[0][1].keys()
     return Computed(
@@ -99,9 +91,7 @@ def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder)
 
 
 def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[Tensor, dict[int, Tensor]]:
-    """Compute the logits (T, V) and the residual streams (T, D) of one text, the token ids `row`, with llama.cpp
-    (`library` is the module llama_cpp) and the GGUF file at `path`. The streams are keyed by the number of blocks
-    before them. Raises a UserError if llama.cpp fails."""
+    """Logits (T, V) and residual streams (T, D), by the number of blocks before them, of one text."""
     streams: dict[int, Tensor] = {}
     ggml = import_module("llama_cpp._ggml").libggml
     width, blocks = model.config.d_model, model.config.n_layers
@@ -138,9 +128,7 @@ def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[
 
 @contextmanager
 def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any) -> Iterator[Any]:
-    """Open a llama.cpp context for a text of `length` tokens inside the `with` block; `library` is the module
-    llama_cpp, and llama.cpp calls `callback` with every tensor that it computes. Raises a UserError if llama.cpp cannot
-    load the GGUF file at `path`, or if it holds another model than `model`."""
+    """A llama.cpp context for a text of `length` tokens; llama.cpp calls `callback` with every tensor."""
     quiet = library.llama_log_callback(lambda level, text, data: None)
     library.llama_log_set(quiet, None)
     loaded = library.llama_model_load_from_file(str(path).encode(), library.llama_model_default_params())
@@ -149,7 +137,10 @@ def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any)
     try:
         theirs = library.llama_vocab_n_tokens(library.llama_model_get_vocab(loaded)), library.llama_model_n_embd(loaded)
         if theirs != (ours := (model.config.vocab_size, model.config.d_model)):
-            raise UserError(f"{path} is of another model: its vocabulary and width are {theirs}, and not {ours}")
+            raise UserError(
+                f"Cannot compare with {path}, which holds another model: its vocabulary and width are "
+                f"{theirs} instead of {ours}"
+            )
         options = library.llama_context_default_params()
         options.n_ctx = options.n_batch = options.n_ubatch = length
         options.type_k = options.type_v = F32

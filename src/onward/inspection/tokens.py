@@ -127,7 +127,7 @@ def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss
     most = 2 * c.context_length if at(c.position, 0).limit(c) > c.context_length else c.context_length
     length = min(len(tokens) - 1, most)
     if length < 2:
-        raise UserError("the loss by position needs a text of three tokens at least")
+        raise UserError("Cannot measure the loss by position of a text of fewer than three tokens: give a longer one")
     count = (len(tokens) - 1) // length
     windows = torch.tensor(tokens[: count * length + 1]).unfold(0, length + 1, length)
     return loss_by_position(model, windows.split(16))
@@ -145,8 +145,7 @@ class Alternatives:
 
     @property
     def best(self) -> str:
-        """The answer with the greatest log-probability per byte, the choice that acc_norm of lm-evaluation-harness
-        counts."""
+        """The answer with the greatest log-probability per byte, as acc_norm of lm-evaluation-harness counts."""
         return self.texts[max(range(len(self.texts)), key=self.per_byte.__getitem__)]
 
 
@@ -177,7 +176,9 @@ def score_alternatives(
         if len(ids) <= first:
             raise UserError(f"the alternative {text!r} adds no token to the question: give a longer one")
         if len(ids) > model.config.context_length:
-            raise UserError(f"question and answer are {len(ids)} tokens, more than the context: shorten them")
+            raise UserError(
+                f"Cannot score a question and answer of {len(ids)} tokens, which exceed the context: shorten them"
+            )
         total = float(logprobs(model, torch.tensor([ids]).numpy(), first).sum())
         scored.append((total, len(ids) - first, len(text.encode())))
     return Alternatives(

@@ -37,9 +37,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, tor
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One promise of exactness that `onward verify` tests, such as "cached = plain" (logits with and without a cache
-    are equal), with the difference that was measured and the difference that is allowed."""
+class PromiseFinding:
+    """A promise of exactness, such as "cached = plain", with the measured and the allowed difference."""
 
     promise: str
     measured: float  # largest difference, in the unit `of`
@@ -49,16 +48,12 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether the difference is within the tolerance; False for NaN."""
-        return self.measured <= self.allowed
+        return self.measured <= self.allowed  # False for NaN
 
 
-class Subject:
-    """The model that `onward verify` tests, with two rows of random tokens (2, T) and their logits (2, T, V) from a
-    plain forward without a cache.
-
-    `hf` is the config.json that the model was loaded from.
-    """
+class VerifiedModel:
+    """The model to verify, two rows of random tokens (2, T), and their logits (2, T, V) without a cache; `hf` is its
+    config.json."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer | None, hf: Mapping[str, Any]) -> None:
         self.model, self.tokenizer, self.hf = model, tokenizer, hf
@@ -69,15 +64,12 @@ class Subject:
         self.plain = model(self.tokens)
         self.allowed = TOLERANCE[model.dtype] * max(1.0, float(self.plain.abs().max()))
 
-    def compare(self, promise: str, logits: Tensor, note: str = "") -> Finding:
-        """Compare logits (2, T, V) that were computed in another way with those of the plain forward, and return the
-        finding for `promise`, such as "cached = plain", with the remark `note`."""
+    def compare(self, promise: str, logits: Tensor, note: str = "") -> PromiseFinding:
         difference = float((logits.float() - self.plain.float()).abs().max())
-        return Finding(promise, difference, self.allowed, "a logit", note)
+        return PromiseFinding(promise, difference, self.allowed, "a logit", note)
 
     def manager(self, kind: str, chunk: int) -> CacheManager:
-        """Create an empty KV cache of the `kind` "contiguous" or "paged" for the two rows of tokens, of which a call
-        gets at most `chunk` tokens each."""
+        """A cache, "contiguous" or "paged", for the two rows, with at most `chunk` tokens in a call."""
         length = self.tokens.size(1)
         options: dict[str, Any] = {"device": self.model.device, "dtype": self.model.dtype}
         if kind == "paged":
@@ -88,8 +80,7 @@ class Subject:
         return CacheManager(KVCache(self.model.config, 2, length, chunk, **options))
 
     def feed(self, manager: CacheManager, tokens: Tensor, start: int) -> Tensor:
-        """Run the model with the KV cache of `manager` on tokens (2, S) at positions from `start` on; returns their
-        logits (2, S, V)."""
+        """Logits (2, S, V) of tokens (2, S) at positions from `start` on."""
         end = start + tokens.size(1)
         for row in range(2):
             manager.reserve(row, start, end)
@@ -97,9 +88,8 @@ class Subject:
         return self.model(tokens, positions, manager.cache.view())
 
     def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
-        """Compute the logits (2, T, V) of the test tokens with a KV cache of the `kind` "contiguous" or "paged", by
-        calls of at most `chunk` tokens. With `wrong`, each call is preceded by one with wrong tokens at the same
-        positions, which the right ones then overwrite."""
+        """Logits (2, T, V) by calls of at most `chunk` tokens. With `wrong`, each follows one with wrong tokens at the
+        same positions, which it overwrites."""
         manager, pieces = self.manager(kind, chunk), []
         for start in range(0, self.tokens.size(1), chunk):
             piece = self.tokens[:, start : start + chunk]
@@ -109,8 +99,7 @@ class Subject:
         return torch.cat(pieces, 1)
 
     def generate(self, *, rows: int = 1, draft: bool = False) -> list[int]:
-        """Return the tokens that greedy decoding adds to the first half of the first row of test tokens, while the
-        engine also generates for `rows` - 1 requests of other lengths, and with speculative decoding if `draft`."""
+        """Greedy tokens after half of the first row, beside `rows` - 1 requests of other lengths."""
         engine = Engine(self.model, rows=rows, draft=ModelDraft(self.model, 3) if draft else None)
         half = self.tokens.size(1) // 2
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
@@ -122,44 +111,41 @@ class Subject:
             raise error
         return requests[0].tokens
 
-    def generated(self, promise: str, **options: Any) -> Finding:
-        """Generate greedy tokens with `generate(**options)`, and return the finding for `promise`: the largest gap, in
-        a plain forward, between the logit of a generated token and the greatest logit."""
+    def generated(self, promise: str, **options: Any) -> PromiseFinding:
+        """The largest gap, in a plain forward, between the logit of a generated token and the greatest."""
         tokens, half = self.generate(**options), self.tokens.size(1) // 2
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
         below = logits.amax(-1) - logits.gather(-1, row[0, half:, None])[:, 0]
         equal = int((below == 0).sum())
-        return Finding(promise, float(below.max()), self.allowed, "a logit", f"{equal} of {len(tokens)} tokens equal")
+        return PromiseFinding(
+            promise, float(below.max()), self.allowed, "a logit", f"{equal} of {len(tokens)} tokens equal"
+        )
 
 
-def saved(subject: Subject) -> Finding:
-    """Compare the logits of the subject's model with those of a saved and reloaded copy, which must be bit-for-bit
-    identical."""
+def saved(subject: VerifiedModel) -> PromiseFinding:
     with tempfile.TemporaryDirectory() as folder:
         save_model(subject.model, Path(folder), subject.hf)
         loaded, _ = load_model(Path(folder), device=subject.model.device)
         return replace(subject.compare("saved = loaded", loaded(subject.tokens)), allowed=0.0)
 
 
-def streamed(subject: Subject) -> Finding:
-    """Compare the text of a generated answer, decoded token by token, with the text of all its tokens at once."""
+def streamed(subject: VerifiedModel) -> PromiseFinding:
     assert subject.tokenizer
     tokens, answer = subject.generate(), Answer(subject.tokenizer)
     for token in tokens:
         answer.push(token)
     streamed_text, text = answer.finish(), subject.tokenizer.decode(tokens)
     wrong = abs(len(streamed_text) - len(text)) + sum(a != b for a, b in zip(streamed_text, text))
-    return Finding("streamed = whole text", float(wrong), 0.0, "characters", f"{len(text)} characters")
+    return PromiseFinding("streamed = whole text", float(wrong), 0.0, "characters", f"{len(text)} characters")
 
 
-def batched(subject: Subject) -> Finding:
-    """Compare the logits of the two test rows in one call with those of each row alone."""
+def batched(subject: VerifiedModel) -> PromiseFinding:
     alone = [subject.model(row[None]) for row in subject.tokens]
     return subject.compare("batched = alone", torch.cat(alone))
 
 
-PROMISES: dict[str, Callable[[Subject], Finding]] = {
+PROMISES: dict[str, Callable[[VerifiedModel], PromiseFinding]] = {
     "saved": saved,
     "batched": batched,
     "cached": lambda s: s.compare("cached = plain", s.in_chunks(1), "token by token"),
@@ -179,7 +165,7 @@ def verify(
     tokenizer: Tokenizer | None = None,
     hf: Mapping[str, Any] | None = None,
     reference: Reference | None = None,
-) -> Iterator[Finding]:
+) -> Iterator[PromiseFinding]:
     """Measure each of Onward's promises of exactness on a model, such as equal logits with and without a cache; yields
     the findings one by one.
 
@@ -188,9 +174,9 @@ def verify(
     logits are not finite.
     """
     with without_dropout(model):
-        subject = Subject(model, tokenizer, hf or {})
+        subject = VerifiedModel(model, tokenizer, hf or {})
         if not subject.plain.isfinite().all():
-            raise UserError(f"the logits of the model are NaN or infinite in {model.dtype}: nothing can be compared")
+            raise UserError(f"Cannot compare logits, because the model's are NaN or infinite in {model.dtype}")
         for name, measure in PROMISES.items():
             if name != "streamed" or tokenizer is not None:
                 yield measure(subject)
@@ -198,9 +184,8 @@ def verify(
             yield against(subject, reference)
 
 
-def against(subject: Subject, reference: Reference) -> Finding:
-    """Compare the logits of the subject's model with those of `reference`, the same model in another program. The note
-    of the finding names the first layer whose residual stream differs beyond the tolerance."""
+def against(subject: VerifiedModel, reference: Reference) -> PromiseFinding:
+    """Compare with another program; the note names the first layer whose residual stream differs."""
     theirs = reference.compute(subject.tokens)
     finding = subject.compare(f"Onward = {reference.name}", theirs.logits)
     ours = TOLERANCE[subject.model.dtype]

@@ -38,14 +38,13 @@ class Cell:
 
     @property
     def commands(self) -> list[str]:
-        """The commands of a shell block, one text per command; a line that ends in a backslash continues on the next
-        line."""
+        """One text per command; a line that ends in a backslash continues."""
         lines = self.code.replace("\\\n", " ").splitlines()
         return [line for line in lines if shlex.split(line, comments=True)]
 
 
 def pieces(text: str) -> Iterator[str | Cell]:
-    """Yield the contents of a Markdown page (`text`) in order: prose as text, and blocks of code as Cells."""
+    """The prose and the Cells of a page, in order."""
     end = 0
     for match in CELL.finditer(text):
         yield text[end : match.start()]
@@ -61,10 +60,8 @@ def cells(text: str) -> list[Cell]:
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
-    """Run a block of code from a page. Python code runs with the variables `names`, which the blocks of a page share,
-    and the status 0 is returned. Of a shell block the commands `onward` and `python` are run, until one ends with
-    status 2, a mistake of the user; returned is the status of the last. The function `onward` takes a command's
-    arguments and returns its status."""
+    """Run a block and return its status. Python code shares `names`; of shell code, `onward` and `python` run until one
+    ends with status 2, a mistake of the user."""
     if cell.kind == "python":
         exec(compile(cell.code, "<page>", "exec", dont_inherit=True), names)
         return 0
@@ -83,8 +80,7 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
 
 
 def fails(cell: Cell, status: int) -> bool:
-    """Return whether a block of code has failed unexpectedly: its exit `status` is 2, a mistake of the user, and its
-    page shows no output, so none was meant to be demonstrated."""
+    """Whether a block made a mistake (2) that its page does not demonstrate."""
     return status == 2 and not cell.output
 
 
@@ -102,9 +98,8 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
 
 
 def difference(cell: Cell, got: str) -> str:
-    """Compare `got`, the new output of a block of code, with the output that its page shows; return a sentence on the
-    first difference, "" if there is none. White space and the bars of charts may differ, and numbers by the block's
-    `percent` or by one unit of their last digit. Used to test the documentation."""
+    """The first difference between the output that a page shows and `got`, as a sentence. White space and bars may
+    differ, and numbers by the block's `percent` or one unit of their last digit."""
     if cell.output is None or cell.varies:
         return ""
     shown, printed = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))
@@ -117,8 +112,6 @@ def difference(cell: Cell, got: str) -> str:
 
 
 def near(shown: str, printed: str, percent: float) -> bool:
-    """Return whether the numbers `shown` and `printed`, given as text, differ by at most `percent`, or by one unit of
-    the last digit of `shown`."""
     one, other = (float(text.replace(",", "").replace("−", "-")) for text in (shown, printed))
     digits, _, exponent = shown.partition("e")
     unit = 10.0 ** (int(exponent or 0) - len(digits.partition(".")[2]))

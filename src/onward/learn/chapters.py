@@ -27,31 +27,28 @@ class Chapter:
 
     @property
     def about(self) -> str:
-        """The summary of the chapter, its first line in italics; "" if there is none."""
+        """The summary, the first line in italics."""
         match = ABOUT.search(self.text)
         return match[1] if match else ""
 
     @property
     def alone(self) -> str:
-        """The Markdown of the chapter for a reader who has no other files: a link to a file of the repository becomes
-        the file's path, and a link to a chapter plain text."""
+        """Markdown for a reader without other files: links to files become paths, links to chapters plain text."""
         path = lambda match: f"`{normpath(f'docs/{match[3]}')}`" if match[2] else match[1]
         return LINK.sub(path, self.text)
 
     def picture(self, name: str) -> str:
-        """Return the SVG file `name`, a picture next to the chapter's file, as a data URL that contains the picture."""
+        """A picture next to the chapter's file as a data URL."""
         content = (self.path.parent / name).read_bytes()
         return f"data:image/svg+xml;base64,{b64encode(content).decode()}"
 
     @property
     def minutes(self) -> bool:
-        """Whether the chapter's code takes minutes to run: the page begins with `<!-- long -->`."""
-        return self.text.startswith("<!-- long -->")
+        return self.text.startswith("<!-- long -->")  # its code takes minutes to run
 
 
 def read_chapter(path: Path) -> Chapter:
-    """Read a chapter of the course from its Markdown file, such as 04-attention.md with the heading `# 4. Attention by
-    hand`. Raises a UserError for a heading of another form."""
+    """Read a chapter, such as 04-attention.md with the heading `# 4. Attention by hand`."""
     text = path.read_text(encoding="utf-8")
     heading = HEADING.search(text)
     if not heading:
@@ -66,7 +63,6 @@ def chapters() -> Sequence[Chapter]:
 
 
 def find_chapter(number: int) -> Chapter:
-    """Return the chapter of the course with this number. Raises a UserError if there is none."""
     matching = [chapter for chapter in chapters() if chapter.number == number]
     if not matching:
         raise UserError(f"there is no chapter {number}: choose {', '.join(str(c.number) for c in chapters())}")

@@ -12,8 +12,7 @@ FILE = Path(__file__).parent / "glossary.toml"
 
 @dataclass(frozen=True)
 class Entry:
-    """A term of the glossary: its name, its meaning in one sentence, the chapter that teaches it and its name in the
-    code."""
+    """A term of the glossary."""
 
     name: str
     text: str  # one sentence
@@ -24,7 +23,6 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the term, under which `find` finds it: its own and the alternative ones."""
         return (self.name, *self.also)
 
 
@@ -37,14 +35,13 @@ def glossary() -> Sequence[Entry]:
 
 
 def plain(name: str) -> str:
-    """Return a name in lower case with only its letters and digits, so that a search for CausalSelfAttention finds
-    causal self-attention."""
+    # a search for CausalSelfAttention finds causal self-attention
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def find(word: str) -> list[Entry]:
-    """Return the glossary entries that have the name `word`, ignoring case and hyphens; if there are none and `word`
-    has at least three letters, those with a name in which a word begins with it."""
+    """Entries of this name, ignoring case and hyphens, or else those with a word that begins with three letters or more
+    of it."""
     exact = [entry for entry in glossary() if plain(word) in map(plain, entry.names)]
     if exact or len(plain(word)) < 3:
         return exact
@@ -52,8 +49,7 @@ def find(word: str) -> list[Entry]:
 
 
 def nearest_terms(word: str) -> str:
-    """Return the end of an error message for `word`, which is not in the glossary: "did you mean X?" with the most
-    similar terms or, without any, where to look."""
+    """The end of an error message: similar terms, or where to look."""
     names = {plain(name): name for entry in glossary() for name in entry.names}
     close = [names[one] for one in get_close_matches(plain(word), names, 3, cutoff=0.55)]
     return f"did you mean {' or '.join(close)}?" if close else "onward learn lists the chapters"

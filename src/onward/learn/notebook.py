@@ -22,12 +22,12 @@ def notebook(chapter: Chapter) -> str:
     cells = [{"id": f"cell-{i}", **cell} for i, cell in enumerate(notebook_cells(chapter))]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
     metadata = {"kernelspec": kernel, "language_info": {"name": "python"}, "title": chapter.title}
+    # as JSON, since jupytext reads no outputs, pictures or folded answers of Markdown
     document = {"nbformat": 4, "nbformat_minor": 5, "metadata": metadata, "cells": cells}
     return json.dumps(document, ensure_ascii=False, indent=1) + "\n"
 
 
 def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
-    """Yield the notebook cells of a chapter, as JSON objects, in order."""
     text = HEADING.sub(lambda heading: f"{heading[0]}\n\n{ABOUT.format(heading[1])}", chapter.alone, count=1)
     folded = False  # whether an answer is open
     for piece in pieces(text):
@@ -48,25 +48,19 @@ def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
 
 
 def block_cell(cell: Cell, metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the notebook cell, a JSON object, of a block of code, with the output that the page shows; `metadata` is
-    that of the cell, such as a mark that hides it."""
     source = f"%%sh\n{cell.code}" if cell.kind == "sh" else cell.code
     outputs = [{"output_type": "stream", "name": "stdout", "text": cell.output}] if cell.output else []
     return code_cell(source, outputs, metadata)
 
 
 def picture_cell(name: str, address: str) -> dict[str, Any]:
-    """Return a notebook cell, a JSON object, whose code displays the SVG file `name` and whose output already contains
-    the picture; `address` is the picture as a data URL. The output is HTML, since Jupyter shows an SVG only after the
-    cell has run."""
+    # HTML, since Jupyter shows an SVG only after the cell has run
     data = {"text/html": f'<img src="{address}">', "text/plain": f"<{name}>"}
     shown = {"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": data}
     return code_cell(f'from IPython.display import SVG\n\nSVG("{name}")', [shown], {})
 
 
 def code_cell(source: str, outputs: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return a notebook cell as a JSON object: its code `source`, its `outputs` in the notebook format, and its
-    metadata."""
     return {
         "cell_type": "code",
         "execution_count": None,

@@ -4,8 +4,7 @@ import re
 
 
 def for_terminal(text: str) -> str:
-    """Return the Markdown of a page (`text`) without HTML, to print it on a terminal: a collapsed answer gets a
-    heading, a picture becomes its title and the name of its file."""
+    """Markdown without HTML: an answer gets a heading, a picture becomes its title and file."""
     text = re.sub(r"<summary>(.*?)</summary>", r"**\1**", text)
     text = re.sub(r"</?details>|<!--.*?-->", "", text, flags=re.DOTALL)
     return re.sub(r"!\[(.*?)\]\((.*?)\)", r"*Picture: \1 (\2)*", text)

@@ -22,7 +22,6 @@ summary { cursor: pointer } a { color: light-dark(#2546b8, #9db4ff) }
 
 
 def web_page(chapter: Chapter) -> str:
-    """Return a chapter of the course as a self-contained HTML page, which contains the pictures."""
     body = MarkdownIt("commonmark", {"html": True}).enable("table").render(chapter.alone)
     body = re.sub(r'src="([\w-]+\.svg)"', lambda match: f'src="{chapter.picture(match[1])}"', body)
     return (

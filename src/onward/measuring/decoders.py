@@ -19,32 +19,27 @@ from onward.transforms.quantize import quantize_model
 
 
 def decoder_of(model: str, vocab_size: int) -> DecoderConfig:
-    """Return the config of the model to measure: `model` is a published release, a folder, a config.json, a GGUF file,
-    a name on the hub, or a training preset, which gets a vocabulary of `vocab_size` tokens. Reads no weights. Raises a
-    UserError for any other name."""
+    """Config of a release, a folder, a config.json, a GGUF file, a name on the hub, or a preset with `vocab_size`
+    tokens; reads no weights."""
     if model in PRESETS:
         return decoder(model, vocab_size, {})
     return releases.decoder_of(model, PRESETS)
 
 
 def check_context(config: DecoderConfig, context: int) -> None:
-    """Raise a UserError if `context`, a number of tokens, exceeds the context length of the config."""
     if context > config.context_length:
-        raise UserError(f"context is {context:,}, and the model's is {config.context_length:,} tokens: lower it")
+        raise UserError(f"context is {context:,}: it must be at most the model's {config.context_length:,} tokens")
 
 
 def has_random_weights(model: str) -> bool:
-    """Return whether `model` names a published release or a training preset, whose architecture is measured with random
-    weights; other models are loaded."""
+    # only the architecture of a release or preset is measured
     return model in presets() or model in PRESETS
 
 
 def models_in(
     precisions: Sequence[Precision], model: str, device: torch.device, vocab_size: int, revision: str = ""
 ) -> Iterator[tuple[Precision, Decoder]]:
-    """Yield (precision, model) for each precision in turn; only one model is in memory at a time. `model` is its name:
-    a training preset gets a vocabulary of `vocab_size` tokens, a model on the hub is loaded at `revision`, a branch or
-    commit."""
+    """Yield the model in each precision; only one is in memory at a time."""
     for precision in precisions:
         dtype = torch.float32 if precision == "float32" else torch.bfloat16
         quantize = precision if precision in ("int8", "int4") else None

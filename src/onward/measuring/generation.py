@@ -39,33 +39,30 @@ MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a proces
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of one timed generation: for each prompt, the new token ids, and the seconds from the start of the
-    call to each of them."""
+    """One timed generation: new token ids for each prompt, and their seconds from the start."""
 
     tokens: list[list[int]]
     seconds: list[list[float]]
 
     @property
     def first(self) -> float:
-        """The seconds from the start until every prompt has its first new token (prefill)."""
+        """Seconds until every prompt has its first new token (prefill)."""
         return max(times[0] for times in self.seconds)
 
     @property
     def total(self) -> float:
-        """The seconds from the start until the last token of all prompts."""
         return max(times[-1] for times in self.seconds)
 
     @property
     def decode_speed(self) -> float:
-        """Tokens per second while all rows decode: from the time when every row has its first token to the time when a
-        row first finishes."""
+        """Tokens per second from when every row has its first token to when a row finishes first."""
         end = min(times[-1] for times in self.seconds)
         return sum(self.first < time <= end for times in self.seconds for time in times) / (end - self.first)
 
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
-    """Run requests in an engine at the same time, and return their tokens with times. After `limit` seconds the
-    requests are canceled, once each has four tokens after its first. Raises the error of a request that failed."""
+    """Run requests at the same time; after `limit` seconds they are canceled, once each has four tokens after its
+    first."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)
@@ -80,22 +77,19 @@ def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf
 
 
 def weights(model: nn.Module) -> list[Tensor]:
-    """Return the tensors of a model that hold its weights: parameters, and buffers, which hold quantized weights."""
-    return [*model.parameters(), *model.buffers()]
+    return [*model.parameters(), *model.buffers()]  # buffers hold quantized weights
 
 
 def read_bytes(model: nn.Module, embed: nn.Module) -> int:
-    """Count the bytes of a model's weights that a decoding step reads: all but those of the embedding `embed`, of which
-    a step reads one row per token, unless the embedding is also the output head."""
+    """Bytes of weights that a step reads: of the embedding one row per token, unless it is also the head."""
     tables = {id(p) for p in embed.parameters()}
     shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
     return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """The measured limits of the machine: bytes that it reads from memory per second, and floating-point operations per
-    second by dtype."""
+class MachineLimits:
+    """Measured limits of the machine: bytes and operations per second."""
 
     bandwidth: float
     flops: Mapping[torch.dtype, float]
@@ -103,8 +97,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Speed:
-    """The measured speed of a model in one precision and batch size: tokens per second in prefill and decoding, and the
-    shares of the machine's limits that they reach."""
+    """The measured speed of a model in one precision and batch size."""
 
     precision: Precision
     batch: int
@@ -118,11 +111,9 @@ class Speed:
 
 
 def measure(
-    model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: Limits
+    model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: MachineLimits
 ) -> Speed:
-    """Measure greedy generation of `new` tokens for `batch` random prompts of `prompt` tokens: the median of up to five
-    runs that take about `seconds` seconds in total, after one warm-up run. `precision` is the name of the weights'
-    format in the result; `limits` are the machine's, of which the result gives the shares reached."""
+    """Median of up to five greedy generations for `batch` random prompts, in about `seconds` after a warm-up."""
     config = model.config
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(config.vocab_size, (batch, prompt), generator=generator).tolist()
@@ -151,12 +142,8 @@ def measure(
 
 
 def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Measure the seconds of a decoding step of `rows` rows after short prompts. `precision` is that of the weights:
-    the name of a dtype, "int8" or "int4".
-
-    A large decoder is not run itself: the result is the time of its linear layers, plus the time per layer and row of a
-    decoder with tiny linear layers.
-    """
+    """Seconds of a decoding step after short prompts. A large decoder is not run: its time is that of its linear
+    layers, plus the time per layer and row of a decoder with tiny linear layers."""
     if parameters(config) <= LARGEST:
         return rows / trial(config, precision, rows, device)
     tiny = DecoderConfig(vocab_size=256, d_model=64, n_layers=4, n_heads=4, context_length=128)
@@ -166,21 +153,19 @@ def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch
 
 
 def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Measure the tokens per second, over all `rows` rows, at which a decoder with random weights decodes. `precision`
-    is that of the weights: the name of a dtype, "int8" or "int4"."""
+    """Tokens per second of all rows, with random weights in a dtype, "int8" or "int4"."""
     dtype = DTYPES.get(precision, torch.bfloat16)
     model = Decoder(config).eval().to(device, dtype)
     if precision not in DTYPES:
         quantize_model(model, precision)
     new = min(NEW, config.context_length // 2)
     keys: dict[str, Any] = {"prompt": min(PROMPT, config.context_length // 2), "new": new, "seconds": 0.3}
-    return measure(model, "float32", rows, limits=Limits(1.0, {dtype: 1.0}), **keys).decode
+    return measure(model, "float32", rows, limits=MachineLimits(1.0, {dtype: 1.0}), **keys).decode
 
 
 @torch.inference_mode()
 def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Estimate the seconds of a decoder's linear layers in a decoding step of `rows` rows, from one measured linear
-    layer with as many weights as all of them, at most 67 million. `precision` is a dtype, int8 or int4."""
+    """Seconds of all linear layers in a step, from one layer with as many weights, at most 67 million."""
     weights, inputs = weight_flops(config) / 2, -(-config.d_model // 32) * 32
     outputs = min(int(weights), MOST) // inputs // 32 * 32
     dtype = DTYPES.get(precision, torch.bfloat16)

@@ -30,16 +30,9 @@ def machine_for(
     flops: float = 0.0,
     share: float | None = None,
 ) -> Machine:
-    """Return the machine (memory, bandwidth, FLOPs per second) for which `onward plan` plans a decoder. `device` is a
-    name in DEVICES, such as h100, with the limits of its data sheet, or a device of this machine: auto, cpu, cuda or
-    mps.
-
-    A device of this machine is measured for some seconds: the decoder generates for `batch` requests with `weights` (a
-    dtype, int8 or int4; activations in `dtype`), and is trained on windows of `context` tokens in `precision`. `memory`
-    in bytes, `bandwidth` in bytes per second, `flops` in operations per second, and `share`, the fraction of the
-    arithmetic that training reaches, override the limits of the device; 0 and None leave them. If the first three are
-    given, nothing is measured. Raises a UserError for an unknown device.
-    """
+    """The machine for which a decoder is planned: a name in DEVICES, with its data sheet, or a device here, which is
+    measured for some seconds while the decoder generates and trains. Given `memory`, `bandwidth` and `flops` (per
+    second) and `share` override the device's (0 and None do not); with the first three, nothing is measured."""
     if device in DEVICES:
         known = DEVICES[device]
         sheet = same_flops(known.flops, known.fp32 or known.flops / 2)

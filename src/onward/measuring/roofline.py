@@ -9,7 +9,7 @@ from itertools import groupby
 
 import numpy as np
 
-from onward.measuring.generation import Limits, Speed
+from onward.measuring.generation import MachineLimits, Speed
 from onward.reports.pictures.markup import visible
 from onward.reports.pictures.picture import Panel, Picture
 from onward.reports.pictures.plot import Frame, Heights, log_ticks, short
@@ -18,9 +18,9 @@ WIDTH, HEIGHT = 560.0, 340.0
 STYLES = {"more": 4, "less": -6, "third": 15, "soft": 4}  # of the precisions, and the pixels of labels below points
 
 
-def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
-    """Draw a roofline: the measured decoding speeds of the model `name` as points under the limits of the machine,
-    which are its bandwidth times intensity (operations per byte), and the peak of each dtype."""
+def roofline(name: str, speeds: Sequence[Speed], limits: MachineLimits) -> Picture:
+    """Decoding speeds as points under the machine's limits: bandwidth times intensity (operations per byte), and the
+    peak of each dtype."""
     caption = (
         "A decoding step of few rows is limited by memory bandwidth (the sloping line, "
         f"{limits.bandwidth / 1e9:.1f} GB/s here). More rows use each weight that is read, which moves a point to the "
@@ -29,9 +29,8 @@ def roofline(name: str, speeds: Sequence[Speed], limits: Limits) -> Picture:
     return Picture(f"Decoding of {name} on this machine", caption, [panel(speeds, limits)])
 
 
-def panel(speeds: Sequence[Speed], limits: Limits) -> Panel:
-    """Return the panel of a roofline: measured decoding speeds as points, and the machine's limits as lines; operations
-    per second by operations per byte, both logarithmic."""
+def panel(speeds: Sequence[Speed], limits: MachineLimits) -> Panel:
+    """Operations per second by operations per byte, both logarithmic."""
     reached = [speed.intensity * speed.bandwidth_share * limits.bandwidth for speed in speeds]
     peak, xs = max(limits.flops.values()), [speed.intensity for speed in speeds]
     low, high = min(xs) / 2, max(*xs, peak / limits.bandwidth) * 2

@@ -8,7 +8,7 @@ import torch
 
 from onward.base.errors import UserError
 from onward.measuring.decoders import check_context, decoder_of, models_in
-from onward.measuring.generation import Limits, Precision, Speed, measure
+from onward.measuring.generation import MachineLimits, Precision, Speed, measure
 from onward.measuring.training import TrainingSpeed, measure_training
 from onward.planning.machine import peak_flops, read_bandwidth
 
@@ -17,19 +17,18 @@ VOCABULARY = 4096  # tokens of a preset of training
 TOKENS = 128  # of a prompt and of an answer, unless the context is shorter
 
 
-def silent(case: str) -> None:
-    """Do nothing with `case`, the name of a measured case; the default of the argument `watch` of the measurements, for
-    callers that show no progress."""
+def silent(case: str) -> None: ...
 
 
 def generation_lengths(model: str, prompt: int | None, new: int | None) -> tuple[int, int]:
-    """Return (tokens of the prompt, new tokens) with which the speed of generation is measured: `prompt` and `new`,
-    where None becomes 128, or half the model's context if that is shorter. Raises a UserError if both together exceed
-    the context."""
+    """Tokens of prompt and answer: 128 by default, or half a shorter context."""
     room = decoder_of(model, VOCABULARY).context_length
     prompt, new = prompt or min(TOKENS, room // 2), new or min(TOKENS, room // 2)
     if prompt + new > room:
-        raise UserError(f"prompt is {prompt} and new is {new}: together they must fit the context of {room} tokens")
+        raise UserError(
+            f"Cannot fit prompts of {prompt} tokens and {new} new ones into the context of {room}: lower "
+            "--prompt or --new"
+        )
     return prompt, new
 
 
@@ -44,13 +43,11 @@ def generation_speeds(
     seconds: float,
     revision: str = "",
     watch: Callable[[str], None] = silent,
-) -> tuple[list[Speed], Limits]:
-    """Measure the speed at which a model, given by name, generates `new` tokens after prompts of `prompt` tokens, for
-    each precision and each batch size in `batches`, about `seconds` seconds for each pair. Returns (a Speed for each
-    pair, the machine's limits of bandwidth and arithmetic). `watch` is called with a pair's name before it is measured;
-    a model on the hub is loaded at `revision`, a branch or commit."""
+) -> tuple[list[Speed], MachineLimits]:
+    """Speeds for each precision and batch size, about `seconds` for each, and the machine's limits; `watch` is called
+    with each case before it is measured."""
     dtypes = {torch.float32 if precision == "float32" else torch.bfloat16 for precision in precisions}
-    limits = Limits(read_bandwidth(device), {dtype: peak_flops(dtype, device, kernels=True) for dtype in dtypes})
+    limits = MachineLimits(read_bandwidth(device), {dtype: peak_flops(dtype, device, kernels=True) for dtype in dtypes})
     speeds = []
     for precision, decoder in models_in(precisions, model, device, VOCABULARY, revision):
         for batch in batches:
@@ -60,8 +57,7 @@ def generation_speeds(
 
 
 def plain_cases(speeds: Sequence[Speed]) -> dict[str, str]:
-    """Return the measured cases whose decoding steps could not be compiled, by the reason: {reason: "precision, batch
-    N; ..."}."""
+    """Cases whose steps could not be compiled, by the reason."""
     cases: dict[str, list[str]] = {}
     for speed in speeds:
         if speed.plain:
@@ -81,10 +77,8 @@ def training_speeds(
     revision: str = "",
     watch: Callable[[str], None] = silent,
 ) -> tuple[list[TrainingSpeed], dict[str, float]]:
-    """Measure the speed of training a model, given by name, for each precision ("float32" or "bfloat16") and each
-    number of windows per step in `batches`, about `seconds` seconds for each pair. Windows have `context` tokens (None:
-    the model's context). Returns (a TrainingSpeed for each pair, the machine's operations per second by precision).
-    `optimizer` is its name; `watch` and `revision` are those of `generation_speeds`."""
+    """Speeds for each precision and number of windows, about `seconds` for each, and operations per second by
+    precision."""
     speeds, peaks = [], {}
     for name in precisions:
         peaks[name] = peak_flops(getattr(torch, name), device)

@@ -34,14 +34,13 @@ LEAST = 3  # steps that are counted in any case
 TRIAL_TOKENS = 1024  # of a step that calibrates
 
 
-class Watch:
-    """A stopwatch that sums the seconds of each phase of training steps, such as the backward, in `seconds` by name."""
+class Stopwatch:
+    """Sums the seconds of each phase of training steps."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds, self.last = device, defaultdict[str, float](float), perf_counter()
 
     def note(self, part: str) -> None:
-        """Add the seconds since the last call of `note` to the phase `part`, after waiting for the device."""
         wait(self.device)
         now = perf_counter()
         self.seconds[part] += now - self.last
@@ -49,15 +48,13 @@ class Watch:
 
 
 class TimedForward(nn.Module):
-    """A module that calls a LossModule (a model and its loss), and tells a Watch (a stopwatch) when each call begins
-    and ends."""
+    """A LossModule that tells a Watch when it begins and ends."""
 
-    def __init__(self, module: nn.Module, watch: Watch) -> None:
+    def __init__(self, module: nn.Module, watch: Stopwatch) -> None:
         super().__init__()
         self.module, self.watch = module, watch
 
     def forward(self, batch: Batch) -> Any:
-        """Return the outputs of the LossModule for a batch, and add their time to the Watch."""
         self.watch.note("other")
         result = self.module(batch)
         self.watch.note("forward and loss")
@@ -66,22 +63,19 @@ class TimedForward(nn.Module):
 
 @dataclass(frozen=True)
 class TimedProcesses(Processes):
-    """The processes of a run with only one process, which tell a Watch (a stopwatch) when the backward of a step
-    ends."""
+    """One process that tells a Watch when the backward ends."""
 
-    watch: Watch | None = None
+    watch: Stopwatch | None = None
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
-        """Add the time of the backward to the Watch, since a trainer calls this method after it; return the values
-        unchanged."""
         assert self.watch is not None
-        self.watch.note("backward")
+        self.watch.note("backward")  # after which a trainer calls this
         return super().sum_of_batches(values)
 
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """The measured speed of training a decoder in one precision and with one number of windows per step (`batch`)."""
+    """Measured speed of training in one precision and number of windows."""
 
     precision: str
     batch: int
@@ -93,7 +87,6 @@ class TrainingSpeed:
 
     @property
     def step(self) -> float:
-        """The seconds of a step."""
         return sum(self.seconds.values())
 
 
@@ -112,7 +105,7 @@ def measure_training(
     """Train a model on random tokens, `batch` windows of `context` tokens in a step, for about `seconds` seconds, and
     measure the speed; changes the model's weights. Makes at least `least` steps after `warm_up` steps that are not
     counted. `peak` is the device's peak in this precision, in operations per second."""
-    config, watch = model.config, Watch(model.device)
+    config, watch = model.config, Stopwatch(model.device)
     parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))
     for part in parts:
         part.register_step_pre_hook(lambda *_: watch.note("clipping"))
@@ -146,9 +139,8 @@ def measure_training(
 def trial_share(
     config: DecoderConfig, precision: str, context: int, peak: float, device: torch.device, seconds: float = 1.0
 ) -> float:
-    """Measure the fraction of a device's peak speed that training reaches, for about `seconds` seconds after a warm-up
-    step. It trains a decoder of this configuration with windows of `context` tokens; in place of a large decoder, the
-    preset `small` with at most 8192 tokens in the vocabulary. `peak` is in operations per second."""
+    """Share of the device's `peak` that training reaches, in about `seconds`; a large decoder is replaced by the preset
+    `small`."""
     context = min(context, TRIAL_TOKENS)
     if parameters(config) > LARGEST:
         config = replace(decoder("small", min(config.vocab_size, 8192), {}), context_length=context)

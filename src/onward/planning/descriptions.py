@@ -30,8 +30,7 @@ LABELS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fact:
-    """One value of a decoder's configuration, such as the number of heads: its name, the value, its meaning (the
-    comment of the field in the code), and whether descriptions leave it out."""
+    """One value of a decoder's configuration, such as the number of heads."""
 
     what: str  # name of the field: d_model, position, position.theta
     value: int | float | str  # if layers differ, each value and its number of layers, as text
@@ -40,9 +39,8 @@ class Fact:
 
 
 @dataclasses.dataclass(frozen=True)
-class Change:
-    """A value that differs between two configurations, with its meaning; the value is None for a configuration that
-    does not have it."""
+class ConfigChange:
+    """A value that differs between two configurations; None for a configuration that does not have it."""
 
     what: str
     before: int | float | str | None
@@ -51,8 +49,7 @@ class Change:
 
 
 def describe(config: DecoderConfig) -> list[Fact]:
-    """List the values of a decoder's configuration as facts, without values that need no mention, such as defaults of 0
-    (see `neutral`)."""
+    """List the values of a decoder's configuration, without defaults that need no mention (`neutral`)."""
     return [fact for fact in facts(config) if not fact.silent]
 
 
@@ -74,7 +71,7 @@ def describe_parts(config: DecoderConfig) -> list[tuple[str, str]]:
     return lines
 
 
-def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
+def differences(before: DecoderConfig, after: DecoderConfig) -> list[ConfigChange]:
     """List the values that differ between two decoders' configurations, `before` and `after`, sizes first."""
     old, new = ({fact.what: fact for fact in facts(config)} for config in (before, after))
     order = {what: i for i, what in enumerate(new)}
@@ -84,13 +81,12 @@ def differences(before: DecoderConfig, after: DecoderConfig) -> list[Change]:
         a, b = (None if fact is None else fact.value for fact in both)
         mentioned = [fact for fact in both if fact and not fact.silent]
         if mentioned and a != b:
-            changes.append(Change(what, a, b, mentioned[-1].meaning))
+            changes.append(ConfigChange(what, a, b, mentioned[-1].meaning))
     return changes
 
 
 def facts(config: DecoderConfig) -> Iterator[Fact]:
-    """Yield all values of a decoder's configuration, sizes first. Values whose names have no dot exist for every
-    decoder."""
+    """Yield all values of a configuration, sizes first; those whose names have no dot exist for every decoder."""
     count, active = parameters(config), active_parameters(config)
     yield Fact("parameters", count, "trainable parameters")
     yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
@@ -114,10 +110,7 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
 
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent: bool = False) -> Iterator[Fact]:
-    """Yield facts about one component of a decoder over all layers: its kind, then the fields of the kind. `what` and
-    `meaning` are the component's name (such as "attention") and its meaning, `parts` has the configuration of each
-    layer; a `silent` kind is left out of descriptions. Biases are left out here, since `facts` lists all of them
-    together."""
+    """Yield the kind of a component and the kind's fields, over `parts`, one of each layer; `facts` lists biases."""
     yield Fact(what, over_layers([part and titled(part) for part in parts], meaning), SPECIAL.sub("", meaning), silent)
     owned = [(part, field) for part in parts if part is not None for field in dataclasses.fields(part) if field.init]  # type: ignore[arg-type]
     for name in dict.fromkeys(field.name for _, field in owned if not field.name.endswith("bias")):
@@ -132,14 +125,10 @@ def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent:
 
 
 def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
-    """Return whether the value of a field is both its default and one that descriptions leave out, such as 0 or
-    None."""
     return value == field.default and value in NEUTRAL
 
 
 def grouping(config: DecoderConfig) -> str:
-    """Describe how the heads of the first layer share keys and values: multi-head, grouped-query or multi-query
-    attention, or one latent vector."""
     if "latent" in at(config.attention, 0).entries(config):
         return "latent: the keys and values of all heads are projections of one vector"
     shared = config.n_heads // config.n_kv_heads
@@ -149,28 +138,24 @@ def grouping(config: DecoderConfig) -> str:
 
 
 def titled(part: Part) -> str:
-    """Return the class name of a decoder's component and the first sentence of the docstring, which describes it."""
     about = sentence(type(part))
     capital = about[:1].isupper() and not about[1:2].isupper()
     return f"{type(part).__name__}: {about[:1].lower() + about[1:] if capital else about}"
 
 
 def sentence(documented: Any) -> str:
-    """Return the first sentence of the docstring of a class or module, without its full stop."""
+    """First sentence of the docstring of a class or module, without its full stop."""
     first = (inspect.getdoc(documented) or "").partition("\n\n")[0]
     return re.split(r"\.(?:\s+(?=[A-Z])|$)", " ".join(first.split()))[0]
 
 
 def formula(part: Part) -> str:
-    """Return the formula in the docstring of a component's configuration class, such as that of a norm, without the
-    names of models in parentheses."""
+    """First sentence of a part's docstring, such as a norm's formula, without names of models in parentheses."""
     return re.sub(r" \([^()]*\)$", "", sentence(type(part)))
 
 
 def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
-    """Return the value that all layers share or, if layers differ, a text with each value and the number of its layers.
-    `values` has one element per layer; `meaning` is the comment of the field, which explains special values (see
-    `shown`)."""
+    """The value of all layers or, if they differ, each value and the number of its layers."""
     counts = Counter(shown(value, meaning) for value in values).most_common()
     if len(counts) == 1:
         return counts[0][0]
@@ -180,8 +165,7 @@ def over_layers(values: Sequence[Any], meaning: str = "") -> int | float | str:
 
 
 def shown(value: Any, meaning: str) -> int | float | str:
-    """Return a field's value for display: for a special value, such as 0, the explanation in the field's comment
-    (`meaning`); else the value."""
+    """A value for display: for a special value, such as 0, the explanation in the field's comment."""
     special = SPECIAL.search(meaning)
     if special and value in ((None,) if special[1] == "none" else (0,)):
         return special[2]

@@ -16,9 +16,7 @@ from onward.base.fields import nearest
 
 @dataclass(frozen=True)
 class Device:
-    """The limits of a device such as an h100: bytes of memory, bytes read per second, operations per second of dense
-    products in bf16 (`flops`) and in fp32, and bytes sent per second to devices of its machine (`link`) and of other
-    machines (`network`)."""
+    """The limits of a device: bytes, bytes and operations per second, and bytes sent per second."""
 
     memory: float
     bandwidth: float
@@ -46,8 +44,7 @@ FLOPS = {name: device.flops for name, device in DEVICES.items()}
 
 
 def device_flops(device: str, count: int = 1, share: float = 1.0) -> float:
-    """Return the operations per second of `count` devices that reach `share` (0 to 1) of their peak in bf16. `device`
-    is a name such as "h100"; raises a UserError if it is unknown."""
+    """Operations per second of `count` devices that reach `share` (0 to 1) of their peak in bf16."""
     if device not in FLOPS:
         raise UserError(f"device is {device!r}: {nearest(device, FLOPS)}")
     return count * share * FLOPS[device]

@@ -32,15 +32,13 @@ LAYERED = "block", "attention", "mlp", "norm", "position"
 
 @dataclass(frozen=True)
 class Segment:
-    """The change of the memory in use during a section of a step (such as the forward of one block), at its end and at
-    its peak, in bytes relative to its beginning."""
+    """The change of memory in a section of a step, in bytes relative to its beginning."""
 
     kept: int  # bytes in use at the end minus bytes in use at the beginning
     peak: int  # largest number of bytes in use minus bytes in use at the beginning
 
 
 def replay(segments: Iterable[Segment]) -> Segment:
-    """Combine the memory changes of consecutive sections of a step into the change over all of them."""
     now = peak = 0
     for segment in segments:
         peak, now = max(peak, now + segment.peak), now + segment.kept
@@ -48,8 +46,7 @@ def replay(segments: Iterable[Segment]) -> Segment:
 
 
 class LiveBytes(TorchDispatchMode):
-    """A context that counts the bytes of all tensors in use inside the `with` block, and their peak; used to measure
-    the memory of a step on fake tensors, which have no data."""
+    """Counts the bytes of all tensors in use inside the `with` block, fake ones too, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +61,6 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor) -> None:
-        """Count the storage of a tensor until the storage is freed, unless it is counted already."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key not in self.known:
@@ -74,12 +70,11 @@ class LiveBytes(TorchDispatchMode):
             weakref.finalize(storage, self.drop, key, size)
 
     def drop(self, key: int, size: int) -> None:
-        """Subtract a storage of `size` bytes that was freed; `key` identifies it."""
         self.known.discard(key)
         self.now -= size
 
     def cut(self) -> Segment:
-        """End a section of a step: return the change of memory since the last call of `cut`."""
+        """End a section of a step."""
         segment = Segment(self.now - self.start, self.peak - self.start)
         self.start = self.peak = self.now
         return segment
@@ -87,21 +82,18 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """The numbers of tokens per expert in a dry run, where a router has no real scores: `assignments` (tokens times
-    experts per token) are spread evenly over `experts`. It stands for the tensor of these numbers."""
+    """Stands for the tensor of the numbers of tokens per expert, which fake scores cannot give."""
 
     assignments: int
     experts: int
 
     def tolist(self) -> list[int]:
-        """Return the number of tokens assigned to each expert."""
         each, rest = divmod(self.assignments, self.experts)
         return [each + (expert < rest) for expert in range(self.experts)]
 
 
 class Shortened(TorchFunctionMode):
-    """A context for dry runs: routers divide tokens evenly, since fake tensors have no numbers to count, and only the
-    first chunks of a loss are computed, since all chunks reuse the same memory."""
+    """A context for dry runs: routers divide tokens evenly, and only the first chunks of a loss are computed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
@@ -115,15 +107,13 @@ class Shortened(TorchFunctionMode):
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
-    """Return, for each layer of a decoder, the number of the first layer with the same components, so that equal layers
-    are measured once."""
+    """For each layer, the first layer with the same components."""
     parts = [tuple(at(getattr(config, name), layer) for name in LAYERED) for layer in range(config.n_layers)]
     return [parts.index(layer) for layer in parts]
 
 
 def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
-    """Return the configuration of a decoder that has only the layers with the numbers in `layers`, for dry runs of one
-    layer of each kind. Its experts are computed one after the other."""
+    """The decoder with only these layers, and with experts that are computed one after the other."""
 
     def part_at(name: str, layer: int) -> Any:
         part = at(getattr(config, name), layer)
@@ -135,15 +125,13 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
 
 
 def computing_in(dtype: torch.dtype | None, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Return a context in which a CPU computes matrix products in `dtype`; None: in the dtype of the weights.
-    `keep_casts` says whether weights cast to this dtype stay in memory for further uses."""
+    """A context in which a CPU computes matrix products in `dtype` and may keep weights that were cast to it."""
     return torch.autocast("cpu", dtype, cache_enabled=keep_casts) if dtype else nullcontext()
 
 
 @dataclass(frozen=True)
 class DryStep:
-    """The memory that a step uses in addition to the weights, section by section. A step without a loss (a forward
-    only) has only `embedding` and `blocks`."""
+    """The memory that a step uses in addition to the weights; without a loss, only `embedding` and `blocks`."""
 
     embedding: Segment
     blocks: list[Segment]  # the forward of each layer
@@ -153,25 +141,19 @@ class DryStep:
 
     @property
     def forward(self) -> Segment:
-        """The change of memory from the start of the step to the hidden states, at the end of this part and at its
-        peak."""
         return replay([self.embedding, *self.blocks])
 
     @property
     def loss(self) -> Segment:
-        """The change of memory from the start of the step to the end of the head's backward: the forward, the loss, and
-        the backward of the head."""
         return replay([self.forward, self.head])
 
     @property
     def step(self) -> Segment:
-        """The change of memory during the entire step."""
         return replay([self.loss, *self.backward, self.end])
 
 
 def divide_stream(model: Decoder, own: int, parts: int) -> None:
-    """Give the modules between the attention and the feed-forward of a model's blocks the first `own` tokens, one of
-    `parts`, in place; see `parallel/stream.py`."""
+    """Give modules between attention and feed-forward the first `own` tokens, one of `parts`: `parallel/stream.py`."""
     cut: Any = lambda module, *given: given[-1][:, :own].clone()
     grow: Any = lambda x: x.repeat(1, parts, 1)
     for block in model.blocks:
@@ -195,17 +177,14 @@ def dry_step(
     parts: int = 1,
     context: int = 1,
 ) -> DryStep:
-    """Measure the memory of a step on `rows` texts of `length` tokens in a dry run, without data or computation: the
-    forward or, with a `loss` (a function of model and batch), the forward and backward of a Trainer. Weights are in
-    fp32, matrix products in the dtype `autocast`, if given; with `low_blocks`, the weights of blocks are in that dtype,
-    too. With `recompute`, only the inputs of blocks are kept for the backward. Without `keep_casts`, weights are cast
-    each time that they are used, as parts of sharded weights are.
-    Between attention and feed-forward there is one of `parts` of the tokens; of a context axis of so many processes,
-    the step is that of the first."""
+    """Measure the memory of a forward or, with a `loss`, of a Trainer's step on `rows` texts of `length` tokens,
+    without data or computation. Weights are in fp32 (of blocks with `low_blocks` in `autocast`); `parts` divides the
+    tokens between attention and feed-forward, `context` all tokens."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
     chosen = sorted({*kinds})
+    # a formula holds for one kind of block in one precision; fake tensors run the code of every part, users' too
     fake, live = FakeTensorMode(), LiveBytes()
     cuts: list[Segment] = []
     cut: Any = lambda *_: cuts.append(live.cut())

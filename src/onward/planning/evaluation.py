@@ -10,10 +10,10 @@ from onward.config.mesh import Mesh, divides_tokens
 from onward.evaluation.continuations import CHUNK, ROWS, TOKENS
 from onward.evaluation.score import LOGITS, TOGETHER
 from onward.planning.arrangements import tensor_sizes
+from onward.planning.device_memory import narrowed
+from onward.planning.divided_parameters import groups
 from onward.planning.dry import dry_step
 from onward.planning.memory import GenerationMemory, cache_bytes
-from onward.planning.mesh import narrowed
-from onward.planning.pieces import groups
 
 LOGIT = (
     10  # most bytes of a logit: in bf16, with an fp32 copy and a log-probability, or in fp32, with its gathered parts
@@ -25,17 +25,14 @@ Work = Callable[
 
 
 def memory_of_text(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float) -> GenerationMemory:
-    """Compute the memory of evaluating a text, window by window, in one process of a mesh of replicas and a tensor
-    axis, with weights in `dtype`. `holes` is the memory lost to fragmentation, as a share of the activations. Raises a
-    UserError for a decoder that the mesh cannot divide."""
+    """Memory of reading a text window by window, in one process of a mesh of replicas and a tensor axis."""
     length = config.context_length
     rows = max(1, TOGETHER // (length + 1))
     return memory_of(config, mesh, dtype, holes, rows, length)
 
 
 def memory_of_questions(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float) -> GenerationMemory:
-    """Compute the memory of evaluating questions with choices, including a KV cache of their contexts; see
-    `memory_of_text`."""
+    """Memory of answering questions with choices, with a KV cache of their contexts."""
     length = min(config.context_length, TOKENS // ROWS)  # the length at which a batch has the most cache slots
     chunk = min(CHUNK, length)
     cache = cache_bytes(narrowed(config, mesh.tensor), ROWS, length, dtype, chunk=chunk)
@@ -45,8 +42,7 @@ def memory_of_questions(config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, h
 def memory_of(
     config: DecoderConfig, mesh: Mesh, dtype: torch.dtype, holes: float, rows: int, length: int, cache: int = 0
 ) -> GenerationMemory:
-    """Compute the memory of one process that reads `rows` texts of `length` tokens at a time, with a cache of `cache`
-    bytes, and then computes logits; see `memory_of_text`."""
+    """Memory of reading `rows` texts of `length` tokens at a time, and of their logits; `cache` is in bytes."""
     weights = dtype.itemsize * sum(group.count * group.total("local") for group in groups(config, mesh))
     parts = mesh.tensor if divides_tokens(length, mesh.tensor) else 1
     forward = dry_step(narrowed(config, mesh.tensor), rows, length, parts=parts).forward
@@ -57,14 +53,13 @@ def memory_of(
 
 
 def evaluation_meshes(decoders: Iterable[DecoderConfig], count: int) -> list[Mesh]:
-    """List the meshes in which `count` processes can evaluate all of the decoders, by increasing size of the tensor
-    axis; the first has replicas only."""
+    """Meshes in which `count` processes can evaluate all decoders; the first has replicas only."""
+    # no shards: processes would wait for each other, since they have different numbers of questions
     sizes = set.intersection(*({n for n in tensor_sizes(one, count, count) if divisible(one, n)} for one in decoders))
     return [Mesh(replicate=count // n, tensor=n) for n in sorted(sizes)]
 
 
 def divisible(config: DecoderConfig, tensor: int) -> bool:
-    """Return whether a tensor axis of `tensor` processes can divide each part of a decoder."""
     try:
         groups(config, Mesh(tensor=tensor))
     except UserError:

@@ -14,14 +14,11 @@ LADDER = ("gpt", "gpt2", "gpt3-175b", "palm-540b", "llama-7b", "mistral-7b", "ge
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table with the column titles `header` and the given rows of cells."""
     lines = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def families() -> str:
-    """Return a Markdown table of every family of published models with its releases, for docs/families.md."""
-
     def code(names: Iterable[str]) -> str:
         return ", ".join(f"`{name}`" for name in names)
 
@@ -34,8 +31,7 @@ def families() -> str:
 
 
 def ladder() -> str:
-    """Return Markdown for docs/families.md: for each two consecutive releases of the list LADDER, from GPT to Gemma, a
-    table of the differences of their designs."""
+    """Differences between consecutive designs of LADDER, as tables."""
     known = [name for name in LADDER if name in presets()]
     steps = [step(before, after) for before, after in pairwise(known)]
     return "\n\n".join(
@@ -49,8 +45,7 @@ def ladder() -> str:
 
 
 def renewed(page: str) -> str:
-    """Return a Markdown page, docs/families.md, in which the text between each `<!-- NAME -->` and `<!-- end -->` is
-    generated anew by the function of this name."""
+    """The page with the text between `<!-- NAME -->` and `<!-- end -->` generated anew."""
     made = {"families": families(), "ladder": ladder()}
     within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
     return within.sub(lambda match: f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->", page)

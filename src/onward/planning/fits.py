@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onward.base.errors import UserError
-from onward.planning.laws import Frontier, Loss
+from onward.planning.laws import Frontier, LossLaw
 
 Array = NDArray[np.float64]
 DELTA = 1e-3  # of the Huber loss of log L (arXiv:2203.15556, section 3.3)
@@ -29,11 +29,10 @@ SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
 class Unreliable(UserWarning):
-    """The warning that training runs are not sufficient to determine the constants of a scaling law; the message says
-    why."""
+    """The warning that runs do not determine the constants of a scaling law."""
 
 
-class Run(NamedTuple):
+class RunPoint(NamedTuple):
     """A trained model as a data point of a scaling law: its parameters, its training tokens and its loss."""
 
     parameters: float
@@ -42,32 +41,28 @@ class Run(NamedTuple):
 
     @property
     def flops(self) -> float:
-        """The floating-point operations of the training, 6 N D."""
         return 6 * self.parameters * self.tokens
 
 
 @dataclass(frozen=True)
 class LossFit:
-    """A scaling law of the loss L(N, D), for N parameters and D training tokens, fitted to runs. `intervals` has, for
-    each constant by name and for "a" (the best N is proportional to C ** a for C operations), the 2.5th and 97.5th
-    percentiles over fits to resampled runs."""
+    """A law of the loss L(N, D) fitted to runs. `intervals` are 95 % over fits to resampled runs, for each constant and
+    for "a": the best N is proportional to C ** a."""
 
-    law: Loss
+    law: LossLaw
     objective: float  # sum of the Huber losses
     intervals: dict[str, tuple[float, float]]
     residuals: list[float]  # log of the loss minus the log predicted by the fit
-    resampled: list[Loss]  # laws fitted to resampled runs
+    resampled: list[LossLaw]  # laws fitted to resampled runs
 
     @property
     def determined(self) -> bool:
-        """Whether the runs determine the law: in the fitted law the loss falls with more parameters and with more
-        tokens, but not faster than in any published law."""
+        """Whether the loss falls with parameters and with tokens, not faster than in any published law."""
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
-        """Predict the loss of a new run of a model with `parameters` parameters on `tokens` tokens. The 95 % interval
-        comes from the laws of resampled runs, each with the residual of a random run (drawn with `seed`) added, since a
-        new run also deviates from its law."""
+        """Predict the loss of a new run. Its 95 % interval comes from the laws of resampled runs, each plus the
+        residual of a random run, since a new run deviates from its law too."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
         with np.errstate(over="ignore", invalid="ignore"):  # of resampled laws that their runs do not determine
@@ -90,8 +85,8 @@ class Forecast:
 
 @dataclass(frozen=True)
 class Parabola:
-    """A parabola of the loss over the log of the number of parameters, fitted to runs with about equally many training
-    operations (`flops`); the best size is at its minimum (Chinchilla's IsoFLOP profiles)."""
+    """The loss over log parameters of runs with about equal `flops`; the best size is at its minimum (Chinchilla's
+    IsoFLOP profiles)."""
 
     flops: float
     sizes: list[float]
@@ -102,8 +97,7 @@ class Parabola:
 
 @dataclass(frozen=True)
 class PowerFit:
-    """A law L(C) = scale * C ** -exponent + floor of the loss of the best run with C training operations, with 95 %
-    intervals of its constants from resampled data."""
+    """The loss L(C) = scale * C ** -exponent + floor of the best run of C operations, with 95 % intervals."""
 
     scale: float
     exponent: float
@@ -111,22 +105,20 @@ class PowerFit:
     intervals: dict[str, tuple[float, float]]
 
     def loss(self, flops: float) -> float:
-        """Return the loss, in nats per token, of the best run of `flops` operations."""
         return float(self.scale * flops**-self.exponent + self.floor)
 
 
-def checked(runs: Sequence[Run]) -> None:
-    """Raise a UserError for fewer than four runs or for values that are not positive numbers; warn if a model of the
-    same size has a higher loss after more tokens."""
+def checked(runs: Sequence[RunPoint]) -> None:
+    """Raise a UserError for too few or impossible runs; warn of a model that is worse after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
-            f"{len(runs)} runs determine no law: give at least {LEAST}, of different sizes and numbers of tokens"
+            f"Cannot fit a law to {len(runs)} runs: give at least {LEAST}, of different sizes and numbers of tokens"
         )
     for number, run in enumerate(runs, 1):
         if not all(np.isfinite(run)) or min(run) <= 0:
             raise UserError(
-                f"run {number} has {run.parameters:g} parameters, {run.tokens:g} tokens and loss {run.loss}: "
-                "leave out runs without a loss"
+                f"Cannot fit a law to run {number} with {run.parameters:g} parameters, {run.tokens:g} "
+                f"tokens and loss {run.loss}: leave out runs without a loss"
             )
     for run, other in product(runs, runs):
         if run.parameters == other.parameters and run.tokens < other.tokens and run.loss < other.loss:
@@ -140,9 +132,8 @@ def checked(runs: Sequence[Run]) -> None:
 
 
 def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, Array]:
-    """Compute, for S candidate laws x (S, 5) = (log A, log B, log E, alpha, beta) and R runs, the Huber losses (S, R),
-    the errors of log L (S, R), and the derivatives of the errors (S, R, 5). `n`, `d` and `loss` (R,) are the logarithms
-    of the runs' parameters, tokens and losses."""
+    """The Huber losses (S, R), the errors of log L (S, R) and their derivatives (S, R, 5), for S laws x (S, 5) = (log
+    A, log B, log E, alpha, beta) and the logarithms of R runs (R,)."""
     a, b, e, alpha, beta = x.T[:, :, None]
     terms = np.stack([a - alpha * n, b - beta * d, np.broadcast_to(e, (len(x), len(n)))])
     top = terms.max(0)
@@ -156,9 +147,8 @@ def objective(x: Array, n: Array, d: Array, loss: Array) -> tuple[Array, Array, 
 
 
 def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array, Array]:
-    """Find the minima (S, 5) reached from candidate laws x (S, 5), and their objectives (S,), by up to `rounds`
-    Levenberg-Marquardt steps on all candidates at once. `counts` (S, R) or (1, R) are the weights of the runs;
-    `numbers` are the other arguments of `objective`."""
+    """The minima (S, 5) that Levenberg-Marquardt steps reach from all laws x (S, 5) at once, and their objectives (S,);
+    `counts` (S, R) or (1, R) weight the runs."""
     damping = np.ones(len(x))
     value, error, slopes = objective(x, *numbers)
     value = (counts * value).sum(1)
@@ -179,7 +169,7 @@ def minima(x: Array, counts: Array, rounds: int, *numbers: Array) -> tuple[Array
     return x, value
 
 
-def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFit:
+def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> LossFit:
     """Fit L(N, D) to runs, by minimizing from each starting point of the grid in Chinchilla's appendix. The sum of the
     Huber losses is minimized; with their mean the search would stop too early (arXiv:2404.10102).
 
@@ -189,7 +179,7 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
         if len(given) < 2:
-            raise UserError(f"all runs have the same {what}: vary it")
+            raise UserError(f"Cannot fit a law, because all runs have the same {what}: vary it")
     numbers = tuple(np.log(np.array(runs, float).T))
     once = np.ones((1, len(runs)))
     starts = np.array([*product(*STARTS)])
@@ -215,32 +205,28 @@ def fit_loss(runs: Sequence[Run], resamples: int = 200, seed: int = 0) -> LossFi
     return fit
 
 
-def law_of(x: Array) -> Loss:
-    """Return the law of the loss with the constants x (5,) = (log A, log B, log E, alpha, beta)."""
+def law_of(x: Array) -> LossLaw:
     with np.errstate(over="ignore"):  # as in `forecast`
-        return Loss(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
+        return LossLaw(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
 def constants(x: Array) -> dict[str, float]:
-    """Return the constants of a law, given as x (5,) (see `law_of`), by name, and "a": the best number of parameters is
-    proportional to C ** a for C operations."""
     law = law_of(x)
     return {**vars(law), "a": law.beta / (law.alpha + law.beta)}
 
 
 def intervals(samples: Sequence[dict[str, float]]) -> dict[str, tuple[float, float]]:
-    """Compute the 2.5th and 97.5th percentiles of each number over `samples`, dicts with the same names."""
+    """The 2.5th and 97.5th percentiles of each number."""
     if not samples:
         return {}
     ends = {name: np.percentile([sample[name] for sample in samples], [2.5, 97.5]) for name in samples[0]}
     return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
 
 
-def parabolas(runs: Sequence[Run]) -> list[Parabola]:
-    """Fit a parabola of the loss for each group of runs with about equally many operations and at least three sizes.
-    Warns if its minimum lies outside these sizes."""
+def parabolas(runs: Sequence[RunPoint]) -> list[Parabola]:
+    """Fit a parabola to each group of runs with about equal operations and at least three sizes."""
     checked(runs)
-    groups: list[list[Run]] = []
+    groups: list[list[RunPoint]] = []
     for run in sorted(runs, key=lambda run: run.flops):
         if groups and np.log(run.flops / groups[-1][0].flops) < SAME:
             groups[-1].append(run)
@@ -265,12 +251,14 @@ def parabolas(runs: Sequence[Run]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """Fit the best size as a power of the training operations to the minima of `curves`, one parabola per budget of
-    operations, by least squares of the logarithms. Raises a UserError unless two parabolas have their minimum within
-    the sizes of their runs."""
+    """Fit the best size as a power of the operations; raises a UserError for fewer than two minima within sizes of
+    runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
-        raise UserError("the best sizes of at least two budgets are needed, each between sizes that were trained")
+        raise UserError(
+            "Cannot fit a law of the best size, because fewer than two budgets have their best size between "
+            "trained sizes: train smaller and larger models"
+        )
     exponent, scale = np.polyfit(
         np.log([curve.flops for curve in inside]), np.log([curve.best or 1 for curve in inside]), 1
     )
@@ -282,11 +270,11 @@ def fit_power(flops: Sequence[float], losses: Sequence[float], resamples: int = 
     C, `losses` the losses of the best run of each. The intervals come from `resamples` random resamplings of these
     pairs, drawn with `seed`. Raises a UserError for fewer than four values."""
     if len(flops) < LEAST:
-        raise UserError(f"{len(flops)} budgets determine no curve of three constants: give at least {LEAST}")
+        raise UserError(f"Cannot fit a curve of three constants to {len(flops)} budgets: give at least {LEAST}")
     c, wanted = np.array(flops, float), np.array(losses, float)
 
     def fitted(c: Array, wanted: Array) -> dict[str, float]:
-        """Fit to the losses `wanted` of budgets `c`: for each exponent tried, scale and floor are a linear problem."""
+        # for each exponent tried, scale and floor are a linear problem
         middle = np.exp(np.log(c).mean())
 
         def tried(exponent: float) -> tuple[float, float, float, float]:

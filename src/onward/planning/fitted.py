@@ -14,7 +14,7 @@ from onward.planning.fits import (
     LossFit,
     Parabola,
     PowerFit,
-    Run,
+    RunPoint,
     fit_frontier,
     fit_loss,
     fit_power,
@@ -27,10 +27,9 @@ LARGER = 10.0  # operations of the run that is forecast, by those of the largest
 
 @dataclass(frozen=True)
 class FittedLaw:
-    """All scaling laws fitted to `runs`: the loss L(N, D), a parabola of the loss for each budget of operations, the
-    best size and the best loss as powers of the budget; and the warnings of the fits."""
+    """All scaling laws fitted to `runs`, and the warnings of the fits."""
 
-    runs: Sequence[Run]
+    runs: Sequence[RunPoint]
     loss: LossFit
     parabolas: list[Parabola]
     frontier: Frontier | None  # None if fewer than two parabolas have their minimum within the sizes of their runs
@@ -39,16 +38,13 @@ class FittedLaw:
 
     @property
     def larger_flops(self) -> float:
-        """Ten times the training operations of the largest run, for which the loss is forecast."""
         return LARGER * max(run.flops for run in self.runs)
 
     def forecast(self) -> Forecast | None:
-        """Predict the loss of the best model for `larger_flops` operations; None if the runs do not determine the law
-        L(N, D)."""
+        """Predict the loss of the best model for ten times the largest run's operations."""
         return self.loss.forecast(*self.loss.law.optimum(self.larger_flops)) if self.loss.determined else None
 
     def plain(self) -> dict[str, Any]:
-        """Return the constants of the laws and the forecast as a JSON object."""
         forecast = self.forecast()
         return {
             "runs": len(self.runs),
@@ -62,8 +58,8 @@ class FittedLaw:
         }
 
 
-def fit_runs(runs: Sequence[Run]) -> FittedLaw:
-    """Fit all scaling laws to runs, and collect the warnings. Raises a UserError for fewer than four runs."""
+def fit_runs(runs: Sequence[RunPoint]) -> FittedLaw:
+    """Fit all scaling laws to runs, and collect the warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         loss, curves = fit_loss(runs), parabolas(runs)

@@ -43,9 +43,8 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
 
 
 def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
-    """Yield, for each parameter tensor of a block or of a decoder without blocks, the kind of component it belongs to,
-    such as "attention", and (elements, elements that one token uses, operations per token). The first two are 0 for
-    weights that are shared and counted before, or not trained."""
+    """For each parameter of a block, or of a decoder without blocks: its kind of component, and (elements, elements
+    that one token uses, operations per token), 0 and 0 if it is not trained or counted before."""
     experts = {
         id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)
     }
@@ -61,8 +60,7 @@ def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
 
 
 def part_of(name: str, in_stack: bool) -> str:
-    """Return the kind of component, such as "attention", that a parameter belongs to, given its name in a block or in a
-    decoder without blocks. `in_stack` says whether it is a stack of the weights of experts."""
+    """The kind of component of a parameter; `in_stack`: it is a stack of the weights of experts."""
     path = name.split(".")
     if any(word.endswith("norm") for word in path):
         return "norms"
@@ -99,8 +97,7 @@ def causal_attention_flops(config: DecoderConfig, length: int) -> float:
 
 
 def mean_keys(length: int, window: int = 0) -> float:
-    """Compute the mean number of keys that the tokens of a text of `length` tokens attend to, with a window of `window`
-    tokens; (length + 1) / 2 without a window (0)."""
+    """Mean number of keys that the tokens of a text attend to."""
     most = min(window or length, length)
     return most - most * (most - 1) / (2 * length)
 

@@ -17,7 +17,7 @@ PF_DAY = 8.64e19  # FLOPs of 10 ** 15 a second for a day
 
 
 @dataclass(frozen=True)
-class Loss:
+class LossLaw:
     """A scaling law of the loss: L(N, D) = E + A / N ** alpha + B / D ** beta in nats per token, for N parameters and D
     training tokens (Chinchilla, equation 2)."""
 
@@ -39,45 +39,38 @@ class Loss:
         return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
 
     def tokens_for(self, parameters: float, loss: float) -> float:
-        """Compute the number of training tokens after which a model of `parameters` parameters reaches `loss`; infinity
-        if it never does."""
+        """Training tokens after which a model of so many parameters reaches `loss`; infinity if it never does."""
         left = loss - self.E - self.A / parameters**self.alpha
         return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
 
 
 @dataclass(frozen=True)
 class Frontier:
-    """A scaling law of the best model size: N = scale * C ** exponent parameters for C training operations, on D = C /
-    (6 N) tokens."""
+    """A law of the best model size: N = scale * C ** exponent for C training operations, on C / (6 N) tokens."""
 
     scale: float
     exponent: float
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the best (parameters, training tokens) for a budget of `flops` operations."""
         parameters = self.scale * flops**self.exponent
         return parameters, flops / (6 * parameters)
 
 
 @dataclass(frozen=True)
 class Law:
-    """A published scaling law: its name, its source, and the fitted formula `law`. `exponents` are the 10th and 90th
-    percentiles of the exponent in N ~ C ** exponent, the best size for C operations; None if they were not
-    published."""
+    """A published scaling law; `exponents` are the 10th and 90th percentiles of the exponent in N ~ C ** exponent."""
 
     name: str
     source: str
-    law: Loss | Frontier
+    law: LossLaw | Frontier
     exponents: tuple[float, float] | None = None
 
     def optimum(self, flops: float) -> tuple[float, float]:
-        """Compute the (parameters, training tokens) with the least loss for a budget of `flops` operations."""
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """Compute the range of the best size for `flops` operations, (smallest, largest) in parameters: the exponent
-        takes both ends of its published interval, while the law still passes through the best size at the middle of the
-        runs to which it was fitted. None if no interval was published."""
+        """Range of the best size: the exponent takes both ends of its interval, around the middle of the fitted
+        runs."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]
@@ -86,8 +79,8 @@ class Law:
 
 
 # The constants of approach 3 are those of the paper's source, since the two digits that it prints give other optima.
-CHINCHILLA = Loss(math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
-REFIT = Loss(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
+CHINCHILLA = LossLaw(math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
+REFIT = LossLaw(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 NEWEST = Law("re-fit of 2024", "fit of L(N, D) to the same runs", REFIT, (0.487, 0.539))
 LAWS = (
     Law("Chinchilla 1", "training curves (through the rows of table 3)", Frontier(0.09916, 0.49810), (0.488, 0.502)),
@@ -115,7 +108,7 @@ def flops_for(law: Law, *, parameters: float | None = None, tokens: float | None
 
 @dataclass(frozen=True)
 class Optimum:
-    """The best model for an amount of computation, by one law: its size, its tokens and its loss."""
+    """The best model for an amount of computation, by one law."""
 
     law: str
     flops: float
@@ -129,9 +122,8 @@ class Optimum:
 
 
 def optimum(law: Law, flops: float) -> Optimum:
-    """Return the model with the least loss, by a law, for `flops` training operations."""
     parameters, tokens = law.optimum(flops)
-    loss = law.law.loss(parameters, tokens) if isinstance(law.law, Loss) else None
+    loss = law.law.loss(parameters, tokens) if isinstance(law.law, LossLaw) else None
     outside = not FITTED[0] <= flops <= FITTED[1]
     sizes = law.range(flops)
     return Optimum(law.name, flops, parameters, sizes, tokens, tokens / parameters, loss, law.source, outside)
@@ -139,8 +131,7 @@ def optimum(law: Law, flops: float) -> Optimum:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model at most as large as the compute-optimal one for its loss, trained on enough more tokens to reach this
-    loss, so that generating with it is cheaper."""
+    """A model that reaches the loss of the compute-optimal one, whose size it has at most, with more tokens."""
 
     parameters: float
     tokens: float
@@ -149,14 +140,13 @@ class Smaller:
 
     @property
     def total(self) -> float:
-        """The operations (FLOPs) of the training and of all later use."""
         return self.training + self.answering
 
 
 SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 
 
-def smaller_models(law: Loss, flops: float, answered: float) -> list[Smaller]:
+def smaller_models(law: LossLaw, flops: float, answered: float) -> list[Smaller]:
     """List models of the best size for `flops` training operations by `law`, and of smaller sizes that reach the same
     loss with more tokens, with the operations of training and of later use for `answered` tokens (read or
     generated)."""

@@ -21,8 +21,7 @@ ROUNDS, ENOUGH = 8, 0.2  # calls that are timed, and seconds after which no othe
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = ROUNDS) -> float:
-    """Time `run` and return the seconds of the fastest of up to `rounds` calls, after one warm-up call; slow calls are
-    repeated fewer times."""
+    """Seconds of the fastest of up to `rounds` calls, after a warm-up; slow calls are repeated fewer times."""
     best, began = float("inf"), perf_counter()
     for turn in range(rounds + 1):
         wait(device)
@@ -36,19 +35,13 @@ def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = 
 
 
 def wait(device: torch.device) -> None:
-    """Wait until all work on a device is finished, so that a timing includes it; does nothing on a CPU."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 @torch.inference_mode()
 def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
-    """Measure the bytes per second at which all CPU threads, or `device`, read memory: an array of `size` bytes (0: one
-    too large for any cache).
-
-    The result is the best of several passes of a reduction and of a matrix-vector product. Other work on the machine
-    lowers it.
-    """
+    """Measure the bytes per second that all CPU threads, or `device`, read; `size` 0: more than any cache holds."""
     device = device or torch.device("cpu")
     size = size or (READ if device.type == "cpu" else READ_BY_GPU)
     array = torch.ones(size // 4096, 1024, device=device)
@@ -78,8 +71,7 @@ NAMES = DTYPES | {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.f
 
 @dataclass(frozen=True)
 class Machine:
-    """The limits of a machine, such as its memory bandwidth and operations per second, and the shares of these limits
-    that training, prefill and decoding are expected to reach; estimates of speed start from them."""
+    """The limits of a machine, and the shares of them that training, prefill and decoding are expected to reach."""
 
     name: str
     source: str  # where the figures come from
@@ -95,19 +87,16 @@ class Machine:
     step_seconds: float = 0.0  # measured time of one decoding step of the model with few keys; 0: not measured
 
     def peak(self, dtype: str) -> float:
-        """Return the operations per second in a dtype or precision, by its name, such as bfloat16 or bf16."""
         return self.flops[dtype]
 
 
 def same_flops(bf16: float, fp32: float) -> dict[str, float]:
-    """Return the operations per second by name of dtype or precision: `bf16` for all 16-bit names, `fp32` for the fp32
-    ones."""
+    """Operations per second by name of dtype: `bf16` for all 16-bit names, `fp32` for the others."""
     return {name: fp32 if dtype == torch.float32 else bf16 for name, dtype in NAMES.items()}
 
 
 def measured_machine(dtypes: Iterable[str], device: torch.device | None = None) -> Machine:
-    """Measure the limits of this machine, or of a GPU, for about a second, by matrix products in `dtypes` (names of
-    dtypes or precisions) and by reductions."""
+    """Measure this machine, or a GPU, for about a second, in `dtypes` (names of dtypes or precisions)."""
     device, name, memory = device or torch.device("cpu"), "this machine", memory_size()
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)

@@ -72,14 +72,12 @@ class GenerationMemory:
 
     @property
     def peak(self) -> int:
-        """The largest number of bytes at one time."""
         return self.weights + self.cache + self.activations
 
 
 @dataclass(frozen=True)
 class TrainingMemory:
-    """The memory of training, in bytes. Its peak is less than the sum, since activations are freed while gradients are
-    computed."""
+    """The memory of training, in bytes: the peak is below the sum, as activations are freed during the backward."""
 
     weights: int
     gradients: int
@@ -94,7 +92,6 @@ class TrainingMemory:
 
     @property
     def peak(self) -> int:
-        """The largest number of bytes at one time."""
         return self.weights + self.optimizer + self.engine + max(self.transient + self.holes, self.cache)
 
 
@@ -108,10 +105,8 @@ def generation_memory(
     quantized_cache: bool = False,
     holes: float = HOLES,
 ) -> GenerationMemory:
-    """Compute the memory of generating `rows` texts of `length` tokens, prompts included, as an Engine allocates it:
-    prompts are read in chunks, for which each row of the cache has extra capacity. `quantize` is that of the weights
-    ("int8", "int4" or None), `quantized_cache` keeps the cache as int8, and `holes` is the memory lost to
-    fragmentation, as a share of the activations."""
+    """Memory of generating `rows` texts of `length` tokens, prompts included, as an Engine allocates it; `holes` is the
+    memory lost to fragmentation, as a share of the activations."""
     chunk = min(CHUNK, length)
     cache = cache_bytes(config, rows, length, dtype, quantized=quantized_cache, chunk=chunk)
     activations = dry_step(config, 1, chunk).forward.peak * dtype.itemsize / 4
@@ -119,8 +114,7 @@ def generation_memory(
 
 
 def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
-    """Count the elements of the matrices inside a decoder's blocks, which the optimizer Muon trains, by matrix shape
-    (smaller size, larger size); a shape and its transpose count as the same."""
+    """Elements of the matrices that Muon trains, by shape (smaller, larger)."""
     elements: Counter[tuple[int, ...]] = Counter()
     *blocks, _ = modules(config)
     for block, count in blocks:
@@ -131,8 +125,7 @@ def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
 
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
-    """Compute the bytes of an optimizer's state in fp32: for AdamW, two moments per parameter; for Muon, one moment for
-    each matrix inside the blocks and two for all other parameters."""
+    """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks."""
     return 8 * parameters(config) - (4 * hidden_matrices(config).total() if optimizer == "muon" else 0)
 
 
@@ -162,8 +155,7 @@ def training_memory(
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """Find the greatest number from 0 to `limit`, such as a batch size, whose memory `needed(number)` is at most
-    `memory` bytes; a larger number must not need less."""
+    """The greatest number up to `limit`, such as a batch size, whose memory fits; `needed` must not fall."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2

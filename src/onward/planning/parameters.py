@@ -15,8 +15,7 @@ from onward.model.experts import ExpertsModule
 
 
 def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
-    """Build the modules of a decoder on the meta device, without repetitions: one block for all layers with the same
-    components, then a decoder without blocks. Returns each with its number of copies in the decoder."""
+    """A decoder without repetitions, on meta: one block of each kind, then the rest, each with its number of copies."""
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
     with torch.device("meta"), SizeLimit(sys.maxsize):
         rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
@@ -26,8 +25,7 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
 
 
 def kinds(config: DecoderConfig) -> list[list[int]]:
-    """Group the layer numbers of a decoder by kind of block (layers with the same components), as lists, in the order
-    of first appearance."""
+    """Layers by kind of block (the same components), in the order of first appearance."""
     slots, layers_of = (
         (config.block, config.attention, config.mlp, config.norm, config.position),
         dict[object, list[int]](),
@@ -38,7 +36,7 @@ def kinds(config: DecoderConfig) -> list[list[int]]:
 
 
 def size(module: nn.Module) -> int:
-    """Count the trainable parameters of a module; routing biases of experts, which no gradient trains, are left out."""
+    """Trainable parameters; a routing bias has no gradient and does not count."""
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
@@ -53,15 +51,14 @@ def active_parameters(config: DecoderConfig) -> int:
 
 
 def idle(module: nn.Module) -> int:
-    """Count the parameters in a module of the experts that a token is not assigned to."""
+    """Parameters of the experts that a token is not assigned to."""
     experts = [m for m in module.modules() if isinstance(m, ExpertsModule)]
     stacks = ((m.part, stack) for m in experts for stack in m.parameters(recurse=False))
     return sum(stack.numel() // part.count * (part.count - part.top_k) for part, stack in stacks)
 
 
 def biases(config: DecoderConfig) -> str:
-    """Return the layers of a decoder that have a bias, as a text such as `q, k, v, out, mlp, norms`; "none" if there
-    are none."""
+    """The layers with a bias, such as `q, k, v, out, mlp, norms`; "none" without one."""
     trained = [name for module, _ in modules(config) for name, p in module.named_parameters() if p.requires_grad]
     names = [name.split(".") for name in trained]
     owners = dict.fromkeys(owner(path) for *path, leaf in names if leaf.endswith("bias"))
@@ -69,8 +66,6 @@ def biases(config: DecoderConfig) -> str:
 
 
 def owner(path: list[str]) -> str:
-    """Return the name under which `biases` lists a bias, given the names on the path to its module in the decoder: all
-    norms share one name, and so do the projections of a feed-forward."""
     if any(name.endswith("norm") for name in path):
         return "norms"
     return "mlp" if path[0] == "mlp" and path[-1] != "router" else path[-1]

@@ -17,9 +17,8 @@ from onward.planning.parameters import active_parameters, parameters
 
 
 def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
-    """Return the family and the configuration of a published release, of a model's folder or GGUF file, or of a model
-    on the hub, whose config.json is downloaded. For any other name, raises a UserError that suggests a release or one
-    of `others`."""
+    """Family and configuration of a release, a folder, a GGUF file or a model on the hub. A UserError suggests a
+    release or one of `others`."""
     path = Path(name)
     if name not in presets() and (path.exists() or len(path.parts) > 1):
         return open_source(locate(name, only="config")).family()
@@ -28,8 +27,7 @@ def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
-    """Return the configuration of a release, a folder, a config.json, a GGUF file or a model on the hub, without
-    reading weights. Raises a UserError as `find` does."""
+    """As `find`, for a config.json too."""
     path = Path(name)
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
@@ -39,8 +37,7 @@ def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
 
 
 def lineage(name: str) -> list[str]:
-    """List a published release, the release from which its design derives, and so on to the first one, by name. A
-    folder with a model has no ancestors."""
+    """A release and its ancestors, up to the first; a folder has none."""
     chain = [name]
     while chain[-1] in presets() and presets()[chain[-1]].ancestor:
         chain.append(presets()[chain[-1]].ancestor)
@@ -48,19 +45,16 @@ def lineage(name: str) -> list[str]:
 
 
 def step(before: str, after: str) -> dict[str, Any]:
-    """Return the differences between two releases or model folders, `before` and `after`, as a JSON object with the
-    keys "before", "after" and "changes"."""
     changes = differences(find(before)[1], find(after)[1])
     return {"before": before, "after": after, "changes": [asdict(change) for change in changes]}
 
 
 def steps(name: str) -> list[dict[str, Any]]:
-    """List the differences at each step of a release's `lineage`, as `step` returns them, the newest first."""
+    """The differences at each step of a release's `lineage`, the newest first."""
     return [step(before, after) for after, before in pairwise(lineage(name))]
 
 
 def catalog() -> Iterator[dict[str, Any]]:
-    """Yield every family of published models as a JSON object with its releases and their sizes."""
     for name, module in sorted(modules().items()):
         entries = [
             {

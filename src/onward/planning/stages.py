@@ -5,15 +5,14 @@ from dataclasses import replace
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
 from onward.parallel.pipeline import holds
+from onward.planning.divided_parameters import ParameterGroup
 from onward.planning.dry import DryStep, Segment
 from onward.planning.parameters import kinds, modules, size
-from onward.planning.pieces import Group
 
 
 def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, states: int) -> DryStep:
-    """Return a dry step of the decoder `part`, which has the layers of a pipeline stage, with the memory of the stage's
-    first batch. Only the first stage computes embeddings; other stages receive hidden states of `states` bytes. Only
-    the last stage computes logits and the loss."""
+    """The memory of a stage's first batch: only the first stage embeds, others receive `states` bytes of hidden states;
+    only the last has logits and a loss."""
     (rest, _), embedding, head = modules(part)[-1], outside(part, 0), outside(part, 1)
     more = embedding * (stage == 0) - (4 * size(rest) - head)  # gradients; the head allocates that of a tied weight
     dry = replace(dry, end=Segment(dry.end.kept + more, dry.end.peak + more))
@@ -22,10 +21,9 @@ def of_one_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, stat
     return dry if stage == mesh.pipeline - 1 else replace(dry, head=Segment(0, 0))
 
 
-def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, shards: list[Group]) -> DryStep:
-    """Return the dry step of the first batch in a stage with the memory of a later batch, which adds its gradients to
-    the gradients of the first batch and frees them. `shards` are the stage's parameters if FSDP divides them; the
-    gradients of the embedding and the head are then reduced at the end of the step."""
+def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, shards: list[ParameterGroup]) -> DryStep:
+    """The memory of a later batch, which adds its gradients to those of the first and frees them. `shards`: parameters
+    that FSDP divides, whose gradients outside of blocks are reduced at the end of the step."""
     if shards:
         *blocks, rest = [4 * group.total("local", trained=True) for group in shards]
         head, others = 0, rest
@@ -42,13 +40,11 @@ def of_later_batch(dry: DryStep, part: DecoderConfig, mesh: Mesh, stage: int, sh
 
 
 def outside(part: DecoderConfig, stage: int) -> int:
-    """Return the bytes of the gradients of all parameters outside of blocks in one of two stages, the first (0) or the
-    last (1)."""
+    """Bytes of the gradients outside of blocks in the first (0) or last (1) stage."""
     rest, _ = modules(part)[-1]
     named = rest.named_parameters()
     return 4 * sum(p.numel() for name, p in named if p.requires_grad and holds(name, part, stage, 2))
 
 
 def freed(segment: Segment, size: int) -> Segment:
-    """Return a segment that frees `size` more bytes at its end."""
     return Segment(segment.kept - size, segment.peak)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.base.errors import UserError
-from onward.planning.fits import Run
+from onward.planning.fits import RunPoint
 
 COLUMNS = {  # names of a column in tables of others
     "parameters": ("parameters", "params", "n", "model size", "model_size"),
@@ -20,15 +20,14 @@ COLUMNS = {  # names of a column in tables of others
 }
 
 
-def read_table(path: Path) -> list[Run]:
-    """Read the runs in a table (.csv or .tsv) with the columns parameters, tokens (or flops, as 6 N D) and loss. Raises
-    a UserError that names the line."""
+def read_table(path: Path) -> list[RunPoint]:
+    """Read the runs in a table with the columns parameters, tokens (or flops, as 6 N D) and loss."""
     if path.suffix not in (".csv", ".tsv"):
-        raise UserError(f"{path} is neither a folder of runs nor a .csv or .tsv: name one of them")
+        raise UserError(f"Cannot read runs from {path}: name a folder of runs, or a .csv or .tsv file")
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read ({error}): name a table") from None
+        raise UserError(f"Cannot read {path} ({error}): name a table") from None
     rows = csv.DictReader(lines, delimiter="\t" if path.suffix == ".tsv" else ",")
     names = {name.strip().lower(): name for name in rows.fieldnames or ()}
     columns = {what: names[alias] for what, aliases in COLUMNS.items() for alias in reversed(aliases) if alias in names}
@@ -38,12 +37,10 @@ def read_table(path: Path) -> list[Run]:
     return [of_row(row, columns, f"{path}, line {rows.line_num}") for row in rows]
 
 
-def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> Run:
-    """Return the run that a row of a table describes. The keys of `columns` are the quantities "parameters", "tokens"
-    or "flops", and "loss"; its values are the names of their columns. `where` names the line in errors. Raises a
-    UserError for a missing value, or one that is not a number."""
+def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> RunPoint:
+    """`columns` names the column of each quantity, `where` the line in errors."""
     if None in row:
-        raise UserError(f"{where} has more cells than the first line names columns: write numbers without commas")
+        raise UserError(f"{where} has more cells than the table has columns: write numbers without commas")
     numbers = {}
     for what, column in columns.items():
         if not (row[column] or "").strip():
@@ -55,7 +52,7 @@ def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str
         if not (math.isfinite(numbers[what]) and numbers[what] > 0):
             raise UserError(f"{where}: {column} is {row[column]}: leave out runs without a result")
     tokens = numbers["tokens"] if "tokens" in numbers else numbers["flops"] / 6 / numbers["parameters"]
-    return Run(numbers["parameters"], tokens, numbers["loss"])
+    return RunPoint(numbers["parameters"], tokens, numbers["loss"])
 
 
 UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12, "p": 1e15}
@@ -63,28 +60,24 @@ BYTES = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 1 << 10, "mi": 
 
 
 def amount(text: str, name: str) -> float:
-    """Parse a number such as 1e9, 1.5B or 300M. Raises a UserError for other texts; `name` is the option whose value it
-    is, for the message."""
+    """Parse a number such as 1e9, 1.5B or 300M; `name` is its option."""
     return number_with(text, UNITS, f"{name} is {text!r}: write a positive number, such as 1e9, 1.5B or 300M")
 
 
 def byte_count(text: str, name: str) -> float:
-    """Parse a number of bytes, or of bytes per second, such as 24GiB, 80GB or 3.35TB/s. Raises a UserError for other
-    texts; `name` is the option whose value it is, for the message."""
+    """Parse a number of bytes, or of bytes per second, such as 24GiB, 80GB or 3.35TB/s."""
     plain = text.strip().lower().removesuffix("/s").removesuffix("b")
     return number_with(plain, BYTES, f"{name} is {text!r}: write a positive number of bytes, such as 24GiB or 80GB")
 
 
 def operations(text: str, name: str) -> float:
-    """Parse operations per second such as 989T, 989TFLOPS or 9.89e14. Raises a UserError for other texts; `name` is the
-    option whose value it is, for the message."""
+    """Parse operations per second such as 989T, 989TFLOPS or 9.89e14."""
     plain = re.sub("flop(s|/s)?$", "", text.strip().lower())
     return number_with(plain, UNITS, f"{name} is {text!r}: write operations per second, such as 989T or 9.89e14")
 
 
 def number_with(text: str, units: Mapping[str, float], message: str) -> float:
-    """Parse a positive number that may be followed by one of `units`, a dict from the unit to its factor. Raises a
-    UserError with `message` for any other text."""
+    """Parse a positive number that may have a unit; raises a UserError with `message` for any other text."""
     match = re.fullmatch(r"(\d+\.?\d*(?:e[+-]?\d+)?|\.\d+)\s*([a-z]*)", text.strip().lower())
     value = float(match[1]) * units.get(match[2], math.nan) if match else math.nan
     if not (math.isfinite(value) and value > 0):

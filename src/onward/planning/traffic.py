@@ -23,18 +23,17 @@ from onward.config.routing import SigmoidRouting
 from onward.model.decoder import Decoder
 from onward.parallel.pipeline import FIRST
 from onward.parallel.vocabulary import rows_at_once
+from onward.planning.device_memory import narrowed
+from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
-from onward.planning.mesh import narrowed
-from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 
 SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "send", "broadcast"
 
 
 @dataclass(frozen=True)
 class Collective:
-    """The communication of one kind (such as all-reduces) for one purpose in a training step of a mesh of devices, as
-    one device takes part in it."""
+    """Communication of one kind for one purpose in a training step, as one device takes part in it."""
 
     axis: str  # mesh axis along which the devices communicate; "": all devices; "stage": those of a pipeline stage
     kind: str
@@ -45,7 +44,7 @@ class Collective:
 
     @property
     def sent(self) -> float:
-        """The bytes that one device sends in all calls, if the devices use the ring algorithm."""
+        """Bytes that one device sends in all calls, by the ring algorithm."""
         if self.kind == SEND:
             return self.bytes
         return (2 if self.kind == SUM else 1) * (self.devices - 1) / self.devices * self.bytes
@@ -62,9 +61,9 @@ def collectives(
     recompute: bool = False,
     stage: int | None = None,
 ) -> list[Collective]:
-    """List the communication of a training step in which each device of a mesh trains on one batch of `rows` windows of
-    `length` tokens or, in a `stage` of a pipeline, on as many batches as there are stages; by default of the stage that
-    sends the most. Replicas sum gradients in buckets, which count as one call."""
+    """The communication of a training step in which each device trains on a batch of `rows` windows (in a pipeline, on
+    as many batches as there are stages), by default in the stage that sends most. Replicas sum gradients in buckets,
+    which count as one call."""
     if stage is None:
         options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute}
         stages = (collectives(config, mesh, rows, length, **options, stage=i) for i in range(mesh.pipeline))
@@ -87,11 +86,9 @@ def collectives(
 
 
 def of_pipeline(
-    config: DecoderConfig, param_groups: list[Group], mesh: Mesh, tokens: int, stage: int
+    config: DecoderConfig, param_groups: list[ParameterGroup], mesh: Mesh, tokens: int, stage: int
 ) -> Iterator[Collective]:
-    """Yield the communication of a pipeline stage in a step: hidden states in fp32 to the next stage and their
-    gradients to the previous one, both for as many batches of `tokens` tokens as there are stages; the gradient of a
-    tied weight between the first and the last stage; and the loss."""
+    # hidden states and their gradients, in fp32, for as many batches of `tokens` tokens as there are stages
     n = mesh.pipeline
     states, is_first, is_last = 4 * tokens * config.d_model, stage == 0, stage == n - 1
     make = partial(Collective, "pipeline", SEND)
@@ -104,9 +101,8 @@ def of_pipeline(
     yield Collective("", SUM, "loads of experts", mesh.count, min(1, experts), 8 * experts)
 
 
-def of_shards(param_groups: list[Group], mesh: Mesh, precision: str) -> Iterator[Collective]:
-    """Yield the communication of shards (FSDP) in a step: gathers of weights, for blocks in the forward and again in
-    the backward, and sums of gradients in fp32, of which each device keeps its part."""
+def of_shards(param_groups: list[ParameterGroup], mesh: Mesh, precision: str) -> Iterator[Collective]:
+    # blocks are gathered in the forward and again in the backward; gradients are summed in fp32
     make = partial(Collective, "shard")
     for group in param_groups:
         numbers, kind = group.count * group.total("gathered"), "blocks" if group.is_block else "embedding and head"
@@ -116,17 +112,14 @@ def of_shards(param_groups: list[Group], mesh: Mesh, precision: str) -> Iterator
         yield make(SCATTER, f"gradients of {kind}", mesh.shards, group.count, sums)
 
 
-def of_replicas(param_groups: list[Group], mesh: Mesh) -> Iterator[Collective]:
-    """Yield the communication of replicas in a step: the sums of gradients in fp32."""
+def of_replicas(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Collective]:
     gradients = 4 * sum(group.count * group.total("local", trained=True) for group in param_groups)
     calls = sum(group.count for group in param_groups) if mesh.divides else 1
     yield Collective("replicate", SUM, "gradients", mesh.replicate, calls, gradients)
 
 
 def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
-    """Yield the communication of a context axis in a step: the keys and values of each layer, or its latents, and their
-    gradients; and the numbers of tokens of each expert that has an auxiliary loss. `width` is the number of bytes that
-    one element takes in all tokens of a batch, `again` the number of forwards in a step."""
+    """`width`: bytes of one element in all tokens of a batch; `again`: forwards in a step."""
     part = narrowed(config, mesh.tensor)
     layers = (at(part.attention, layer).entries(part) for layer in range(part.n_layers))
     entries = [math.prod(shape) for entries in layers for shape in entries.values()]
@@ -140,7 +133,7 @@ def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Ite
 
 def of_tensor(
     config: DecoderConfig,
-    param_groups: list[Group],
+    param_groups: list[ParameterGroup],
     mesh: Mesh,
     rows: int,
     length: int,
@@ -148,13 +141,9 @@ def of_tensor(
     recompute: bool,
     stage: int,
 ) -> Iterator[Collective]:
-    """Yield the communication of tensor parallelism in a step, in a pipeline `stage`: that of the inputs and outputs
-    of attention and feed-forward; sums of the gradients of parameters that each device keeps undivided; gathers of
-    queries and keys for norms over all heads; and the sums of a divided vocabulary. `recompute` repeats the forward of
-    blocks in the backward."""
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers, ends = branches_of(config, rows, length, precision, embeds=stage == 0)
-    divided = divides_tokens(length, n)
+    divided = divides_tokens(length, n)  # whole otherwise: padding would change the statistics of a router
     yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
     width = low_width(precision) if mesh.summed > 1 else 4
     summed = [
@@ -177,10 +166,11 @@ def of_tensor(
             yield make("gradients of the inputs of the head", n, chunks, ends.before_head)
 
 
-def of_branches(layers: list[Branches], ends: Ends, n: int, *, divided: bool, recompute: bool) -> Iterator[Collective]:
-    """Yield the communication of the attention and the feed-forward of all `layers` in a step, on a tensor axis of `n`
-    devices: sums of their outputs and of the gradients of their inputs or, if the tokens between them are `divided`,
-    gathers and scatters of as many bytes, and gathers at both `ends` of the blocks."""
+def of_branches(
+    layers: list[BranchSizes], ends: EndSizes, n: int, *, divided: bool, recompute: bool
+) -> Iterator[Collective]:
+    """Sums of the branches' outputs and of the gradients of their inputs or, if the tokens between branches are
+    `divided`, gathers and scatters of as many bytes."""
     inputs, outputs = [size for one in layers for size in one.inputs], [size for one in layers for size in one.outputs]
     again = [size for one in layers for size in one.outputs[: -1 if one.ends_early else None]] if recompute else []
     make = partial(Collective, "tensor")
@@ -195,9 +185,7 @@ def of_branches(layers: list[Branches], ends: Ends, n: int, *, divided: bool, re
 
 
 def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
-    """Yield the gathers of queries and keys in tensor parallelism, for norms that see all heads, and the sums of their
-    gradients. `width` is the number of bytes that one element takes in all tokens of a batch, `again` the number of
-    forwards in a step."""
+    # norms over all heads see gathered queries and keys
     n, calls, numbers = mesh.tensor, 0, 0
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
@@ -209,9 +197,8 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
 
 
 @dataclass
-class Ends:
-    """The bytes of the embeddings, of the input of the first block, of the output of the last block, and of the inputs
-    of the head."""
+class EndSizes:
+    """Bytes of the embeddings, of the first block's input, of the last block's output, of the head's input."""
 
     embedded: int = 0
     first: int = 0
@@ -220,38 +207,35 @@ class Ends:
 
 
 @dataclass
-class Branches:
-    """The bytes of the outputs and of the inputs of the attention and the feed-forward of one block, in the order in
-    which they run. `ends_early` says that a recomputation of the block stops before the last of these outputs, which no
-    backward reads."""
+class BranchSizes:
+    """Bytes of the outputs and inputs of one block's attention and feed-forward, in their order. `ends_early`: a
+    recomputation stops before the last output, which no backward reads."""
 
     outputs: list[int] = field(default_factory=list)
     inputs: list[int] = field(default_factory=list)
     ends_early: bool = False
 
     def note(self, module: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
-        """Record the sizes of the input and output of an attention or a feed-forward that has run; a forward hook,
-        whose arguments are the module, its inputs (`given`) and its output."""
+        """Forward hook of attention and feed-forward."""
         self.outputs.append(output.nbytes)
         self.inputs.append(given[0].nbytes)
         self.ends_early = True
 
     def note_other(self, *_: object) -> None:
-        """Record that another module of the block ran after the attention or the feed-forward; a forward hook."""
+        """Forward hook of a block's other modules."""
         self.ends_early = False
 
 
 def branches_of(
     config: DecoderConfig, rows: int, length: int, precision: str, *, embeds: bool
-) -> tuple[list[Branches], Ends]:
-    """Return the sizes of the attention and the feed-forward of each layer in a batch of `rows` windows of `length`
-    tokens, and those before and after the blocks. They are measured in a dry run of the forward with two blocks of each
-    kind. Unless the decoder `embeds` tokens, it receives hidden states in fp32, as a later pipeline stage does."""
+) -> tuple[list[BranchSizes], EndSizes]:
+    """The sizes of each layer's branches and around the blocks, in a dry run of two blocks of each kind. Unless the
+    decoder `embeds` tokens, it receives hidden states in fp32, as a later stage does."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
     chosen = [layer for layer in sorted({*kinds}) for _ in range(2)]
-    noted, ends = [Branches() for _ in chosen], Ends()
+    noted, ends = [BranchSizes() for _ in chosen], EndSizes()
 
     def note_ends(block: nn.Module, given: tuple[Any, ...], output: Tensor) -> None:
         ends.first, ends.last = ends.first or given[0].nbytes, output.nbytes
@@ -273,10 +257,8 @@ def branches_of(
     return layers, replace(ends, embedded=embedded.nbytes, before_head=before_head.nbytes)
 
 
-def of_muon(param_groups: list[Group], mesh: Mesh) -> Iterator[Collective]:
-    """Yield the communication of the optimizer Muon in a step, in bf16: gathers of the parts of each matrix's update,
-    and gathers of the orthogonalized matrices, each of which is computed by one device of all, or of a pipeline
-    stage."""
+def of_muon(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Collective]:
+    # in bf16: parts of each matrix's update, and orthogonalized matrices, each computed by one device
     parts, calls, n = Counter[str](), Counter[str](), mesh.stage
     for group in param_groups:
         for piece in group.pieces if group.is_block else ():
@@ -295,13 +277,10 @@ def of_muon(param_groups: list[Group], mesh: Mesh) -> Iterator[Collective]:
 
 
 def stage_axis(mesh: Mesh) -> str:
-    """Return the axis of the processes of a stage: "" for all, without a pipeline."""
     return "stage" if mesh.pipeline > 1 else ""
 
 
 def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
-    """Yield the collectives that sum single numbers over the processes in a step: counts of targets, the loss, the norm
-    of the gradient (if shards or tensor parallelism divide the gradient), and the numbers of tokens of each expert."""
     calls = 3 if mesh.divides else 2
     yield Collective("", SUM, "numbers of targets, loss, norm", mesh.count, calls, 8 * (calls + 1))
     counts = [part.count for part in mlps(config) if isinstance(part, Experts)]
@@ -309,11 +288,10 @@ def of_numbers(config: DecoderConfig, mesh: Mesh) -> Iterator[Collective]:
 
 
 def mlps(config: DecoderConfig) -> list[object]:
-    """Return the feed-forward configuration of each layer that has a feed-forward."""
     layers = range(config.n_layers)
     return [at(config.mlp, layer) for layer in layers if not isinstance(at(config.block, layer), AttentionOnly)]
 
 
 def low_width(precision: str) -> int:
-    """Return the bytes of a number in the precision of matrix products, such as "bf16"."""
+    """Bytes of a number in matrix products."""
     return 4 if precision == "fp32" else 2

@@ -13,11 +13,8 @@ NAMES = {"where": "where", "how": "how it was measured", "why": "why it matters"
 
 
 def write_findings(page: Path, target: str, summary: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write the findings of `onward doctor` about the model or data `target` as the HTML file `page`, failures first.
-
-    Each of `rows` is a check, with the keys "check" (its name), "status", "what" (the finding), "where" (the location),
-    "how" (the measurement), "why" (it matters) and "mend" (the remedy). `summary` is the sentence at the top.
-    """
+    """Write the findings of `onward doctor` about `target`, failures first, under the sentence `summary`. Each of
+    `rows` has the keys check, status, what, where, how, why and mend."""
     failed = [row for row in rows if row["status"] == "failed"]
     others = {status: [row for row in rows if row["status"] == status] for status in STATUSES}
     parts = {
@@ -43,8 +40,6 @@ HEADER = "check", "finding", "how it was measured"
 
 
 def article(row: Mapping[str, Any]) -> str:
-    """Return the HTML article for one failed check of `onward doctor`; `row` has the same keys as the rows of
-    `write_findings`, such as "what" and "mend"."""
     facts = [(title, str(row[name])) for name, title in NAMES.items() if row[name]]
     return (
         f'<article><h2>{visible(row["check"])}</h2><p class="notice">{visible(row["what"])}</p>{table(facts)}</article>'

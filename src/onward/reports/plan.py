@@ -21,6 +21,7 @@ from onward.planning.arrangements import (
     step_time,
     tensor_sizes,
 )
+from onward.planning.device_memory import device_memory
 from onward.planning.flops import (
     attention_flops,
     causal_attention_flops,
@@ -39,7 +40,6 @@ from onward.planning.memory import (
     most,
     training_memory,
 )
-from onward.planning.mesh import device_memory
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
 from onward.planning.traffic import Collective, collectives
 from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines, vocabulary_line
@@ -51,8 +51,7 @@ ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 @dataclass(frozen=True)
 class Proposal:
-    """A possible mesh for a training, an arrangement of the devices along the axes replicate, shard and tensor, with
-    the training memory of one device in it and the tokens per second of all devices."""
+    """A mesh to choose from, with the training memory of one of its devices and the tokens per second of all."""
 
     mesh: Mesh
     memory: TrainingMemory
@@ -61,8 +60,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Planned:
-    """The input of `onward plan`, which estimates memory and speed before a model is trained or used: a decoder, how it
-    is used, and the machine. The methods compute the lines of the plan."""
+    """The input of `onward plan`: a decoder, its use, and the machine. The methods compute the lines of the plan."""
 
     config: DecoderConfig
     machine: Machine
@@ -82,45 +80,36 @@ class Planned:
 
     @property
     def holes(self) -> float:
-        """The share of memory that the allocator loses to gaps between tensors; 0 except on a CPU."""
+        """Share of memory that the allocator loses to gaps between tensors."""
         return HOLES if self.machine.is_cpu else 0.0
 
     def generation(self, batch: int, context: int) -> GenerationMemory:
-        """Compute the memory of generating `batch` texts of `context` tokens together."""
         options = {"quantize": self.quantize, "quantized_cache": self.quantized_cache}
         return generation_memory(self.config, batch, context, DTYPES[self.dtype], holes=self.holes, **options)  # type: ignore[arg-type]
 
     @cached_property
     def trained(self) -> DecoderConfig:
-        """The config of the decoder in training: `config` but, except on a CPU, without dropout, since fused attention
-        kernels store no dropped attention weights."""
+        # without dropout, except on a CPU: fused attention kernels store no dropped attention weights
         return self.config if self.machine.is_cpu else replace(self.config, dropout=0.0)
 
     @property
     def step_options(self) -> dict[str, Any]:
-        """The options that all estimates of training memory share, as keyword arguments of `training_memory` and
-        `device_memory`."""
         return {**self.mesh_options, "holes": self.holes}
 
     def training(self, batch: int) -> TrainingMemory:
-        """Compute the memory of training on one device with batches of `batch` windows of the planned context
-        length."""
         return training_memory(self.trained, batch, self.context, CrossEntropy(), **self.step_options)
 
     @cached_property
     def here(self) -> GenerationMemory:
-        """The memory of generation for the planned number of texts and the planned context length."""
         return self.generation(self.batch, self.context)
 
     def cache(self, batch: int, context: int) -> int:
-        """Compute the bytes of the KV cache for `batch` texts of `context` tokens."""
         chunk = self.here.chunk
         return cache_bytes(
             self.config, batch, context, DTYPES[self.dtype], quantized=self.quantized_cache, chunk=min(chunk, context)
         )
 
     def lines(self) -> Iterator[Line]:
-        """Yield all lines of the plan, section by section."""
         yield from self.operations()
         yield from self.generation_lines()
         yield from self.training_lines()
@@ -130,7 +119,6 @@ class Planned:
         yield from self.speeds()
 
     def operations(self) -> Iterator[Line]:
-        """Yield the lines of the plan for floating-point operations per token, in the forward pass and in training."""
         line = partial(number, "operations per token")
         config, count, active = self.config, parameters(self.config), active_parameters(self.config)
         products, attention = weight_flops(config), causal_attention_flops(config, self.context)
@@ -148,8 +136,6 @@ class Planned:
         yield line("6 N without embeddings", 6 * rest, "6 x parameters of layers and untied head (Kaplan)")
 
     def generation_lines(self) -> Iterator[Line]:
-        """Yield the lines of the plan for the memory of generation, the longest context and the largest batch that
-        fit."""
         section = f"memory of generation, {self.batch} x {self.context:,} tokens"
         line, config, memory = partial(size, section), self.config, self.here
         dtype = DTYPES[self.dtype]
@@ -181,20 +167,16 @@ class Planned:
 
     @property
     def allocator(self) -> str:
-        """The words that the formula of the activations' memory needs if the allocator leaves gaps between tensors; ""
-        without gaps."""
         return f", plus {HOLES:.0%} for fragmentation of CPU memory" if self.holes else ""
 
     def fit(self, line: partial[Line], peak: int, by: str) -> Iterator[Line]:
-        """Yield a line for `peak`, the peak memory in bytes, and a line for the memory left or missing on the machine.
-        `line` makes a line of the current section of the plan; `by` is the formula of the peak, as text."""
+        """The peak, and the memory left or missing."""
         yield line("peak", peak, by)
         left = self.machine.memory - peak
         what = "left" if left >= 0 else "does not fit, exceeds memory by"
         yield line(what, abs(left), f"{size_of(int(self.machine.memory))} of {self.machine.name}")
 
     def training_lines(self) -> Iterator[Line]:
-        """Yield the lines of the plan for the memory of training on one device and the largest batch that fits."""
         section = f"memory of training, {self.batch} x {self.context:,} tokens in {self.precision}"
         line, memory = partial(size, section), self.training(self.batch)
         yield line("weights", memory.weights, "4 bytes x parameters")
@@ -217,7 +199,6 @@ class Planned:
             )
 
     def proposal_lines(self) -> Iterator[Line]:
-        """Yield a line for each proposed mesh of devices: its memory and its speed."""
         section = f"meshes of {self.count} {self.machine.name}" + ", with --recompute" * self.recompute
         for one in self.proposed:
             text = f"{one.speed / self.count:,.0f} tokens/s of each device, {size_of(one.memory.peak)}"
@@ -225,8 +206,6 @@ class Planned:
             yield Line(section, str(one.mesh), one.speed, text, "fits" if self.fits(one) else beyond)
 
     def mesh_lines(self, mesh: Mesh) -> Iterator[Line]:
-        """Yield the lines for one device of a mesh in training: its memory, the bytes that it sends in a step, and its
-        speed."""
         section = f"one device of mesh {mesh}, training in {self.precision}"
         memory, windows = self.on_mesh(mesh), self.batch * mesh.data * mesh.pipeline
         yield from memory_lines(section, memory, mesh)
@@ -245,8 +224,7 @@ class Planned:
             yield from time_lines(section, self.time(mesh), windows * self.context, mesh)
 
     def stage_lines(self, section: str, mesh: Mesh) -> Iterator[Line]:
-        """Yield the lines for the stages of a pipeline: the peak memory of each, and the share of a step for which a
-        stage waits. `section` is the heading under which they stand."""
+        """The peak memory of each stage, and the share of a step for which a stage waits."""
         p = mesh.pipeline
         for stage in range(p):
             peak = self.on_mesh(mesh, stage).peak
@@ -255,47 +233,37 @@ class Planned:
         yield Line(section, "bubble", bubble, f"{bubble:.1%} of the arithmetic", by)
 
     def on_mesh(self, mesh: Mesh, stage: int | None = None) -> TrainingMemory:
-        """Compute the training memory of one device of a mesh, an arrangement of several devices: of the device that
-        needs the most, or of one in a pipeline `stage`."""
+        """Training memory of the device that needs the most, or of one in a `stage`."""
         options = self.step_options | {"stage": stage}
         return device_memory(self.trained, mesh, self.batch, self.context, CrossEntropy(), **options)
 
     @property
     def mesh_options(self) -> dict[str, Any]:
-        """The options that all estimates for a mesh of devices share, as keyword arguments of `collectives` and
-        `step_time`."""
         return {"precision": self.precision, "optimizer": self.optimizer, "recompute": self.recompute}
 
     def sent(self, mesh: Mesh) -> list[Collective]:
-        """List the collectives (all-reduce, all-gather, reduce-scatter) of one training step on a mesh, with the bytes
-        that each sends."""
         return collectives(self.config, mesh, self.batch, self.context, **self.mesh_options)
 
     def time(self, mesh: Mesh) -> StepTime:
-        """Estimate the time of a training step on a mesh."""
         return step_time(self.config, mesh, self.machine, self.batch, self.context, **self.mesh_options)
 
     def speed(self, mesh: Mesh) -> float:
-        """Estimate the training tokens per second of all devices of a mesh together."""
         return self.batch * mesh.data * mesh.pipeline * self.context / self.time(mesh).seconds
 
     def proposed_for(self, count: int) -> Planned:
-        """Return this plan with the meshes of `count` devices to choose from, and the first of them. If none fits,
-        blocks are recomputed."""
+        """This plan with the meshes of `count` devices to choose from, and the first of them; if none fits, blocks are
+        recomputed."""
         found = self.proposals(count)
         if not self.fits(found[0]) and not self.recompute:
             return replace(self, recompute=True).proposed_for(count)
         return replace(self, mesh=found[0].mesh, proposed=found)
 
     def fits(self, proposal: Proposal) -> bool:
-        """Return whether a device of a proposed mesh has the memory to train."""
         return proposal.memory.peak <= SAFE * self.machine.memory
 
     def proposals(self, count: int) -> list[Proposal]:
-        """List the meshes that `count` devices can form, with their memory and speed. First come those whose training
-        fits into a device's memory, the fastest first, then the others, the one with the least memory first. Pipelines
-        are tried if no other mesh fits, or if the network limits the fastest one that fits, and a context axis if no
-        other mesh fits."""
+        """Meshes of `count` devices: first those that fit, the fastest first, then the others, by memory. Pipelines are
+        tried if no other mesh fits, or if the network limits the fastest one, and a context axis if no other fits."""
         sizes, limit = tensor_sizes(self.config, count), SAFE * self.machine.memory
         found = [Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)) for mesh in arrangements(count, tensor=sizes)]
         able = [one for one in found if self.fits(one)]
@@ -314,8 +282,6 @@ class Planned:
         return sorted(found, key=lambda one: (0, -one.speed) if self.fits(one) else (1, one.memory.peak))
 
     def speeds(self) -> Iterator[Line]:
-        """Yield the lines of the plan for the speed of prefill, decoding and training on the machine, and for the hours
-        and cost of the entire training."""
         section = f"speed on {self.machine.name} ({self.machine.source})"
         machine, config, memory = self.machine, self.config, self.here
         line = partial(Line, section)
@@ -358,7 +324,6 @@ class Planned:
 
 
 def unread(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of weights that decoding one token does not read: the embedding, unless it is also the head, and
-    the experts that the token is not assigned to."""
+    """Bytes that decoding a token does not read: the embedding, unless it is the head, and experts not assigned."""
     table = 0 if config.tied else config.vocab_size * config.d_embed
     return (table + parameters(config) - active_parameters(config)) * dtype.itemsize

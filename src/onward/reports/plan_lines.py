@@ -16,8 +16,7 @@ from onward.planning.traffic import SUM, Collective
 
 @dataclass(frozen=True)
 class Line:
-    """One line of `onward plan`: a figure, such as the memory of the weights, in its section, with the formula from
-    which it is computed."""
+    """A figure in its section, with the formula from which it is computed."""
 
     section: str
     what: str
@@ -27,20 +26,14 @@ class Line:
 
 
 def number(section: str, what: str, value: float, by: str) -> Line:
-    """Return a line of the plan whose value is a plain number. `section` is the heading under which it stands, `what`
-    the name of the figure, `by` its formula as text."""
     return Line(section, what, value, f"{value:.4g}" if value >= 1e6 else f"{value:,.0f}", by)
 
 
 def size(section: str, what: str, value: int, by: str) -> Line:
-    """Return a line of the plan whose value is a number of bytes. `section` is the heading under which it stands,
-    `what` the name of the figure, `by` its formula as text."""
     return Line(section, what, value, size_of(int(value)), by)
 
 
 def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[Line]:
-    """Yield the lines of the plan for the training memory of one device of a mesh: weights, gradients, optimizer,
-    activations and gathered weights. `section` is the heading under which they stand."""
     line, part = partial(size, section), "the device's part of the parameters"
     of_tokens, of_heads = mesh.context > 1, mesh.tensor > 1
     own = (
@@ -57,8 +50,6 @@ def memory_lines(section: str, memory: TrainingMemory, mesh: Mesh) -> Iterator[L
 
 
 def vocabulary_line(section: str, config: DecoderConfig, mesh: Mesh) -> Line:
-    """Return the line of the plan for the rows of the embedding and the head that one device of a mesh holds. `section`
-    is the heading under which it stands."""
     if divides_vocabulary(config, mesh.tensor):
         rows, how = config.vocab_size // mesh.tensor, f"vocab_size / {mesh.tensor}"
     else:
@@ -67,8 +58,7 @@ def vocabulary_line(section: str, config: DecoderConfig, mesh: Mesh) -> Line:
 
 
 def traffic_lines(section: str, sent: list[Collective], mesh: Mesh) -> Iterator[Line]:
-    """Yield a line of the plan for each collective operation in `sent`, those of one training step, and a line for the
-    bytes that a device sends along each axis of the mesh. `section` is the heading under which they stand."""
+    """A line for each collective, and one for the bytes sent along each axis."""
     for one in sent:
         what = f"{one.kind} of {one.purpose}"
         times = f"in {one.calls:,} calls, " if one.calls > 1 else ""
@@ -86,9 +76,6 @@ def traffic_lines(section: str, sent: list[Collective], mesh: Mesh) -> Iterator[
 
 
 def time_lines(section: str, time: StepTime, tokens: int, mesh: Mesh) -> Iterator[Line]:
-    """Yield the lines of the plan for the time of a training step of `tokens` tokens on a mesh. `section` is the
-    heading under which they stand."""
-
     def line(what: str, seconds: float, by: str) -> Line:
         return Line(section, what, seconds, f"{1e3 * seconds:,.4g} ms", by)
 

@@ -29,7 +29,7 @@ from onward.serving import (
 )
 from onward.serving.errors import RETRY_AFTER, body_of, error_body
 from onward.serving.guard import Guard
-from onward.serving.metrics import Metrics
+from onward.serving.metrics import ServerMetrics
 from onward.serving.service import Service
 from onward.serving.shapes import mistake, shown
 from onward.serving.streams import JSONReply
@@ -41,11 +41,11 @@ ABOUT = "Models in the API of OpenAI. The fields of a request have the names of 
 def make_app(
     service: Service, *, keys: Sequence[str] = (), hosts: Sequence[str] = (), origins: Sequence[str] = ()
 ) -> FastAPI:
-    """Return the FastAPI application that answers requests with a Service. `keys` are the accepted API keys (empty: no
-    key is needed), `hosts` the names of this server that a Host header may have, and `origins` the web sites that may
-    call it from a browser."""
+    """The application of a Service. `keys` are accepted API keys (empty: none is needed), `hosts` the names that a Host
+    header may have, `origins` the web sites whose pages may call it."""
+    # /docs is our own page: FastAPI's loads a script from another host, which the Content-Security-Policy forbids
     app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None, default_response_class=JSONReply)
-    app.state.service, app.state.metrics = service, Metrics(service)
+    app.state.service, app.state.metrics = service, ServerMetrics(service)
     app.state.logits, app.state.roles = inside.Logits(), {}
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
     for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, pages, reference:
@@ -63,8 +63,6 @@ def make_app(
 
 
 async def failed(request: Request, error: Exception) -> JSONReply:
-    """Return the error response for an exception of a route, with its HTTP status; log the exception if the status is
-    500, a failure of the server."""
     sent = await request.json() if isinstance(error, UserError) and request.method == "POST" else None
     status, body = body_of(error, sent)
     if status == 500:
@@ -74,8 +72,7 @@ async def failed(request: Request, error: Exception) -> JSONReply:
 
 
 async def refused(request: Request, error: Exception) -> JSONReply:
-    """Return the error response for an error of the HTTP layer: an unknown path, a wrong method, a body that is too
-    large."""
+    # of the HTTP layer: an unknown path, a wrong method, a body that is too large
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 400:  # in reading the body
@@ -86,8 +83,7 @@ async def refused(request: Request, error: Exception) -> JSONReply:
 
 
 async def invalid(request: Request, error: Exception) -> JSONReply:
-    """Return the error response for a body that is not JSON or does not have the types of its fields: its first mistake
-    in one sentence."""
+    """The first mistake of a body in one sentence."""
     assert isinstance(error, RequestValidationError)
     first, kind = error.errors()[0], request.headers.get("content-type")
     param = None

@@ -23,7 +23,7 @@ from onward.serving.errors import ApiError
 from onward.serving.fields import FORM_CHARACTERS, SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
-from onward.serving.parts import Call, Part, ResponseFormat, Tool
+from onward.serving.request_objects import Call, ContentPart, ResponseFormat, Tool
 from onward.serving.service import Service, log_note, service_of
 from onward.serving.shapes import Whole, shown
 from onward.serving.streams import DONE, event
@@ -41,7 +41,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     role: str = Field(description="system, developer, user, assistant or tool.")
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     name: str | None = None
@@ -87,16 +87,16 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     served = service.model(body.model)
     if len(body.messages) > service.limits.max_messages:
         most = f"give at most {service.limits.max_messages}"
-        raise ApiError(f"messages has {len(body.messages)} of them: {most}", param="messages")
+        raise ApiError(f"Cannot answer a conversation of {len(body.messages)} messages: {most}", param="messages")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
     schema = schema_of(body.response_format)
     messages = [message_of(message.model_dump(), number) for number, message in enumerate(body.messages)]
     ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
     if body.top_logprobs and not body.logprobs:
-        raise ApiError("top_logprobs is given without logprobs: set it to true", param="top_logprobs")
+        raise ApiError("Cannot give top_logprobs without logprobs: set it to true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     job, forms = await begin(service, served, body, messages, tools, "chat", schema, ends, num_logprobs)
-    reply = Reply(body, served, job, tools, forms)
+    reply = ChatReply(body, served, job, tools, forms)
     if body.stream:
         return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
@@ -113,10 +113,8 @@ async def begin(
     ends: Mapping[str, bool] | None = None,
     logprobs: int | None = None,
 ) -> tuple[Job, Forms]:
-    """Start the answer to a conversation; return its Job, whose text grows as the engine steps, and how the answer is
-    read. `label` is its name in the log. `schema` is the JSON schema of an answer without calls, None for any text;
-    `ends` are the arguments of `Chat.encode` that say how the prompt ends; `logprobs` is the number of alternatives per
-    token, None for no log-probabilities. By default an answer may fill the context."""
+    """Start the answer to a conversation, by default as long as the context; return its job, and how it is read.
+    `label` names it in the log, `schema` is that of an answer without calls, `ends` are arguments of `Chat.encode`."""
     variables = variables_of(body.chat_template_kwargs, tools, served)
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
@@ -145,8 +143,7 @@ async def begin(
 
 
 def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Forms:
-    """Return the forms of calls and of reasoning in the answers of a model: those that the command names, or else those
-    of its chat template. The `reasoning_format` none of a request leaves reasoning in the content."""
+    """The forms that the command names, or else those of the model's chat template."""
     template = template_of(served)
     calls = call_form_of(template) if served.tool_parser == "auto" else served.tool_parser
     reasoning = reasoning_form_of(template) if served.reasoning_parser == "auto" else served.reasoning_parser
@@ -158,8 +155,7 @@ def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Form
 
 
 def check_form(form: Mapping[str, Any], body: ChatFields, field: str) -> None:
-    """Raise an ApiError if the constraint that follows from a field of the request is too long, or if another field
-    constrains the answer too."""
+    """Raise an ApiError for a constraint that is too long, or a second one."""
     if other := next((name for name in (*CONSTRAINTS, "structured_outputs") if getattr(body, name)), None):
         raise ApiError(f"Cannot combine {field} and {other}, which both constrain the answer: choose one", param=other)
     if len(form.get("grammar", "")) > FORM_CHARACTERS:
@@ -171,21 +167,18 @@ def check_form(form: Mapping[str, Any], body: ChatFields, field: str) -> None:
 
 
 def of_messages(error: UserError, field: str) -> ApiError:
-    """Return the error of a request for an error of its conversation, which the request has in `field`. For the field
-    messages, the message that the error names by its number is named by its index."""
+    """Name the message of an error by its index in `field`, in place of its number."""
     found = re.search(r"\bmessage (\d+)\b", str(error)) if field == "messages" else None
     place = f"messages[{int(found[1]) - 1}]" if found else field
     return ApiError(str(error).replace(found[0], place) if found else str(error), param=place)
 
 
 def texts_of(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the field `stop` of a request, one text, several or None, as a tuple of texts."""
     return (stop,) if isinstance(stop, str) else tuple(stop or ())
 
 
 def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Return the JSON schema in the field `response_format`; None for a free answer. Raises an ApiError for an
-    unsupported response_format."""
+    """The JSON schema in the field `response_format`; None for a free answer."""
     match (response_format or {}).get("type", "text"):
         case "text":
             return None
@@ -205,8 +198,7 @@ def schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | 
 
 
 def message_of(message: Mapping[str, Any], number: int, field: str = "messages") -> dict[str, Any]:
-    """Return a message of a request for the chat template, its content as text. Raises an ApiError, which names item
-    `number` of the `field` that holds the message, for content other than text."""
+    """A message for the chat template, its content as text; errors name item `number` of `field`."""
     result = {name: value for name, value in message.items() if value is not None}
     content = message.get("content")
     if isinstance(content, list):
@@ -223,28 +215,30 @@ def message_of(message: Mapping[str, Any], number: int, field: str = "messages")
 
 
 def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) -> dict[str, Any]:
-    """Return the variables for the chat template by name: those `given` in the request, and the tools. Raises an
-    ApiError for a variable with the name of a field, and for tools if the template does not show tools to the model."""
+    """Variables for the chat template: those given in the request, and the tools."""
     variables = dict(given or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
-        message = f"chat_template_kwargs holds {min(clash)}, which is a field of the request: give it there"
+        message = (
+            f"Cannot set {min(clash)} in chat_template_kwargs, because it is a field of the request: give it there"
+        )
         raise ApiError(message, param="chat_template_kwargs")
     if tools.choice != "none":
         if "tools" not in template_of(served):
-            raise ApiError(f"the chat template of {served.name} does not show tools to the model", param="tools")
+            raise ApiError(
+                f"Cannot offer tools, because the chat template of {served.name} does not show them to the model",
+                param="tools",
+            )
         variables["tools"] = [{"type": "function", "function": function.given} for function in tools.functions]
     return variables
 
 
 def template_of(served: Served) -> str:
-    """Return the source of a model's chat template; "" if it has none."""
     templates = served.lm.text().templates
     return templates.get("default") or next(iter(templates.values()), "")
 
 
-class Reply:
-    """The reply to a request of /v1/chat/completions, made from the updates of its answers (the tokens and text that
-    each step of the engine adds): one JSON object (`as_json`) or, for a stream, server-sent events (`events`)."""
+class ChatReply:
+    """The reply to a request, one JSON object or server-sent events, from the updates of its answers."""
 
     def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools, forms: Forms) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
@@ -254,21 +248,17 @@ class Reply:
         self.num_calls = [0] * len(job.answers)
 
     def logprobs(self, update: Update) -> dict[str, Any] | None:
-        """Return the log-probabilities of an update's tokens in the form of OpenAI's API; None if the request does not
-        ask for them."""
         return of_chat(self.tokenizer, update.logprobs, self.body.top_logprobs or 0) if self.body.logprobs else None
 
     def finish_reason(self, update: Update) -> str | None:
-        """Return why the answer of an update ended (stop, length, tool_calls, ...); None while it grows."""
+        """Why the answer of an update ended; None while it grows."""
         called = self.num_calls[update.index] and not self.tools.named
         return "tool_calls" if called and update.finish_reason == "stop" else update.finish_reason or None
 
     def usage(self) -> dict[str, Any]:
-        """Return the numbers of tokens of the prompt and of the answers."""
         return usage_of(self.job, sum(splitter.num_reasoning for splitter in self.splitters))
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the whole reply as one JSON object; `updates` are all updates of its answers."""
         choices = []
         for index in range(len(self.splitters)):
             update = merged([update for update in updates if update.index == index])
@@ -278,13 +268,9 @@ class Reply:
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage()}
 
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        """Return the text of a server-sent event of this reply with `choices`, the new pieces of its answers in the
-        form of OpenAI's API; `more` are further fields of the event."""
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as server-sent events while its answers grow; `batches` are the lists of their updates, each
-        the tokens and text that one step of the engine adds."""
         for index in range(len(self.splitters)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
@@ -296,8 +282,8 @@ class Reply:
         yield DONE
 
     def choices(self, update: Update) -> list[dict[str, Any]]:
-        """Return an update as items of `choices` in events, each with a piece of the reply; the first one has the
-        log-probabilities, and the last one of an answer has an empty delta and the finish reason."""
+        """The update as items of `choices`: the first has the log-probabilities, the last of an answer the finish
+        reason and an empty delta."""
         logprobs, deltas = self.logprobs(update), self.deltas(update)
         if not deltas and logprobs and logprobs["content"]:
             deltas = [{}]
@@ -313,12 +299,11 @@ class Reply:
         return result
 
     def deltas(self, update: Update) -> list[dict[str, Any]]:
-        """Return the pieces that an update adds to the message of its answer, in the form of OpenAI's API."""
         pieces = (self.delta(update.index, event) for event in self.splitters[update.index].push(update))
         return [piece for piece in pieces if piece]
 
     def delta(self, index: int, event: Event) -> dict[str, Any]:
-        """Return an event of the answer with this index as a piece of its message; {} for one that adds nothing."""
+        """A piece of the answer's message; {} for an event that adds nothing."""
         match event.kind:
             case "content":
                 return {"content": event.text}
@@ -335,7 +320,6 @@ class Reply:
 
 
 def whole(deltas: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the message that consists of these pieces."""
     message: dict[str, Any] = {"role": "assistant", "content": "", "refusal": None}
     calls: list[dict[str, Any]] = []
     for delta in deltas:

@@ -50,9 +50,13 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
     room = served.engine.length - max(map(len, prompts), default=0)
     options = body.options(max(1, min(DEFAULT_TOKENS, room)), logprobs=body.logprobs)
     if body.best_of not in (None, options.n):
-        raise ApiError(f"best_of is {body.best_of}: leave it out, or give n answers ({options.n})", param="best_of")
+        raise ApiError(
+            f"Cannot rank answers by best_of {body.best_of}: leave it out, or give n ({options.n})", param="best_of"
+        )
     job = await service.submit(served, prompts, options, "completions", body.edits)
-    reply = Reply(body, served, job, [Choice(body, served, prompt) for prompt in prompts for _ in range(options.n)])
+    reply = CompletionReply(
+        body, served, job, [CompletionChoice(body, served, prompt) for prompt in prompts for _ in range(options.n)]
+    )
     if body.echo and body.logprobs is not None:
         await reply.read_prompts(service)
     if body.stream:
@@ -61,7 +65,6 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
 
 
 def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
-    """Return the token ids of each prompt of a request, which gives texts or token ids."""
     tokenizer, given = served.lm.text(), body.prompt
     if isinstance(given, list) and given and isinstance(given[0], int):
         given = [given]  # type: ignore[list-item]
@@ -74,8 +77,7 @@ def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
 
 
 def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[int]:
-    """Return the last tokens of a prompt, as many as the field truncate_prompt_tokens says: None keeps all, -1 keeps as
-    many as fit into the context before one answer token. Raises an ApiError for 0 and other negative numbers."""
+    """The last tokens, as many as truncate_prompt_tokens says; -1: as many as fit before one answer token."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tokens
@@ -84,9 +86,8 @@ def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[i
     return tokens[-(keep if keep > 0 else served.engine.length - 1) :]
 
 
-class Choice:
-    """One answer of a reply of /v1/completions: its prompt, and the number of its characters that were already sent to
-    the client."""
+class CompletionChoice:
+    """One answer of a reply, and the number of its characters that were sent."""
 
     def __init__(self, body: CompletionRequest, served: Served, prompt: list[int]) -> None:
         self.body, self.tokenizer, self.prompt = body, served.lm.text(), prompt
@@ -95,8 +96,7 @@ class Choice:
         self.offset = 0  # characters that were sent
 
     def piece(self, index: int, update: Update) -> dict[str, Any]:
-        """Return the text and log-probabilities that an update adds to this answer, the `index`-th of the reply, as an
-        item of `choices`."""
+        """The `index`-th item of `choices`."""
         text = self.before + update.text
         logprobs = None
         if self.body.logprobs is not None:
@@ -107,11 +107,10 @@ class Choice:
         return choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {})
 
 
-class Reply:
-    """The reply to a request of /v1/completions, made from the updates of its answers: one JSON object (`as_json`) or,
-    for a stream, server-sent events (`events`)."""
+class CompletionReply:
+    """The reply to a request, one JSON object or server-sent events, from the updates of its answers."""
 
-    def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[Choice]) -> None:
+    def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[CompletionChoice]) -> None:
         self.body, self.served, self.job, self.choices = body, served, job, choices
         self.head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -121,8 +120,7 @@ class Reply:
         }
 
     async def read_prompts(self, service: Service) -> None:
-        """Compute the log-probabilities of the prompts' tokens, which the reply includes if the request asks to echo
-        the prompts."""
+        """Compute log-probabilities of the prompts, for a request that echoes them."""
         model, count = self.served.lm.model, self.body.logprobs or 0
 
         def read(prompt: list[int]) -> list[TokenLogprob | int]:
@@ -133,13 +131,11 @@ class Reply:
             choice.prompt_logprobs = await service.in_engine(lambda prompt=choice.prompt: read(prompt))  # type: ignore[misc]
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the whole reply as one JSON object; `updates` are all updates of its answers."""
         joined = [merged([update for update in updates if update.index == i]) for i in range(len(self.choices))]
         choices = [choice.piece(i, update) for i, (choice, update) in enumerate(zip(self.choices, joined))]
         return {**self.head, "choices": choices, "usage": usage_of(self.job)}
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as server-sent events; `batches` are the updates of its answers as they grow."""
         async for updates in batches:
             for update in updates:
                 choice = self.choices[update.index].piece(update.index, update)

@@ -30,15 +30,18 @@ class Edits(BaseModel):
     layers: list[Whole] = Field(default_factory=list, max_length=MOST_OFF)
 
     def names(self, model: Decoder) -> list[str]:
-        """Return the names of the activations that become 0, as `onward.edit` takes them. Raises an ApiError for a head
-        or layer that the model lacks."""
+        """Names of the activations that become 0; raises an ApiError for a head or layer that the model lacks."""
         n_layers, n_heads = model.config.n_layers, model.config.n_heads
         for layer in (*self.layers, *(layer for layer, _ in self.heads)):
             if not 0 <= layer < n_layers:
-                raise ApiError(f"edits name layer {layer}, and the model has {n_layers}", param="edits")
+                raise ApiError(
+                    f"Cannot apply edits to layer {layer}: the model has layers 0 to {n_layers - 1}", param="edits"
+                )
         for _, head in self.heads:
             if not 0 <= head < n_heads:
-                raise ApiError(f"edits name head {head}, and a layer has {n_heads}", param="edits")
+                raise ApiError(
+                    f"Cannot apply edits to head {head}: a layer has heads 0 to {n_heads - 1}", param="edits"
+                )
         known = activations(model)
         parts = [f"blocks.{layer}.{part}.out" for layer in self.layers for part in ("attn", "mlp")]
         heads = [f"blocks.{layer}.attn.heads.{head}" for layer, head in self.heads]
@@ -46,8 +49,7 @@ class Edits(BaseModel):
 
 
 def edited_for(model: Decoder, names: Collection[str], requests: Collection[Request]) -> AbstractContextManager[None]:
-    """Return a context in which the activations `names` of a model are 0 in the batch rows of `requests` (the
-    engine's); the rows of other requests are computed as usual."""
+    """A context in which these activations are 0 in the batch rows of the engine's `requests` alone."""
 
     def zeroed(x: Tensor, _: Location) -> Tensor:
         rows = ROWS.get()

@@ -43,7 +43,10 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
     check_others(body.model_extra or {})
     if body.dimensions not in (None, served.lm.config.d_model):
         size = served.lm.config.d_model
-        raise ApiError(f"dimensions is {body.dimensions}, and this model has {size}: leave it out", param="dimensions")
+        raise ApiError(
+            f"Cannot return {body.dimensions} dimensions, because this model has {size}: leave dimensions out",
+            param="dimensions",
+        )
     texts = await service.compute(tokens_of, body, served)
     vectors = []
     for tokens in texts:  # others decode between two texts
@@ -58,8 +61,7 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
 
 
 def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
-    """Return the token ids of each text of a request. Raises an ApiError for a text that is empty or does not fit in
-    the context, and for too many texts."""
+    """The token ids of each text."""
     given = body.input
     if isinstance(given, list) and given and isinstance(given[0], int):
         given = [given]  # type: ignore[list-item]
@@ -74,14 +76,18 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
             raise ApiError(f"{place} has a token beyond the vocabulary of {vocab_size}", param=place)
         if len(tokens) > length:
-            message = f"{place} has {len(tokens)} tokens, and this model's maximum context length is {length} tokens"
-            raise ApiError(f"{message}: shorten it", param=place, code=TOO_LONG)
+            limit = f"this model's maximum context length is {length} tokens"
+            raise ApiError(
+                f"Cannot read the {len(tokens)} tokens of {place}, because {limit}: shorten it",
+                param=place,
+                code=TOO_LONG,
+            )
     return texts
 
 
 @torch.inference_mode()
 def embedding(served: Served, tokens: Sequence[int]) -> list[float]:
-    """Return the embedding (D,) of a text, given by its token ids: the mean of its last hidden states, in fp32."""
+    """The mean of a text's last hidden states (D,), in fp32."""
     model: Decoder = served.lm.model
     with use_adapter(model, served.adapter):
         hidden = model.hidden(tensor_on(model.device, [list(tokens)]))
@@ -90,8 +96,7 @@ def embedding(served: Served, tokens: Sequence[int]) -> list[float]:
 
 
 def encoded(vector: list[float], form: str) -> list[float] | str:
-    """Return an embedding as numbers (`form` float) or as base64 of their bytes in fp32, little-endian (`form`
-    base64)."""
+    """Numbers ("float"), or base64 of their bytes in fp32, little-endian."""
     if form == "float":
         return vector
     return base64.b64encode(torch.tensor(vector).numpy().astype("<f4").tobytes()).decode()

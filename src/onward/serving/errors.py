@@ -24,8 +24,7 @@ RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by sta
 
 
 class ApiError(UserError):
-    """The error of a request that is refused: a message with the HTTP status of the response; `param` names the field
-    at fault."""
+    """The error of a request that is refused, with the HTTP status of the response and the field at fault."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -33,9 +32,7 @@ class ApiError(UserError):
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """Return the JSON of an error response in the form of OpenAI's API, with this message, the request's field at fault
-    (`param`) and the error's `code` (None: not stated); its type follows from the HTTP status `status`. The middle of a
-    long message is left out."""
+    """An error response in the form of OpenAI's API, without the middle of a long message."""
     if len(message) > LONGEST:
         message = f"{message[: LONGEST // 2]} ... {message[5 - LONGEST // 2 :]}"
     kind = TYPES.get(status, "invalid_request_error")
@@ -43,9 +40,8 @@ def error_body(message: str, status: int, param: str | None = None, code: str | 
 
 
 def body_of(error: Exception, sent: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-    """Return (HTTP status, JSON of the response) for an exception; `sent` is the body of the request, whose names of
-    fields the message uses. The text of an exception other than a UserError, which may hold what a client must not see,
-    is replaced by the name of its class."""
+    """HTTP status and response for an exception; `sent` is the request's body, whose names of fields the message uses.
+    Of an exception other than a UserError, which may hold what a client must not see, only the class is named."""
     if isinstance(error, ApiError):
         return error.status, error_body(str(error), error.status, error.param, error.code)
     if isinstance(error, UserError):

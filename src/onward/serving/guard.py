@@ -24,9 +24,9 @@ POLICY = (
 
 
 class Guard:
-    """ASGI middleware that refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a
-    body beyond `max_body` bytes, and adds security headers to responses. A path may end with a slash, and HEAD is
-    answered as GET. `hosts` are accepted names in addition to IP addresses, localhost and the name of this machine."""
+    """Refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a body beyond
+    `max_body` bytes, and adds security headers to responses. A path may end with a slash, and HEAD is answered as
+    GET."""
 
     def __init__(self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str], max_body: int) -> None:
         self.app, self.keys, self.max_body = app, [key.encode() for key in keys], max_body
@@ -69,11 +69,10 @@ class Guard:
 
     @property
     def too_large(self) -> str:
-        """The error message for a request whose body is too large, with the limit."""
         return f"the body has more than {self.max_body:,} bytes, which is the limit (--max-body)"
 
     def known_host(self, host: str) -> bool:
-        """Return whether a Host header names this server: an IP address, or an accepted name."""
+        """Whether a Host header is an IP address, or an accepted name of this server."""
         name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
         name = name.lower().strip("[]")
         if name in self.hosts:
@@ -85,8 +84,7 @@ class Guard:
         return True
 
     def has_key(self, headers: Headers) -> bool:
-        """Return whether the headers of a request carry one of the API keys; takes the same time for all wrong keys of
-        a length."""
+        # compares with all keys, in the same time for all wrong keys of a length
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
         given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         matches = [hmac.compare_digest(given.encode(), key) for key in self.keys]
@@ -94,7 +92,6 @@ class Guard:
 
 
 async def refuse(send: Send, status: int, message: str) -> None:
-    """Send an error with this HTTP status and message as the whole response."""
     body = json.dumps(error_body(message, status)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 401:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onward.base.device import tensor_on
 from onward.generation.distribution import next_token_distribution
-from onward.inspection.attention import attention_maps
+from onward.inspection.attention_maps import attention_maps
 from onward.inspection.attribution import logit_attribution
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
@@ -48,30 +48,32 @@ class Inside(SamplingFields):
 
 
 def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
-    """Read the text of a request to look inside the model: return (service, model, the text's token ids, index of the
-    position in it). Raises an ApiError for a position, token or target out of range, and for a text longer than the
-    context."""
+    """(service, model, token ids, position); raises an ApiError for what is out of range."""
     service = service_of(http)
     served = service.model(body.model)
     position = len(body.tokens) - 1 if body.position is None else body.position
     if not 0 <= position < len(body.tokens):
-        raise ApiError(f"position is {position}, and there are {len(body.tokens)} tokens", param="position")
+        raise ApiError(
+            f"Position {position} does not exist: the text has tokens 0 to {len(body.tokens) - 1}", param="position"
+        )
     if len(body.tokens) > served.engine.length:
         length = f"this model's maximum context length is {served.engine.length} tokens"
         raise ApiError(
-            f"tokens has {len(body.tokens)} token ids, and {length}: shorten it", param="tokens", code=TOO_LONG
+            f"Cannot read a text of {len(body.tokens)} tokens, because {length}: shorten it",
+            param="tokens",
+            code=TOO_LONG,
         )
     size = served.lm.config.vocab_size
     if not 0 <= min(body.tokens) <= max(body.tokens) < size:
-        raise ApiError(f"tokens holds one beyond the vocabulary of {size}", param="tokens")
+        raise ApiError(f"Cannot read token ids beyond the vocabulary of {size}", param="tokens")
     if body.target is not None and not 0 <= body.target < size:
-        raise ApiError(f"target is {body.target}, and the vocabulary has {size} tokens", param="target")
+        raise ApiError(f"Target {body.target} does not exist: the vocabulary has ids 0 to {size - 1}", param="target")
     return service, served, body.tokens, position
 
 
 async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
-    """Call `function`, which runs a model, in the engine's thread between two decoding steps, with the adapter of
-    `served`, without gradients and dropout; return its result."""
+    """Call `function` in the engine's thread between two steps, with the adapter of `served`, without gradients and
+    dropout."""
 
     def run() -> T:
         with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
@@ -81,15 +83,13 @@ async def looked(service: Service, served: Served, function: Callable[[], T]) ->
 
 
 class Logits:
-    """A cache of the logits (V,) of the next token after recently requested texts, so that changing a sampling option
-    does not run the model again."""
+    """A cache of logits (V,) after recent texts, so that changing a sampling option does not run the model again."""
 
     def __init__(self) -> None:
         self.kept: OrderedDict[tuple[str, tuple[int, ...]], Tensor] = OrderedDict()
 
     def of(self, served: Served, tokens: list[int]) -> Tensor:
-        """Return the logits (V,) of the next token after a text, given by its token ids, from the cache or, if they are
-        not there, by running the model."""
+        """Logits (V,) of the next token."""
         key = served.name, tuple(tokens)
         if key not in self.kept:
             model = served.lm.model
@@ -102,7 +102,6 @@ class Logits:
 
 
 def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
-    """Return {"token": id, "text": the token's text} for the server's page."""
     return {"token": token, "text": tokenizer.piece(token)}
 
 

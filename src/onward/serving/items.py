@@ -8,16 +8,15 @@ from typing import Any
 
 from onward.serving.calls.source import Event
 
-Change = tuple[str, dict[str, Any]]  # an event of the stream: (type, fields)
+OutputChange = tuple[str, dict[str, Any]]  # an event of the stream: (type, fields)
 TEXTS = {  # of an event of an answer: the type of the item, the beginning of its id, the type of its part
     "content": ("message", "msg", "output_text"),
     "reasoning": ("reasoning", "rs", "reasoning_text"),
 }
 
 
-class Output:
-    """The output items of a response so far, made from the events of its answer. `logprobs` are the log-probabilities
-    of tokens whose text the next piece of a message contains."""
+class OutputItems:
+    """The output items of a response so far; `logprobs` belong to the tokens of the next piece of a message."""
 
     def __init__(self) -> None:
         self.items: list[dict[str, Any]] = []
@@ -25,11 +24,9 @@ class Output:
 
     @property
     def is_open(self) -> bool:
-        """Whether the last item may still grow."""
         return bool(self.items) and self.items[-1]["status"] == "in_progress"
 
-    def add(self, event: Event) -> Iterator[Change]:
-        """Add an event of the answer; yield the changes."""
+    def add(self, event: Event) -> Iterator[OutputChange]:
         if event.kind == "end":
             yield from self.close("completed")
         elif event.kind == "call":
@@ -43,8 +40,8 @@ class Output:
         else:
             yield from self.add_text(event)
 
-    def add_text(self, event: Event) -> Iterator[Change]:
-        """Add text of a message or of reasoning, for which an item is begun if necessary; yield the changes."""
+    def add_text(self, event: Event) -> Iterator[OutputChange]:
+        """Add text of a message or of reasoning, in a new item if necessary."""
         kind, prefix, part_kind = TEXTS[event.kind]
         if not self.is_open or self.items[-1]["type"] != kind:
             yield from self.leave()
@@ -63,20 +60,17 @@ class Output:
         if event.text:
             yield f"response.{part_kind}.delta", fields
 
-    def open(self, kind: str, prefix: str, fields: dict[str, Any]) -> Iterator[Change]:
-        """Begin an item; yield the change."""
+    def open(self, kind: str, prefix: str, fields: dict[str, Any]) -> Iterator[OutputChange]:
         item = {"id": f"{prefix}_{secrets.token_hex(12)}", "type": kind, "status": "in_progress", **fields}
         self.items.append(item if kind == "function_call" else item | {"content": []})
         yield "response.output_item.added", {"output_index": len(self.items) - 1, "item": self.items[-1]}
 
-    def leave(self) -> Iterator[Change]:
-        """End the last item, if it is open, since another thing follows; yield the changes. A call whose arguments did
-        not end is incomplete."""
+    def leave(self) -> Iterator[OutputChange]:
+        """End the last item, since another follows; a call whose arguments did not end is incomplete."""
         called = self.is_open and self.items[-1]["type"] == "function_call"
         yield from self.close("incomplete" if called else "completed")
 
-    def close(self, status: str) -> Iterator[Change]:
-        """End the last item, if it is open, with this status; yield the changes."""
+    def close(self, status: str) -> Iterator[OutputChange]:
         if not self.is_open:
             return
         item = self.items[-1]
@@ -91,9 +85,8 @@ class Output:
             yield "response.content_part.done", {**self.place(), "content_index": 0, "part": part}
         yield "response.output_item.done", {"output_index": len(self.items) - 1, "item": item}
 
-    def finish(self, status: str) -> Iterator[Change]:
-        """End the output, whose last item has this status; yield the changes. An answer without text and calls is an
-        empty message."""
+    def finish(self, status: str) -> Iterator[OutputChange]:
+        """End the output; an answer without text and calls is an empty message."""
         if not self.items:
             yield from self.add_text(Event("content"))
         if self.is_open and self.items[-1]["type"] == "message":
@@ -101,5 +94,4 @@ class Output:
         yield from self.close(status) if status == "incomplete" else self.leave()
 
     def place(self) -> dict[str, Any]:
-        """Return the id and the index of the last item."""
         return {"item_id": self.items[-1]["id"], "output_index": len(self.items) - 1}

@@ -16,8 +16,7 @@ from onward.generation.request import Request
 
 @dataclass(frozen=True)
 class Update:
-    """The tokens, text and log-probabilities that one step of the engine added to one answer of a job (a client's
-    request), and why the answer ended, if it did."""
+    """What one step of the engine added to one answer of a job, a client's request."""
 
     index: int  # index of the answer in the job
     text: str
@@ -28,7 +27,7 @@ class Update:
 
 
 def merged(updates: Sequence[Update]) -> Update:
-    """Join successive updates of the same answer to one update."""
+    """Join successive updates of one answer."""
     return Update(
         updates[0].index,
         "".join(update.text for update in updates),
@@ -40,14 +39,10 @@ def merged(updates: Sequence[Update]) -> Update:
 
 
 class Job:
-    """The answers to one request of a client while they are generated. The engine's thread makes updates; the event
-    loop receives them.
-
-    `answers` maps each request of the engine to the answer that grows from it; `label` is the name of the job in the
-    log and in the page's picture of the engine. `context`, such as one that edits the model, is open in the engine's
-    thread while the answers grow. `on_close` is called once, when all answers are done or the job is cancelled. Times
-    are in seconds, of `perf_counter`.
-    """
+    """The answers to one request of a client: the engine's thread makes updates, the event loop receives them.
+    `answers` maps the engine's requests to answers that grow from them; `context`, such as one that edits the model, is
+    open in the engine's thread meanwhile. `on_close` is called once, when all are done or the job is cancelled. Times
+    are seconds of `perf_counter`."""
 
     def __init__(
         self,
@@ -67,8 +62,7 @@ class Job:
         self.arrival, self.first_token = perf_counter(), 0.0
 
     def update(self, request: Request) -> Update:
-        """Return the text and tokens that were added to the answer of an engine's request since the last call. Called
-        by the engine's thread."""
+        # called by the engine's thread
         answer, start = self.answers[request], self.num_sent[request]
         if request.done:
             answer.finish()
@@ -78,8 +72,7 @@ class Job:
         return Update(self.index[request], text, tokens, logprobs, request.finish_reason, request.error)
 
     def receive(self, updates: list[Update]) -> None:
-        """Put updates from the engine into the queue from which the method `updates` reads; called in the event
-        loop."""
+        # called in the event loop
         self.first_token = self.first_token or perf_counter()
         self.queue.put_nowait(updates)
         self.remaining -= sum(bool(update.finish_reason) for update in updates)
@@ -87,14 +80,12 @@ class Job:
             self.close()
 
     def close(self) -> None:
-        """Mark the job as ended, and call `on_close` the first time."""
         if not self.closed:
             self.closed = True
             self.on_close(self)
 
     async def updates(self) -> AsyncIterator[list[Update]]:
-        """Yield lists of updates as the answers of the job grow, at most one update for each answer, until all are
-        done."""
+        """Lists of updates as the answers grow, at most one for each answer."""
         done = 0
         while done < len(self.answers):
             updates = await self.queue.get()
@@ -108,6 +99,6 @@ class Job:
 
 
 def deliver(batches: list[tuple[Job, list[Update]]]) -> None:
-    """Pass the updates of one engine step to their jobs, given as pairs (job, updates); called in the event loop."""
+    # called in the event loop
     for job, updates in batches:
         job.receive(updates)

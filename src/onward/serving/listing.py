@@ -29,8 +29,7 @@ async def model(name: str, http: Request) -> dict[str, Any]:
 
 
 def record(served: Served) -> dict[str, Any]:
-    """Return the entry of /v1/models for a model, a JSON object in the form of OpenAI's API: its name, when it was
-    loaded, and its context length."""
+    """A model in the form of OpenAI's API."""
     return {
         "id": served.name,
         "object": "model",

@@ -26,8 +26,7 @@ async def engine(http: Request) -> dict[str, Any]:
 
 
 def snapshot(service: Service) -> dict[str, Any]:
-    """Return {"engines": [the state of each engine]}, with the model's name and the number of generated tokens, for the
-    server's page; called in the engines' thread."""
+    # called in the engines' thread
     served = list(service.served.values())
     worker, names = service.worker, {one.engine: one.name for one in reversed(served)}
     return {
@@ -39,9 +38,7 @@ def snapshot(service: Service) -> dict[str, Any]:
 
 
 def state(engine: Engine, jobs: dict[Any, Job]) -> dict[str, Any]:
-    """Return the state of one engine as a JSON object: its rows, that is, the requests in the batch; the queue of
-    waiting requests; and the use of its cache blocks. `jobs` maps each request of the engine to its job, a client's
-    request."""
+    """The rows of an engine's batch, its queue and its cache blocks; `jobs` maps the engine's requests to jobs."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
     assert isinstance(manager, BlockManager), "the server's caches are paged"
     pool = next(iter(manager.pools.values()))  # of the layers with the first window size

@@ -22,8 +22,8 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300)
 BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
-class Metrics(Collector):
-    """The counters and histograms of a service for Prometheus, in a registry of their own."""
+class ServerMetrics(Collector):
+    """Counters and histograms in a registry of their own."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.registry = service, CollectorRegistry()
@@ -43,8 +43,7 @@ class Metrics(Collector):
         self.registry.register(self)
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Return the gauges, metrics whose values are those of this moment: active and waiting answers, and the share
-        of the cache in use. Called by the Prometheus client."""
+        """Gauges, whose values are those of this moment; called by the Prometheus client."""
         engines = engines_of(list(self.service.served.values()))
         running = sum(len(engine.scheduler.active) for engine in engines)
         used = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use", labels=["engine"])
@@ -59,8 +58,7 @@ class Metrics(Collector):
         ]
 
     def step(self, engine: Engine, new: list[tuple[Answer, int]]) -> None:
-        """Count the new tokens of an engine's step, given as pairs (request of the engine, token id); called in the
-        engine's thread."""
+        # called in the engine's thread
         if not new:
             return
         now, before = perf_counter(), self.last_step.get(id(engine))
@@ -73,7 +71,6 @@ class Metrics(Collector):
         self.new_tokens.inc(len(new))
 
     def job(self, job: Job) -> None:
-        """Count a client's request that ended, with its tokens and times."""
         now = perf_counter()
         self.total.observe(now - job.arrival)
         if job.first_token:
@@ -89,7 +86,7 @@ class Metrics(Collector):
 
 
 def cache_use(engine: Engine) -> float:
-    """Return the share of the blocks of an engine's paged cache that rows hold, from 0 to 1."""
+    """The share of the blocks that rows hold."""
     manager = engine.scheduler.manager
     assert isinstance(manager, BlockManager), "the server's caches are paged"
     counts = [count for pool in manager.pools.values() for count in pool.ref_counts[1:]]
@@ -99,5 +96,5 @@ def cache_use(engine: Engine) -> float:
 @router.get("/metrics", response_class=Response)
 async def metrics(http: Request) -> Response:
     """Return the metrics in the text format of Prometheus."""
-    own: Metrics = http.app.state.metrics
+    own: ServerMetrics = http.app.state.metrics
     return Response(generate_latest(own.registry), media_type=CONTENT_TYPE_LATEST)

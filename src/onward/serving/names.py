@@ -31,7 +31,7 @@ NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # in a message, not in a quotati
 
 
 def sent_names(body: Mapping[str, Any]) -> dict[str, str]:
-    """Return the field of a request, its JSON object `body`, by the option of generation that it became."""
+    """The field of a request by the option of generation that it became."""
     names = {"max_new_tokens": "max_output_tokens" if "input" in body else "max_tokens"}  # by default
     names |= {own: name for name, own in OTHER_NAMES.items() if body.get(name) is not None}
     forced = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), Mapping)
@@ -41,8 +41,7 @@ def sent_names(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_sent(message: str, body: Mapping[str, Any]) -> tuple[str, str | None]:
-    """Return (the message of an error of generation with the names of fields as the request `body` sent them, the field
-    with which the message begins or None)."""
+    """A message with names of fields as the request sent them, and the field with which it begins."""
     names = sent_names(body)
     if names:
         pattern = NAME.format(f"({'|'.join(map(re.escape, names))})")

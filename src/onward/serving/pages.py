@@ -13,5 +13,4 @@ router = APIRouter()
 
 @router.get("/", include_in_schema=False)
 async def index() -> FileResponse:
-    """Return the HTML page of the server."""
     return FileResponse(FOLDER / "index.html")

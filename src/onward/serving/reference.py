@@ -43,7 +43,7 @@ async def docs(http: Request) -> HTMLResponse:
 
 
 def page(app: FastAPI) -> str:
-    """Return the OpenAPI schema of an app as an HTML page, the reference of its API."""
+    """The OpenAPI schema of an app as an HTML page."""
     schema = app.openapi()
     parts = [
         section(method, path, operation, schema)
@@ -56,8 +56,7 @@ def page(app: FastAPI) -> str:
 
 
 def section(method: str, path: str, operation: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return one path of the API as HTML, with a table of the fields of its body, or of its query. `operation` is the
-    path's entry in the OpenAPI `schema`."""
+    """One path, with a table of the fields of its body or query; `operation` is its entry in the schema."""
     content = operation.get("requestBody", {}).get("content", {}).get("application/json", {})
     body = resolved(content.get("schema", {}), schema)
     fields = {
@@ -78,13 +77,13 @@ def section(method: str, path: str, operation: dict[str, Any], schema: dict[str,
 
 
 def resolved(part: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the definition to which `part`, a part of an OpenAPI schema, refers by $ref, or the part itself."""
+    """The definition to which a part of an OpenAPI schema refers by $ref, or the part itself."""
     name = part.get("$ref", "").rpartition("/")[2]
     return schema["components"]["schemas"][name] if name else part
 
 
 def type_of(field: dict[str, Any], schema: dict[str, Any]) -> str:
-    """Return the type of a field of an OpenAPI schema in words: "integer", "text or list of text"."""
+    """The type of a field in words: "integer", "text or list of text"."""
     if "anyOf" in field:
         kinds = [type_of(one, schema) for one in field["anyOf"] if one.get("type") != "null"]
         return " or ".join(dict.fromkeys(kinds))

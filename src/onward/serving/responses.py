@@ -15,10 +15,10 @@ from onward.serving.calls.splitter import AnswerSplitter
 from onward.serving.chat import ChatFields, begin, message_of, schema_of
 from onward.serving.completions import MOST_LOGPROBS
 from onward.serving.errors import ApiError, body_of
-from onward.serving.items import Output
+from onward.serving.items import OutputItems
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served
-from onward.serving.parts import Item, Reasoning, Text
+from onward.serving.request_objects import InputItem, Reasoning, TextField
 from onward.serving.service import service_of
 from onward.serving.shapes import Whole, shown
 from onward.serving.streams import event
@@ -32,22 +32,23 @@ LOGPROBS = "message.output_text.logprobs"  # in the field include
 class ResponsesRequest(ChatFields):
     """The body of a request of /v1/responses."""
 
-    input: str | list[Item]
+    input: str | list[InputItem]
     instructions: str | None = Field(None, description="The system message.")
     max_output_tokens: Whole | None = None
-    text: Text | None = Field(None, description="format: text, json_object or json_schema.")
+    text: TextField | None = Field(None, description="format: text, json_object or json_schema.")
     reasoning: Reasoning | None = Field(None, description="effort: a variable for the chat template.")
     include: list[str] | None = Field(None, description=f"{LOGPROBS}: the log-probabilities of tokens.")
     top_logprobs: Annotated[Whole, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     @property
     def num_logprobs(self) -> int | None:
-        """The number of alternatives per token whose log-probabilities are returned; None: no log-probabilities. Raises
-        an ApiError if top_logprobs is given and `include` does not ask for log-probabilities."""
+        """Alternatives per token whose log-probabilities are returned; None: no log-probabilities."""
         if LOGPROBS in (self.include or ()):
             return self.top_logprobs or 0
         if self.top_logprobs:
-            raise ApiError(f"top_logprobs is given, and include lacks {LOGPROBS}: add it", param="top_logprobs")
+            raise ApiError(
+                f"Cannot return top_logprobs, because include lacks {LOGPROBS}: add it", param="top_logprobs"
+            )
         return None
 
 
@@ -58,7 +59,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     service = service_of(http)
     served = service.model(body.model)
     if body.n not in (None, 1):
-        raise ApiError(f"n is {body.n}: a response has one answer, so leave it out", param="n")
+        raise ApiError(f"Cannot return {body.n} answers, because a response has one: leave n out", param="n")
     if isinstance(body.input, list) and len(body.input) > service.limits.max_messages:
         raise ApiError(f"input has {len(body.input)} items: give at most {service.limits.max_messages}", param="input")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
@@ -66,15 +67,14 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
         body.reasoning_effort = str(body.reasoning["effort"])
     schema, messages = schema_of(response_format_of(body.text)), messages_of(body)
     job, forms = await begin(service, served, body, messages, tools, "responses", schema, logprobs=body.num_logprobs)
-    reply = Reply(body, served, job, tools, forms)
+    reply = ResponseReply(body, served, job, tools, forms)
     if body.stream:
         return service.stream(http, job, reply.events)
     return await service.respond(http, job, reply.as_json)
 
 
 def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the format in the field `text` as the response_format of chat completions, which nests its schema; None if
-    no format is given."""
+    """The format in `text` as the response_format of chat completions, which nests its schema."""
     form = (text or {}).get("format")
     if isinstance(form, Mapping) and form.get("type") == "json_schema":
         return {"type": "json_schema", "json_schema": form}
@@ -82,9 +82,7 @@ def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Return the instructions and items of a request as messages for the chat template, {"role", "content"}. Successive
-    items of the assistant (reasoning, text, calls) are one message. Raises an ApiError for an item of an unknown
-    type."""
+    """Instructions and items as messages; successive items of the assistant (reasoning, text, calls) are one."""
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
@@ -105,8 +103,6 @@ def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
 
 
 def message_from(item: Mapping[str, Any], number: int) -> dict[str, Any]:
-    """Return an item of a request, the one with this number, as a message of chat completions. Raises an ApiError for
-    an item of an unknown type."""
     match item.get("type", "message"):
         case "message" if isinstance(item.get("role"), str):
             return {"role": item["role"], "content": item.get("content")}
@@ -126,25 +122,22 @@ def message_from(item: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def join(message: dict[str, Any], more: Mapping[str, Any]) -> None:
-    """Append the texts and calls of another message to a message of the assistant."""
     for name in more.keys() - {"role"}:
         message[name] = message[name] + more[name] if message.get(name) else more[name]
 
 
-class Reply:
-    """The reply to a request of /v1/responses, made from the updates of its answer: one JSON object (`as_json`) or, for
-    a stream, server-sent events (`events`)."""
+class ResponseReply:
+    """The reply to a request, one JSON object or server-sent events, from the updates of its answer."""
 
     def __init__(self, body: ResponsesRequest, served: Served, job: Job, tools: Tools, forms: Forms) -> None:
         self.body, self.served, self.job, self.tools = body, served, job, tools
         self.id, self.created = f"resp_{secrets.token_hex(12)}", int(time.time())
         (request,) = job.answers
-        self.splitter, self.output = AnswerSplitter(forms, request.prompt), Output()
+        self.splitter, self.output = AnswerSplitter(forms, request.prompt), OutputItems()
         self.number = -1  # of the last event
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:
-        """Return the whole response so far as a JSON object with this `status`, such as in_progress; the
-        `finish_reason` "length" makes it incomplete, "" is for an answer that still grows."""
+        """The response so far; the `finish_reason` "length" makes it incomplete."""
         body, cut = self.body, finish_reason == "length"
         result: dict[str, Any] = {
             "id": self.id,
@@ -181,7 +174,7 @@ class Reply:
         return result
 
     def changes(self, update: Update) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Add an update of the answer to the output; yield the changes as events, (type, fields)."""
+        """Add an update to the output; yield events (type, fields)."""
         logprobs = []
         if (top := self.body.num_logprobs) is not None:
             logprobs = of_chat(self.served.lm.text(), update.logprobs, top)["content"]
@@ -195,20 +188,17 @@ class Reply:
             yield from self.output.finish("incomplete" if update.finish_reason == "length" else "completed")
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
-        """Return the whole reply as one JSON object; `updates` are all updates of its answer."""
         for update in updates:
             for _ in self.changes(update):
                 pass
         return self.response("completed", updates[-1].finish_reason)
 
     def event(self, kind: str, **fields: Any) -> str:
-        """Return the text of the next server-sent event: its type `kind`, its number and these fields."""
         self.number += 1
         return event({"type": kind, "sequence_number": self.number, **fields}, kind)
 
     async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
-        """Yield the reply as server-sent events; `batches` are the updates of its answer as it grows. An answer that
-        fails ends with the event response.failed."""
+        """Server-sent events; an answer that fails ends with response.failed."""
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))
         reason = ""

@@ -16,15 +16,14 @@ from fastapi import FastAPI
 
 from onward.base.errors import UserError
 from onward.serving.app import make_app
-from onward.serving.config import Listening
 from onward.serving.models import Served
+from onward.serving.server_options import Listening
 from onward.serving.service import Service
 
 LEAVE = 10.0  # seconds that the engine's thread may take for its last step, or a compilation
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a TCP socket that is bound to a host and port. Raises a UserError if they cannot be used."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.socket(family, kind, protocol)
@@ -32,31 +31,30 @@ def listen(host: str, port: int) -> socket.socket:
         bound.bind(address)
     except OSError as error:
         if isinstance(error, socket.gaierror):
-            raise UserError(f"host is {host!r}, which is not an address of this machine: give another") from None
+            raise UserError(
+                f"Cannot listen on {host!r}, which is not an address of this machine: give another --host"
+            ) from None
         raise UserError(
-            f"port {port} of {host} cannot be used ({error.strerror}): choose another with --port"
+            f"Cannot listen on port {port} of {host} ({error.strerror}): choose another with --port"
         ) from None
     return bound
 
 
 class Server(uvicorn.Server):
-    """The uvicorn server with other handling of signals: the first SIGINT or SIGTERM lets running answers finish, a
-    second one ends at once."""
+    """The first SIGINT or SIGTERM lets running answers finish, a second one ends at once."""
 
     def __init__(self, config: uvicorn.Config, service: Service) -> None:
         super().__init__(config)
         self.service = service
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Handle SIGINT or SIGTERM: the first signal begins to end the server, the second ends the process at once."""
         if self.should_exit:
             os._exit(128 + sig)
         self.service.state, self.should_exit = "draining", True
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM while the server runs. Unlike uvicorn's method, it does not raise them again at the
-        end, so that the process ends with status 0."""
+        # unlike uvicorn's, it does not raise the signals again at the end, so that the process ends with status 0
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -71,9 +69,8 @@ class Server(uvicorn.Server):
 def serve(
     options: Listening, load: Callable[[], Sequence[Served]], ready: Callable[[str, Sequence[Served]], None]
 ) -> None:
-    """Run the server: listen, load the models with `load`, and answer requests until a signal. `ready` is called with
-    the address and the models once they are loaded. Raises a UserError if the address cannot be used, and any exception
-    of `load`."""
+    """Listen, load the models, and answer requests until a signal; `ready` is called with the address once they are
+    loaded. Raises a UserError for the address, and any exception of `load`."""
     keys, bound = options.keys(), listen(options.host, options.port)
     service = Service(options)
     failures: list[BaseException] = []

@@ -17,13 +17,13 @@ from onward.base.errors import UserError
 from onward.generation.check_request import PromptError, check_request
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
-from onward.serving.config import Limits
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
+from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
-from onward.serving.worker import Step, Worker
+from onward.serving.worker import StepObserver, Worker
 
 T = TypeVar("T")
 LOG = logging.getLogger("onward.serving")
@@ -33,12 +33,10 @@ TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most
 
 
 class Service:
-    """The state of the server: its models, the engines' thread and the limits. Used only in the event loop. `state` is
-    "loading" until the models are loaded, then "ready", and "draining" once the server is to end. `pending` counts the
-    answers that are not done. `observe_job` is called with each job (a client's request) that ends, and `observe_step`
-    after each step, in the engines' thread, with the engine and its new tokens."""
+    """The state of the server, used only in the event loop. `pending` counts the answers that are not done.
+    `observe_job` is called with each job that ends, `observe_step` in the engines' thread after each step."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
         self.state: Literal["loading", "ready", "draining"] = "loading"
         self.served: dict[str, Served] = {}
@@ -47,15 +45,12 @@ class Service:
         self.jobs: set[Job] = set()
         self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts and compile constraints
         self.observe_job: Callable[[Job], None] = lambda job: None
-        self.observe_step: Step = lambda engine, new: None
+        self.observe_step: StepObserver = lambda engine, new: None
 
     def load(self, load: Callable[[], Sequence[Served]]) -> Future[Sequence[Served]]:
-        """Start the engine's thread, and call `load` there, which loads the models.
-
-        OpenMP keeps a team of threads for each thread that has computed, and lets all of them sleep between two kernels
-        once they are more than the cores: a decoding step then takes up to 1.5 times as long. So one thread computes.
-        """
-
+        # OpenMP keeps a team of threads for each thread that has computed, and lets all of them sleep between two
+        # kernels once they are more than the cores: a decoding step then takes up to 1.5 times as long. So one thread
+        # computes, and loads.
         def run() -> Sequence[Served]:
             served = load()
             self.worker.engines = engines_of(served)
@@ -65,19 +60,16 @@ class Service:
         return self.worker.call(run)
 
     def open(self, served: Sequence[Served]) -> None:
-        """Begin to answer requests with loaded models: `state` becomes "ready"."""
         self.served = {one.name: one for one in served}
         if self.state == "loading":
             self.state = "ready"
 
     def close(self) -> None:
-        """End the engine's thread, and the threads that tokenize prompts."""
         self.worker.stop()
         self.threads.shutdown(wait=False, cancel_futures=True)
 
     def model(self, name: str | None) -> Served:
-        """Return the model with this name, or the first one for None. Raises an ApiError while the server loads or
-        ends, and for a name that it does not serve."""
+        """The model with this name, by default the first; raises an ApiError for an unknown name, or if not ready."""
         self.check_ready()
         if not name:
             return next(iter(self.served.values()))
@@ -87,19 +79,17 @@ class Service:
         return self.served[name]
 
     def check_ready(self) -> None:
-        """Raise an ApiError with status 503 while the server loads its models, or is about to end."""
         if self.state == "loading":
             raise ApiError("the model is being loaded: try again in some seconds", 503, code="loading")
         if self.state == "draining":
             raise ApiError("the server is shutting down and accepts no more requests", 503, code="draining")
 
     async def compute(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function with these arguments in a thread that tokenizes prompts, so that the event loop goes on;
-        return its result."""
+        """Call a function in a thread that tokenizes prompts, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, function, *args)
 
     async def in_engine(self, function: Callable[[], T]) -> T:
-        """Call a function in the engine's thread between two steps, where it may run a model; return its result."""
+        """Call a function in the engine's thread between two steps, where it may run a model."""
         return await asyncio.wrap_future(self.worker.call(function))
 
     async def submit(
@@ -111,10 +101,9 @@ class Service:
         edits: Edits | None = None,
         check: Callable[[Sequence[int]], None] | None = None,
     ) -> Job:
-        """Start the answers to `prompts` with the model `served`; `edits` switches off parts of the model for these
-        prompts alone. `check` is called with the tokens of each complete answer, and may raise a UserError. Returns
-        their Job, which the log calls `label`. Raises an ApiError or UserError for prompts or options that can never be
-        answered, and an ApiError with status 429 if too many answers wait already."""
+        """Start answers; `edits` switches off parts of the model for these prompts alone, and `check` is called with
+        the tokens of each complete answer. Raises a UserError for what can never be answered, and an ApiError with
+        status 429 if too many answers wait already."""
         engine, rows = served.engine, served.engine.scheduler.rows
         if not prompts:
             raise ApiError("there is no prompt: give at least one", param="prompt")
@@ -130,7 +119,7 @@ class Service:
         if count > most:
             raise UserError(
                 (f"n is {options.n}" if options.n > 1 else f"prompt has {len(prompts)} texts")
-                + f", so that {count} answers are needed, and {most} may be pending: ask for fewer at a time"
+                + f": {count} answers are more than the {most} that may be pending; ask for fewer at a time"
             )
 
         def prepare() -> dict[Any, Any]:
@@ -149,7 +138,9 @@ class Service:
         names = edits.names(served.lm.model) if edits else []
         answers = await self.compute(prepare)
         if self.pending + count > most:
-            raise ApiError(f"{self.pending} answers are pending, the most that the server allows: try again later", 429)
+            raise ApiError(
+                f"Cannot wait for more answers, because {self.pending} are pending already: try again later", 429
+            )
         self.check_ready()
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         job = Job(engine, answers, label, self.ended, context)
@@ -159,7 +150,6 @@ class Service:
         return job
 
     def ended(self, job: Job) -> None:
-        """Stop counting the answers of a job that is done or cancelled, and report it to `observe_job`."""
         self.pending -= len(job.answers)
         self.jobs.discard(job)
         self.observe_job(job)
@@ -167,8 +157,7 @@ class Service:
     async def respond(
         self, http: HttpRequest, job: Job, body: Callable[[list[Update]], dict[str, Any]]
     ) -> Response | dict[str, Any]:
-        """Wait for all answers of a job and return `body(updates)`, the JSON of the reply. If the client closes its
-        connection, the job is cancelled. Raises the exception of an answer that failed."""
+        """Wait for all answers, and return `body(updates)`; cancels the job if the client closes its connection."""
 
         async def collect() -> list[Update]:
             return [update async for updates in job.updates() for update in updates]
@@ -188,8 +177,7 @@ class Service:
     def stream(
         self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]
     ) -> Response:
-        """Return a streaming response, to the request `http`, of the server-sent events that `events` makes from a
-        job's updates. If the client closes its connection, the job is cancelled."""
+        """A stream of server-sent events; cancels the job if the client closes its connection."""
 
         async def body() -> AsyncIterator[str]:
             try:
@@ -209,16 +197,14 @@ class Service:
         return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
 
 
-@lru_cache(maxsize=1000)
+@lru_cache(maxsize=1000)  # each note once
 def log_note(note: str) -> None:
-    """Log a note about the JSON schema of a request, the first time; "" is no note."""
     if note:
         LOG.warning(note)
 
 
 async def checked(job: Job) -> AsyncIterator[list[Update]]:
-    """Yield lists of the updates of a job's answers; raises the exception of an answer that failed, instead of yielding
-    its update."""
+    """Updates of a job; raises the exception of an answer that failed."""
     async for updates in job.updates():
         for update in updates:
             if update.error:
@@ -227,8 +213,7 @@ async def checked(job: Job) -> AsyncIterator[list[Update]]:
 
 
 async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
-    """Wait for `work`, which answers the request `http`, and return its result; None as soon as the client has closed
-    its connection."""
+    """The result of `work`; None as soon as the client has closed its connection."""
 
     async def gone() -> None:
         while (await http.receive())["type"] != "http.disconnect":
@@ -244,6 +229,5 @@ async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
 
 
 def service_of(http: HttpRequest) -> Service:
-    """Return the service of the app that answers a request."""
     service: Service = http.app.state.service
     return service

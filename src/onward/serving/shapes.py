@@ -28,12 +28,11 @@ WORDS: dict[Any, tuple[str, str]] = {  # for a type, in the singular and the plu
 
 
 class Words(str):
-    """The words for a type in messages, as an annotation: `Annotated[str, Words("a date")]`."""
+    """Words for a type in messages: `Annotated[str, Words("a date")]`."""
 
 
 def not_bool(value: Any) -> Any:
-    """Return a value that is not true or false, which Python takes for 1 and 0. Raises a ValueError for those."""
-    if isinstance(value, bool):
+    if isinstance(value, bool):  # which Python takes for 1 and 0
         raise ValueError("true and false are not numbers")
     return value
 
@@ -46,9 +45,9 @@ Prompts = str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
 
 
 def mistake(kind: Any, value: Any, path: str = "") -> tuple[str, str] | None:
-    """Return (its path, what is wrong) for the first part of a JSON value that does not have its type, such as
-    ("messages[2].content", "is 5: it must be a text or a list of objects"); None if the value has the type `kind`.
-    `path` is the path of the value. Where several types are possible, the parts of the value are not named."""
+    """The path of the first part of a JSON value that departs from its type, and what is wrong, such as
+    ("messages[2].content", "is 5: it must be a text or a list of objects"). Where several types are possible, the parts
+    of the value are not named."""
     if value is MISSING:
         return path, "is missing: give it"
     if accepts(kind, value):
@@ -61,8 +60,7 @@ def mistake(kind: Any, value: Any, path: str = "") -> tuple[str, str] | None:
 
 
 def unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
-    """Yield the path, such as `messages[].color`, of each field inside a JSON value that its type `kind` lacks, except
-    those that are null. `path` is the path of the value."""
+    """Paths, such as `messages[].color`, of fields inside a value that its type lacks, except null."""
     for one in alternatives(kind):
         if is_container(one, value) and holds_fields(one):
             if fields := fields_of(one):
@@ -72,8 +70,8 @@ def unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
 
 
 def parts(kind: Any, value: Any) -> Iterator[tuple[Any, Any, str]]:
-    """Yield (type, value, name) for each part of a JSON value of the type `kind`: the declared fields of an object by
-    `.name`, where a required field may be MISSING, or the items of a list by `[index]`."""
+    """(type, value, name) for each part: declared fields by `.name`, where a required one may be MISSING, or items by
+    `[index]`."""
     args = get_args(bare(kind))
     if (fields := fields_of(kind)) is not None:
         for name, (inner, required) in fields.items():
@@ -87,20 +85,18 @@ def parts(kind: Any, value: Any) -> Iterator[tuple[Any, Any, str]]:
 
 
 def bare(kind: Any) -> Any:
-    """Return a type without its annotations."""
+    """A type without its annotations."""
     return get_args(kind)[0] if get_origin(kind) is Annotated else kind
 
 
 def fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
-    """Return (type, whether it is required) of each field of a class of fields, by its name in JSON; None for another
-    type."""
+    """Type, and whether it is required, of each field of a class of fields; None for another type."""
     plain = bare(kind)
     return declared(plain) if isinstance(plain, type) else None
 
 
 @cache
 def declared(kind: type) -> dict[str, tuple[Any, bool]] | None:
-    """As `fields_of`, for a type without annotations."""
     if is_typeddict(kind):
         required = kind.__required_keys__  # type: ignore[attr-defined]
         return {name: (hint, name in required) for name, hint in get_type_hints(kind, include_extras=True).items()}
@@ -111,19 +107,19 @@ def declared(kind: type) -> dict[str, tuple[Any, bool]] | None:
 
 
 def holds_fields(kind: Any) -> bool:
-    """Return whether a type is or contains a class of fields."""
+    """Whether a type is or contains a class of fields."""
     return fields_of(kind) is not None or any(map(holds_fields, get_args(bare(kind))))
 
 
 def alternatives(kind: Any) -> list[Any]:
-    """Return the types of a union except null, or the type itself as a list of one."""
+    """The types of a union except null, or the type itself."""
     if get_origin(bare(kind)) in (Union, UnionType):
         return [one for inner in get_args(bare(kind)) for one in alternatives(inner) if one is not NoneType]
     return [kind]
 
 
 def accepts(kind: Any, value: Any) -> bool:
-    """Return whether pydantic reads a JSON value as the type `kind`."""
+    """Whether pydantic reads a JSON value as this type."""
     try:
         reader(kind).validate_python(value)
     except ValidationError:
@@ -131,14 +127,13 @@ def accepts(kind: Any, value: Any) -> bool:
     return True
 
 
-@cache
+@cache  # making a reader takes up to a millisecond
 def reader(kind: Any) -> TypeAdapter[Any]:
-    """Return pydantic's reader of a declared type, which takes up to a millisecond to make."""
     return TypeAdapter(kind)
 
 
 def is_container(kind: Any, value: Any) -> bool:
-    """Return whether a JSON value and the type `kind` are both objects, or both lists."""
+    """Whether value and type are both objects, or both lists."""
     plain = get_origin(bare(kind)) or bare(kind)
     if isinstance(value, Mapping):
         return plain is dict or fields_of(kind) is not None
@@ -146,8 +141,7 @@ def is_container(kind: Any, value: Any) -> bool:
 
 
 def expected(kind: Any, number: int = 0) -> str:
-    """Describe a type in words: "a text or a list of texts", "a whole number from 0 to 20". `number` is 0 for one
-    value of the type, 1 for several."""
+    """A type in words: "a text or a list of texts"; `number` 1 for several values."""
     for one in getattr(kind, "__metadata__", ()):
         if isinstance(one, Words):
             return one
@@ -156,7 +150,6 @@ def expected(kind: Any, number: int = 0) -> str:
 
 
 def described(kind: Any, number: int) -> str:
-    """Describe a type that is not a union, as `expected` does."""
     plain, args = bare(kind), get_args(bare(kind))
     origin = get_origin(plain) or plain
     if origin is Literal:
@@ -181,7 +174,7 @@ def described(kind: Any, number: int) -> str:
 
 
 def shown(value: Any) -> str:
-    """Format a JSON value for a message: its JSON in one line, cut after SHOWN characters."""
+    """JSON in one line, cut after SHOWN characters."""
     try:
         text = json.dumps(value, ensure_ascii=False).encode(errors="backslashreplace").decode()
     except RecursionError:

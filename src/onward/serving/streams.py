@@ -11,18 +11,16 @@ DONE = "data: [DONE]\n\n"
 
 
 def text_of(value: Any) -> str:
-    """Return a value as JSON in one line; half a character, which UTF-8 cannot encode, becomes a question mark."""
+    """JSON in one line; half a character, which UTF-8 cannot encode, becomes a question mark."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
 
 
 class JSONReply(JSONResponse):
-    """A response with a value as JSON, which may repeat any text of its request."""
+    """A response as JSON, which may repeat any text of its request."""
 
     def render(self, content: Any) -> bytes:
-        """Return the bytes of a value as JSON."""
         return text_of(content).encode()
 
 
 def event(value: Any, name: str = "") -> str:
-    """Return the text of a server-sent event: a value as JSON, with its `name` unless that is ""."""
     return f"event: {name}\ndata: {text_of(value)}\n\n" if name else f"data: {text_of(value)}\n\n"

@@ -11,7 +11,7 @@ from onward.base.errors import UserError
 from onward.serving.chat import ENDS, ChatMessage, message_of, of_messages, variables_of
 from onward.serving.errors import ApiError
 from onward.serving.fields import Body, check_others
-from onward.serving.parts import Tool
+from onward.serving.request_objects import Tool
 from onward.serving.service import service_of
 from onward.serving.shapes import Tokens
 from onward.serving.tools import Tools
@@ -83,7 +83,8 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
     check_others(body.model_extra or {})
     if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
         raise ApiError(
-            f"there is no token {unknown[0]}: the vocabulary has {served.lm.config.vocab_size}", param="tokens"
+            f"Token {unknown[0]} does not exist: the vocabulary has ids 0 to {served.lm.config.vocab_size - 1}",
+            param="tokens",
         )
     text = served.lm.text().decode(body.tokens)
     return {"prompt": text, "content": text}

@@ -15,8 +15,8 @@ MOST_TOOLS = 128
 
 @dataclass(frozen=True)
 class Tools:
-    """The tools that a request offers, as functions, and the rules for their use. `choice` is none, auto, required or
-    the name of the tool that the model must call. Without `parallel`, an answer has at most one call."""
+    """The tools of a request, and the rules for their use. `choice` is none, auto, required or the name of the tool
+    that must be called; without `parallel`, an answer has at most one call."""
 
     functions: Sequence[Function] = ()
     choice: str = "none"
@@ -24,8 +24,7 @@ class Tools:
 
     @classmethod
     def of(cls, tools: Sequence[Any] | None, choice: Any, parallel: bool | None) -> Tools:
-        """Read the fields tools, tool_choice and parallel_tool_calls of a request. Raises an ApiError that names the
-        field at fault."""
+        """Read tools, tool_choice and parallel_tool_calls; an ApiError names the field at fault."""
         if len(tools or ()) > MOST_TOOLS:
             raise ApiError(f"there are {len(tools or ())} tools: give at most {MOST_TOOLS}", param="tools")
         functions = [function_of(tool, number) for number, tool in enumerate(tools or ())]
@@ -38,40 +37,36 @@ class Tools:
                 f"tool_choice is {shown(choice)}: give none, auto, required or a function", param="tool_choice"
             )
         elif choice == "required" and not functions:
-            raise ApiError("tool_choice is required and there are no tools: give some", param="tool_choice")
+            raise ApiError("Cannot require a call without tools: give some", param="tool_choice")
         return cls(functions, choice or "auto" if functions else "none", parallel is not False)
 
     @property
     def named(self) -> str:
-        """The name of the tool that the model must call; "" if the model chooses."""
+        """The tool that the model must call; "" if the model chooses."""
         return "" if self.choice in ("none", "auto", "required") else self.choice
 
     @property
     def required(self) -> bool:
-        """Whether the answer must be a call."""
         return self.choice not in ("none", "auto")
 
     @property
     def callable(self) -> Sequence[Function]:
-        """The functions that the model may call."""
         if self.choice == "none":
             return ()
         return [one for one in self.functions if one.name == self.named] if self.named else self.functions
 
 
 def named_in(choice: Mapping[str, Any], functions: Sequence[Function]) -> str:
-    """Return the name of the tool in an item of tool_choice, which has the format of chat completions or of responses.
-    Raises an ApiError if there is no such tool among the functions."""
+    """The tool in an item of tool_choice, in the format of chat completions or of responses."""
     inner = choice.get("function")
     name = inner.get("name") if isinstance(inner, Mapping) else choice.get("name")
     if not isinstance(name, str) or name not in [function.name for function in functions]:
-        raise ApiError(f"tool_choice names {shown(name)}, which is not among the tools", param="tool_choice")
+        raise ApiError(f"Cannot call {shown(name)} of tool_choice, which is not among the tools", param="tool_choice")
     return name
 
 
 def allowed(choice: Any, functions: Sequence[Function]) -> tuple[str, list[Function]]:
-    """Return (mode, functions) of a tool_choice that allows some of the functions; the mode is auto or required. Raises
-    an ApiError for another mode, and unless it names tools."""
+    """Mode (auto or required) and functions of a tool_choice that allows some of the functions."""
     tools = choice.get("tools") if isinstance(choice, Mapping) else None
     if not isinstance(tools, list) or not tools or not all(isinstance(tool, Mapping) for tool in tools):
         raise ApiError("tool_choice allows no tools: list some of them by name", param="tool_choice")
@@ -83,8 +78,7 @@ def allowed(choice: Any, functions: Sequence[Function]) -> tuple[str, list[Funct
 
 
 def function_of(tool: Any, number: int) -> Function:
-    """Return the function of a tool, which has the format of chat completions or of responses. Raises an ApiError that
-    names the tool's index `number` if the tool is malformed."""
+    """The function of a tool, in the format of chat completions or of responses; `number` is its index in errors."""
     function = tool.get("function", tool) if isinstance(tool, dict) and tool.get("type") == "function" else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
         raise ApiError(
@@ -98,7 +92,7 @@ def function_of(tool: Any, number: int) -> Function:
     kind = (parameters or {}).get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ApiError(
-            f"the parameters of tools[{number}] have the type {shown(kind)}: arguments are an object",
+            f"Cannot use tools[{number}], whose parameters have the type {shown(kind)}: arguments are an object",
             param=f"tools[{number}]",
         )
     given = {key: value for key, value in function.items() if key in ("name", "description", "parameters", "strict")}

@@ -13,8 +13,7 @@ LEAST = -9999.0  # in place of minus infinity, which JSON lacks
 
 
 def usage_of(job: Job, num_reasoning: int = 0) -> dict[str, Any]:
-    """Return the JSON object `usage` of a reply: the numbers of tokens of the job's prompts, each counted once, and of
-    all its answers, of which `num_reasoning` belong to reasoning."""
+    """Numbers of tokens of a job's prompts, each counted once, and of its answers."""
     prompts = {id(request.prompt): len(request.prompt) for request in job.answers}
     cached = {id(request.prompt): request.num_shared for request in reversed(job.answers)}
     new = sum(len(request.tokens) for request in job.answers)
@@ -29,8 +28,7 @@ def usage_of(job: Job, num_reasoning: int = 0) -> dict[str, Any]:
 
 
 def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token as text; one whose bytes are not UTF-8 by its bytes, such as `bytes:\\xf0`, as OpenAI's API has
-    it."""
+    """A token as text; if its bytes are not UTF-8, as `bytes:\\xf0`, as in OpenAI's API."""
     own = tokenizer.token_bytes(token)
     try:
         own.decode()
@@ -40,9 +38,8 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
 
 
 def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
-    """Return log-probabilities in the form of /v1/completions: the lists tokens, token_logprobs, top_logprobs and
-    text_offset with an item per token. A token without log-probability, such as the first of a prompt, is given as its
-    id. `offset` is the index of the first token's text in the answer; `top` is the number of alternatives."""
+    """Log-probabilities in the form of /v1/completions. A token without one, such as the first of a prompt, is given as
+    its id; `offset` is the index of the first token's text."""
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in tokens:
         token = one if isinstance(one, int) else one.token
@@ -60,7 +57,7 @@ def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], of
 
 
 def of_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-    """Return log-probabilities in the form of /v1/chat/completions: an object per token, with `top` alternatives."""
+    """Log-probabilities in the form of /v1/chat/completions."""
 
     def record(token: int, logprob: float) -> dict[str, Any]:
         own = list(tokenizer.token_bytes(token))

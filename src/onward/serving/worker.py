@@ -22,17 +22,18 @@ from onward.serving.jobs import Job, Update, deliver
 from onward.serving.models import row_counts
 
 T = TypeVar("T")
-Step = Callable[[Engine, list[tuple[Request, int]]], None]
+StepObserver = Callable[[Engine, list[tuple[Request, int]]], None]
 LOG = logging.getLogger("onward.serving")
+# without the pause, the first of four prompts would be prefilled alone, the others between steps of its answer
 PAUSE = 0.002  # seconds without an arrival that end a burst of requests
 PATIENCE = 0.003  # seconds that a step waits at most for the event loop to send the tokens of the step before
 
 
 class Worker(threading.Thread):
-    """The thread that runs the engines of the server until `stop`. `observe` is called after each step with the engine
-    and its new tokens; the functions in `spare` are called one by one while there is no request."""
+    """Runs the engines until `stop`. `observe` is called after each step; functions in `spare` are called one by one
+    while there is no request."""
 
-    def __init__(self, observe: Step) -> None:
+    def __init__(self, observe: StepObserver) -> None:
         super().__init__(name="onward-engine", daemon=True)
         self.engines: Sequence[Engine] = ()
         self.observe = observe
@@ -44,17 +45,16 @@ class Worker(threading.Thread):
         self.generated = Counter[Engine]()  # tokens of each engine so far
 
     def add(self, job: Job) -> None:
-        """Queue the requests of a job (a client's request) for its engine; may be called from any thread."""
+        # from any thread
         self.post(lambda: self.begin(job))
 
     def cancel(self, job: Job) -> None:
-        """End a job whose client has closed its connection; its rows are free after the current step."""
+        """End a job whose client has gone; its rows are free after the current step."""
         job.close()
         self.post(lambda: self.remove(job))
 
     def call(self, function: Callable[[], T]) -> Future[T]:
-        """Call a function in the engine's thread between two steps, such as one that runs a model; return the future of
-        its result."""
+        """Call a function in the engine's thread between two steps."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -69,24 +69,20 @@ class Worker(threading.Thread):
         return future
 
     def post(self, command: Callable[[], None]) -> None:
-        """Queue a function that the engine's thread calls between two steps, and wake the thread."""
         self.inbox.append(command)
         self.wake.set()
 
     def compile_when_idle(self) -> None:
-        """Compile the decoding steps of all engines while there is no request, each number of rows by itself, so that a
-        request waits for at most one compilation."""
+        """Compile the steps of each number of rows by itself, so that a request waits for at most one."""
         for engine in self.engines:
             self.spare.extend(partial(engine.compile, rows) for rows in row_counts(engine))
         self.wake.set()
 
     def stop(self) -> None:
-        """End the thread after the current step of the engines; unfinished jobs get no further updates."""
         self.stopping = True
         self.wake.set()
 
     def run(self) -> None:
-        """Call queued functions and run steps of the engines until `stop`; sleeps while there is nothing to do."""
         while not self.stopping:
             if not any(engine.busy for engine in self.engines):
                 if self.spare and not self.inbox:
@@ -102,15 +98,14 @@ class Worker(threading.Thread):
                     self.step(engine)
 
     def gather(self) -> None:
-        """Wait until no request has arrived for some milliseconds: the prompts of clients that ask at the same time are
-        then prefilled together."""
+        # prompts of clients that ask at the same time are prefilled together
         end = perf_counter() + 5 * PAUSE
         self.wake.clear()
         while perf_counter() < end and self.wake.wait(PAUSE):
             self.wake.clear()
 
     def begin(self, job: Job) -> None:
-        """Add the requests of a job to its engine; if this fails, they end with the exception."""
+        """Add requests to the engine; if this fails, they end with the exception."""
         self.jobs |= dict.fromkeys(job.answers, job)
         try:
             job.opened.enter_context(job.context)
@@ -123,21 +118,19 @@ class Worker(threading.Thread):
         self.send(job.engine)
 
     def remove(self, job: Job) -> None:
-        """Cancel the engine's requests of a job that are not done."""
         for request in job.answers:
             if request in self.jobs:
                 job.engine.cancel(request)
                 self.forget(request)
 
     def forget(self, request: Request) -> None:
-        """Stop following an engine's request that is done, and close the context of its job after the job's last
-        request."""
+        """Stop following a request, and close its job's context after the last one."""
         job = self.jobs.pop(request)
         if not any(other in self.jobs for other in job.answers):
             job.opened.close()
 
     def step(self, engine: Engine) -> None:
-        """Run one step of an engine and send its updates. If the step itself fails, all requests of the engine fail."""
+        """Step an engine and send its updates; if the step itself fails, so do all requests of the engine."""
         try:
             new = engine.step()
         except Exception as error:
@@ -150,9 +143,8 @@ class Worker(threading.Thread):
         self.send(engine, new)
 
     def send(self, engine: Engine, new: Sequence[tuple[Request, int]] = ()) -> None:
-        """Pass the updates of requests with new tokens, and of those that are done, to the event loop; return once they
-        are sent to the clients, or after PATIENCE. Otherwise the event loop would send them while the next step
-        computes, and take the lock of Python and a core from the step several times."""
+        """Pass updates to the event loop; return once they are sent, or after PATIENCE. Otherwise the event loop would
+        send them while the next step computes, and take the lock of Python and a core from it."""
         changed = dict.fromkeys(request for request, _ in new if request in self.jobs)
         changed |= dict.fromkeys(request for request in self.jobs if request.done)
         batches: dict[Job, list[Update]] = {}
@@ -172,7 +164,6 @@ class Worker(threading.Thread):
                 self.stopping = True
 
     def hand_over(self, batches: list[tuple[Job, list[Update]]]) -> None:
-        """Pass the updates of a step, pairs (job, updates), to their jobs, and set `sent` after the tasks that wait for
-        them have run; called in the event loop."""
+        """Pass updates to jobs, and set `sent` after the tasks that wait for them; called in the event loop."""
         deliver(batches)
         asyncio.get_running_loop().call_soon(self.sent.set)

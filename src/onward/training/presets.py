@@ -13,7 +13,7 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, RMSNorm, SelfAttention
 
 if TYPE_CHECKING:
-    from onward.planning.descriptions import Change
+    from onward.planning.descriptions import ConfigChange
 
 MINI = {"d_model": 128, "n_layers": 3, "n_heads": 4, "context_length": 128}
 PRESETS: dict[str, dict[str, Any]] = {
@@ -174,7 +174,7 @@ def unnamed_changes(
     ]
 
 
-def in_words(change: Change) -> str:
+def in_words(change: ConfigChange) -> str:
     """Return a difference between two decoders as text: `norm.eps 1e-06 -> 1e-05`, with `absent` for a missing
     field."""
     before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))

@@ -15,7 +15,7 @@ from onward.config.part_types import Size
 if TYPE_CHECKING:
     import torch
 
-    from onward.measuring.generation import Limits, Speed
+    from onward.measuring.generation import MachineLimits, Speed
 
 ABOUT = """\
 Measure the speed of prefill and decoding for several numbers of rows and precisions. The result shows tokens per
@@ -123,7 +123,9 @@ def generate(options: Options, batches: Sequence[int]) -> None:
     show_generation(options, speeds, limits, device)
 
 
-def show_generation(options: Options, speeds: "Sequence[Speed]", limits: "Limits", device: "torch.device") -> None:
+def show_generation(
+    options: Options, speeds: "Sequence[Speed]", limits: "MachineLimits", device: "torch.device"
+) -> None:
     """Print `speeds`, the measured speeds of generation, with `limits`, the memory bandwidth and arithmetic of the
     machine's `device`."""
     import torch

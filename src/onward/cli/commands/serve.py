@@ -11,7 +11,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
-from onward.serving.config import EngineOptions, Listening
+from onward.serving.server_options import EngineOptions, Listening
 
 if TYPE_CHECKING:
     from onward.serving.models import Served

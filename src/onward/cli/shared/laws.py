@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 from onward.cli.shared.output import console, print_table
 
 if TYPE_CHECKING:
-    from onward.planning.fits import Run
+    from onward.planning.fits import RunPoint
     from onward.planning.fitted import FittedLaw
 
 
-def fit_with_picture(runs: "Sequence[Run]", out: str) -> "FittedLaw":
+def fit_with_picture(runs: "Sequence[RunPoint]", out: str) -> "FittedLaw":
     """Fit a scaling law to the sizes and losses of finished training runs, and show a status line meanwhile; also draw
     the fit into the picture file `out`, unless it is ""."""
     from onward.planning.fitted import fit_runs
-    from onward.reports.pictures.laws import fit_picture
+    from onward.reports.pictures.law_pictures import fit_picture
 
     with console.status(f"fitting {len(runs)} runs"):
         law = fit_runs(runs)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.inspection.doctor.finding import Check, Outcome, Status, largest
-from onward.inspection.doctor.operations import Attention, length_of_texts, loud, operations
+from onward.inspection.doctor.operations import RecordedAttention, length_of_texts, loud, operations
 from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 
 TEXTS = 6
@@ -30,13 +30,12 @@ SEEN = 1e-20  # a weight below this is that of a masked key
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
 NO_ATTENTION = "no attention (a product of weights (T, T) and values) was recognized in this model"
 
-Layer = Sequence[Attention]  # the recordings of one attention, one per text
+Layer = Sequence[RecordedAttention]  # the recordings of one attention, one per text
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """Run the model, with all weights enlarged, on N texts, and return a recording for each attention module: its
-    queries, keys, values and weights on each text. With `kind` "repeated", each text repeats one token; with "random",
-    its tokens are random. The result is stored for other checks."""
+    """Recordings of each attention on N texts with all weights enlarged, kept for other checks. With `kind` "repeated",
+    a text repeats one token; with "random", its tokens are random."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -50,27 +49,23 @@ def layers(s: Subject, kind: str) -> list[Layer]:
 
 
 def stacked(layer: Layer, name: str) -> Tensor:
-    """Stack the tensors called `name` ("queries", "keys", "values" or "weights") in the recordings of one attention
-    module on N texts, `layer`: (N, H, T, ...)."""
+    """(N, H, T, ...) of one attention on N texts."""
     return torch.stack([getattr(a, name) for a in layer])
 
 
 def variation(x: Tensor, dim: int) -> float:
-    """Return the largest absolute difference of a tensor's elements from the first element along the dimension `dim`,
-    relative to the tensor's largest absolute value."""
+    """Largest difference from the first element along `dim`, relative to the largest value."""
     return largest(x - x.narrow(dim, 0, 1)) / max(1e-12, largest(x))
 
 
 def rows_of(outputs: Sequence[Tensor], T: int) -> Tensor | None:
-    """Concatenate, for each of T tokens, the outputs of projections that were recorded in a forward pass, (T, ...);
-    None if there are no outputs, or if one of them has no dimension of size T."""
+    """Concatenate outputs of projections for each of T tokens, (T, ...); None without outputs, or if one has no T."""
     turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in outputs if T in x.shape]
     return torch.cat(turned, 1) if outputs and len(turned) == len(outputs) else None
 
 
 def positions(s: Subject) -> Outcome:
-    """Check that the attention scores depend on positions, and that queries and keys use the positions in the same way.
-    Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that scores depend on positions, and that queries and keys use positions in the same way."""
     swapped = s.tokens.clone()
     swapped[:, :-1] = swapped[:, :-1].flip(1)
     measured = f"permuting earlier tokens changes the last logits by {largest((s(swapped) - s.logits)[:, -1]):.1e}"
@@ -103,8 +98,7 @@ def positions(s: Subject) -> Outcome:
 
 
 def shifted(s: Subject) -> str:
-    """Measure how the logits change if all positions passed to the model are shifted, and return this as a phrase for
-    the outcome of a check; "" if the model's `forward` has no parameter for positions."""
+    """Phrase about how the logits change if all given positions are shifted."""
     half, name = s.tokens.size(1) // 2, s.parameter(*POSITION_NAMES)
     if not name or not half:
         return ""
@@ -114,9 +108,8 @@ def shifted(s: Subject) -> str:
 
 
 def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
-    """Look for a mistake in how an attention module uses positions, given its recordings `layer` on texts that each
-    repeat one token, so that only positions can make queries or keys differ. Returns the mistake as text ("" if there
-    is none), and whether positions change a score."""
+    """The mistake in how an attention uses positions ("": none), and whether positions change a score. On texts that
+    each repeat one token, only positions can make queries or keys differ."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if variation(v, 2) > allowed:
@@ -141,18 +134,15 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
 
 
 def along_diagonals(scores: Tensor) -> float:
-    """Return the largest deviation of scores (N, H, T, T) from the mean of all scores at the same distance between
-    query and key, relative to the largest score; 0 if the scores depend on the distance alone."""
+    """Largest deviation of scores (N, H, T, T) from the mean at their distance, relative to the largest score."""
     T = scores.size(-1)
     diagonals = [scores.diagonal(d, -2, -1) for d in range(1 - T, T)]
     return max(largest(x - x.mean(-1, keepdim=True)) for x in diagonals) / largest(scores)
 
 
 def bias_mistake(weights: Tensor) -> tuple[str, bool]:
-    """Look for a mistake in a distance bias such as ALiBi, in the attention weights (N, H, T, T) of texts with equal
-    queries and keys at all positions, where only a bias can make a difference. Mistakes: scores grow with distance, or
-    the bias is the same for all heads. Returns the mistake as text ("" if there is none), and whether there is a
-    bias."""
+    """The mistake in a distance bias such as ALiBi, and whether there is one, from weights (N, H, T, T) of texts whose
+    queries and keys are equal at all positions."""
     last = weights[0, :, -1]  # (H, T)
     seen = (last > SEEN).all(0)
     logs = last[:, seen].log().flip(-1)  # by distance
@@ -170,9 +160,8 @@ def bias_mistake(weights: Tensor) -> tuple[str, bool]:
 
 
 def repeated_rows(x: Tensor) -> str:
-    """Return, as text such as "2 and 5", two positions at which x (N, T, ...) has equal vectors; "" if there are none.
-    Equal vectors at the last positions do not count, since a convolution with zeros before the text makes them
-    equal."""
+    """Two positions at which x (N, T, ...) has equal vectors, as text. Equal vectors at the last positions do not
+    count: a convolution with zeros before the text makes them equal."""
     flat = x.transpose(0, 1).flatten(1)
     equal = torch.cdist(flat, flat, p=math.inf) <= ALIKE * largest(flat)
     T = len(flat)
@@ -182,9 +171,8 @@ def repeated_rows(x: Tensor) -> str:
 
 
 def rotation_mistake(queries: Tensor) -> str:
-    """Look for a mistake in the angles by which queries (N, H, T, E) of a repeated token rotate from position to
-    position, such as the same angle for all pairs of dimensions. Returns the mistake as text; "" if there is none, or
-    if no single rotation explains the queries."""
+    """The mistake in the angles by which queries (N, H, T, E) of a repeated token rotate from position to position; ""
+    if there is none, or if no single rotation explains them."""
     before, after = (x.flatten(0, -2) for x in (queries[:, :, :-1], queries[:, :, 1:]))
     if len(before) < 2 * queries.size(-1):
         return ""
@@ -203,8 +191,7 @@ def rotation_mistake(queries: Tensor) -> str:
 
 
 def name_about_positions(model: nn.Module) -> str:
-    """Return the first name of a parameter, buffer, module or function in a model that suggests positions, such as
-    "rope"; "" if there is none."""
+    """The first parameter, buffer, module or function whose name suggests positions, such as "rope"."""
     named = [name for name, _ in [*model.named_parameters(), *model.named_buffers(), *model.named_modules()]]
     named += [type(module).__name__ for module in model.modules()]
     used = chain.from_iterable(names_in(getattr(type(m).forward, "__code__", None)) for m in model.modules())
@@ -212,7 +199,6 @@ def name_about_positions(model: nn.Module) -> str:
 
 
 def names_in(code: CodeType | None) -> Iterator[str]:
-    """Yield the names that the compiled `code` of a function uses, including its inner functions; nothing for None."""
     if code:
         yield from code.co_names
         for constant in code.co_consts:
@@ -221,8 +207,7 @@ def names_in(code: CodeType | None) -> Iterator[str]:
 
 
 def heads(s: Subject) -> Outcome:
-    """Check that attention scales its scores by the usual factor, and that each query head uses the key/value head of
-    its group (grouped-query attention). Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that scores have the usual scale, and that query heads use the keys and values of their group."""
     traced_layers = layers(s, "random")
     if not traced_layers:
         return "not applicable", NO_ATTENTION
@@ -239,8 +224,6 @@ def heads(s: Subject) -> Outcome:
 
 
 def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
-    """Check the heads of one attention module, whose queries, keys, values and weights were recorded on N texts in
-    `layer`. Returns the status of the check and the measurement as text."""
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     H, E = q.size(1), q.size(-1)
     if layer[0].softmax_of_softmax:
@@ -276,7 +259,7 @@ def of_layer(s: Subject, layer: Layer) -> tuple[Status, str]:
 
 
 def first_equal_heads(x: Tensor) -> list[int]:
-    """Return, for each head of x (N, H, T, E), the index of the first head whose vectors equal the head's own."""
+    """For each head of x (N, H, T, E), the first head with equal vectors."""
     firsts: list[Tensor] = []
     numbers = []
     for head in x.unbind(1):
@@ -287,13 +270,9 @@ def first_equal_heads(x: Tensor) -> list[int]:
 
 
 def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
-    """Estimate the factor, such as 1 / sqrt(E), by which products of queries `q` and keys `k` (N, H, T, E) become
-    scores, from the attention weights `w` (N, H, T, T) that were recorded in `layer`. If it cannot be determined,
-    returns the reason as text.
-
-    log w is the score minus a number per row. Subtracting the means over texts and over keys removes this number, and
-    all that depends on positions alone, from both sides.
-    """
+    """Factor, such as 1 / sqrt(E), from products of queries and keys (N, H, T, E) to scores, or the reason for which it
+    is unknown. log w is the score minus a number per row. Subtracting the means over texts and over keys removes this
+    number, and all that depends on positions alone, from both sides."""
     if not all(a.sources["queries"] and a.sources["keys"] for a in layer):
         return "the scale is not checked: the query and key projections were not recognized"
     if any(float(x.std() / x.mean()) < 1e-3 for x in (q.norm(dim=-1), k.norm(dim=-1)) if x.numel() > 1):

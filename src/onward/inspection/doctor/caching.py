@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
-from onward.inspection.doctor.parts import attention_layers
+from onward.inspection.doctor.modules import attention_layers
 from onward.inspection.doctor.subject import Cache, Subject
 from onward.model.decoder import Decoder
 from onward.planning.machine import read_bandwidth, wait
@@ -31,8 +31,7 @@ EXCESS = 1.05  # the most bytes of a token in the cache, relative to its keys an
 
 
 def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Split tokens (1, T) into pieces of `sizes[0]`, `sizes[1]`, ... tokens, beginning again after the last size; yield
-    (index of the first token, piece)."""
+    """Split tokens (1, T) into pieces of these sizes, again and again; yield (index of the first token, piece)."""
     start = turn = 0
     while start < tokens.size(1):
         size = sizes[turn % len(sizes)]
@@ -41,8 +40,7 @@ def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tenso
 
 
 def cached(s: Subject) -> Outcome:
-    """Check that the logits with the key/value cache, computed token by token and in chunks, equal those computed
-    without a cache. Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that the cache changes no logits, token by token and in chunks."""
     if s.new_cache() is None:
         return "not applicable", NO_CACHE
     worst, where = 0.0, ""
@@ -61,9 +59,7 @@ def cached(s: Subject) -> Outcome:
 
 
 def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
-    """Return the name of the first module whose result for the token at index `token` differs between a forward pass
-    with the key/value cache, which gets the text in pieces of `sizes` tokens, and a forward pass without it; "" if none
-    differs."""
+    """The first module whose result for `token` differs with a cache that gets pieces of `sizes` tokens."""
     memory, tokens = s.new_cache(), s.tokens[:1]
     assert memory
     with s.outputs() as plain:
@@ -86,8 +82,7 @@ def first_different(s: Subject, sizes: Sequence[int], token: int) -> str:
 
 
 def rolled_back(s: Subject) -> Outcome:
-    """Check that logits are unchanged after other tokens were added to the key/value cache and removed again. Returns
-    the status and the measurement of this check of `onward doctor`."""
+    """Check that logits are unchanged after other tokens were added to the cache and removed again."""
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE
@@ -113,8 +108,7 @@ def rolled_back(s: Subject) -> Outcome:
 
 
 def tensors(value: Any, depth: int = 6) -> dict[int, Tensor]:
-    """Collect the tensors in a value, such as a cache of lists, dicts and objects nested up to `depth` levels deep.
-    Returns {address of the tensor's memory: tensor}, so that shared memory counts once."""
+    """Tensors in a value, such as a cache of lists and objects, by address, so that shared memory counts once."""
     if isinstance(value, Tensor):
         return {value.data_ptr(): value} if value.numel() else {}
     if not depth or isinstance(value, nn.Module | str | type):
@@ -125,13 +119,11 @@ def tensors(value: Any, depth: int = 6) -> dict[int, Tensor]:
 
 
 def held_bytes(memory: Cache) -> int:
-    """Return the number of bytes of all tensors in `memory`, a key/value cache of the model."""
     return sum(tensor.nbytes for tensor in tensors(memory.content()).values())
 
 
 def memory_per_token(s: Subject) -> Outcome:
-    """Check that the cache grows by no more bytes per token than keys and values need. Returns the status and the
-    measurement of this check of `onward doctor`."""
+    """Check that the cache grows by no more bytes per token than keys and values need."""
     if isinstance(s.model, Decoder):
         size = cache_bytes_per_token(s.model.config, s.dtype.itemsize)
         return "ok", f"the cache takes {size:,} bytes per token, computed from the config"
@@ -158,13 +150,11 @@ def memory_per_token(s: Subject) -> Outcome:
 
 @cache
 def bandwidth(device: torch.device) -> float:
-    """Measure how many bytes per second the device reads from memory; measured once per device."""
     return read_bandwidth(device, ARRAY)
 
 
 def speed(s: Subject) -> Outcome:
-    """Check that a decoding step with the key/value cache computes about as much as a forward pass on a single token.
-    Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that a step with the cache computes about as much as a forward on a single token."""
     memory = s.new_cache()
     if memory is None:
         return "not applicable", NO_CACHE

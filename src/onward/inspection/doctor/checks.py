@@ -19,7 +19,7 @@ from onward.inspection.doctor.corpus import CORPUS, Corpus
 from onward.inspection.doctor.finding import Check, Finding
 from onward.inspection.doctor.forward import FORWARD
 from onward.inspection.doctor.learning import LEARNING
-from onward.inspection.doctor.parts import PARTS
+from onward.inspection.doctor.modules import PARTS
 from onward.inspection.doctor.stream import STREAM
 from onward.inspection.doctor.subject import About, Subject
 from onward.inspection.doctor.trained import TRAINED
@@ -31,8 +31,7 @@ CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 @torch.no_grad()
 def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[Finding]:
-    """Run the checks of `onward doctor` named in `names`, by default all, on a model or a corpus, and yield their
-    findings one by one. A check that raises an exception gives a finding with the status "not run"."""
+    """Run the checks (by default all) and yield their findings; an exception is the status "not run"."""
     for name, check in (CORPUS if isinstance(subject, Corpus) else CHECKS).items():
         if names and name not in names:
             continue
@@ -48,8 +47,7 @@ def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[
 
 @contextmanager
 def restored_state(model: nn.Module) -> Iterator[None]:
-    """Restore the mode (train or eval) of each module and the state of the random number generators at the end of the
-    `with` block."""
+    """Restore the mode of each module and the random state at the end of the `with` block."""
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.random.fork_rng():
@@ -71,7 +69,7 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
     """
     kinds = get_type_hints(About, include_extras=True)
     if unknown := next((name for name in about if name not in kinds), None):
-        raise UserError(f"doctor: {unknown} is not an argument: {nearest(unknown, kinds)}")
+        raise UserError(f"doctor has no argument {unknown}: {nearest(unknown, kinds)}")
     arguments.check(kinds, about)
     with restored_state(model):
         return list(examine(Subject(model, **about), checks))

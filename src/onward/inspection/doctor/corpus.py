@@ -20,8 +20,7 @@ ENDS = 100_000  # the most document ends that are checked
 
 @dataclass(frozen=True)
 class Corpus:
-    """The tokens of a training text and of its validation text (None without one), and the ids of the tokens that end a
-    document: the input of the doctor's checks of data."""
+    """Input of the doctor's checks of data: a training text, its validation text, and ids that end documents."""
 
     train: Tokens
     validation: Tokens | None
@@ -29,8 +28,7 @@ class Corpus:
 
 
 def duplicates(c: Corpus) -> Outcome:
-    """Check that the training text contains no passages of the validation text. Returns the status and the measurement
-    of this check of `onward doctor`."""
+    """Check that the training text contains no passages of the validation text."""
     if c.validation is None:
         return "not applicable", "no validation text is given: --validation"
     check = apart([c.train], c.validation)
@@ -38,8 +36,7 @@ def duplicates(c: Corpus) -> Outcome:
 
 
 def ended(c: Corpus) -> Outcome:
-    """Check that each document of the training text ends with an end token. Returns the status and the measurement of
-    this check of `onward doctor`."""
+    """Check that each document of the training text ends with an end token."""
     starts = c.train.starts(0, len(c.train))
     if not c.end_ids or len(starts) < 2:
         return "not applicable", "the corpus is a single document" if c.end_ids else "no end token is known"
@@ -50,8 +47,7 @@ def ended(c: Corpus) -> Outcome:
 
 
 def dominated(c: Corpus) -> Outcome:
-    """Check that no single document makes up most of the training text: its share of the tokens is at most LARGEST.
-    Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that no document has more than a share of LARGEST of the training text."""
     starts = c.train.starts(0, len(c.train))
     lengths = np.diff(np.append(starts, len(c.train)))
     most = int(lengths.argmax())

@@ -32,8 +32,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A check of `onward doctor`: `run`, the function that checks a Subject (a model) or a Corpus and returns the
-    outcome, and texts for reports: the facts that it needs, how it measures, why a failure matters, and its remedy."""
+    """A check: the facts it needs, how it measures, why a failure matters, its remedy, and the function of a Subject or
+    Corpus."""
 
     needs: str
     how: str
@@ -44,19 +44,15 @@ class Check:
 
 
 def largest(x: Tensor) -> float:
-    """Return the largest absolute value of a tensor; 0 if it is empty."""
     return float(x.abs().max()) if x.numel() else 0.0
 
 
 def verdict(good: bool, what: str, where: str = "") -> Outcome:
-    """Return the outcome of a check: "ok" with `what`, the measurement as a sentence, if `good`, else "failed" with
-    `what` and the location `where`, such as a module."""
     return "ok" if good else "failed", what, "" if good else where
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, offset: int = 0) -> Tensor:
-    """Compute the mean cross-entropy of the logits (B, T, V) at each position i and the targets (B, T) at position i +
-    `offset`."""
+    """Mean cross-entropy of logits (B, T, V) at position i and targets (B, T) at i + `offset`."""
     count = logits.size(1) - abs(offset)
     z, y = logits[:, max(0, -offset) :][:, :count], targets[:, max(0, offset) :][:, :count]
     return F.cross_entropy(z.flatten(0, 1).float(), y.flatten())

@@ -26,8 +26,7 @@ DRIFT = 0.2  # the share of a logit's size that bf16 may change, in the median o
 
 
 def finite(s: Subject) -> Outcome:
-    """Check that no logit is NaN or infinite, with the model's own weights and with all matrices set to zero. Returns
-    the status and the measurement of this check of `onward doctor`."""
+    """Check that no logit is NaN or infinite, even with all matrices set to zero."""
     with s.outputs() as uses:
         logits = s(s.tokens)
     bad = next((use.name for use in uses if not use.result.isfinite().all()), "the last operation")
@@ -44,8 +43,7 @@ def finite(s: Subject) -> Outcome:
 
 
 def repeatable(s: Subject) -> Outcome:
-    """Check that two calls in eval mode give the same logits. Returns the status and the measurement of this check of
-    `onward doctor`."""
+    """Check that two calls in eval mode give the same logits."""
     difference = largest(s(s.tokens) - s.logits)
     active = [name for name, module in s.model.named_modules() if module.training]
     return verdict(
@@ -56,8 +54,7 @@ def repeatable(s: Subject) -> Outcome:
 
 
 def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
-    """Return the dropout rates of a model's modules as (module, name of the module's attribute that holds the rate,
-    rate)."""
+    """(module, name of its attribute, rate) of each dropout."""
     return [
         (module, name, value)
         for module in model.modules()
@@ -68,8 +65,7 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
-    """Set the model under test to train mode inside the `with` block, and restore mode, dropout rates and buffers at
-    the end. Yields the dropout rates as (module, name of its attribute, rate); the block may change the attributes."""
+    """Set train mode inside the block, and restore mode, dropout rates and buffers; yields the rates, to be changed."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()
@@ -84,9 +80,7 @@ def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
 
 
 def modes(s: Subject) -> Outcome:
-    """Check that dropout acts in train mode; and that in train mode with all dropout rates at 0 the logits of a row do
-    not depend on other rows, nor earlier logits on later tokens. Returns the status and the measurement of this check
-    of `onward doctor`."""
+    """Check that dropout acts in train mode, and that without it no row depends on other rows or later tokens."""
 
     def seeded(tokens: Tensor, seed: int) -> Tensor:
         torch.manual_seed(seed)
@@ -120,8 +114,7 @@ def modes(s: Subject) -> Outcome:
 
 
 def causal(s: Subject) -> Outcome:
-    """Check that later tokens change no earlier logit. Returns the status and the measurement of this check of `onward
-    doctor`."""
+    """Check that later tokens change no earlier logit."""
     cut = s.tokens.size(1) // 2
     with s.outputs() as before:
         s(s.tokens)
@@ -143,8 +136,7 @@ def causal(s: Subject) -> Outcome:
 
 
 def first_different(before: list[Use], after: list[Use], s: Subject, tokens: slice) -> str:
-    """Return the name of the first module whose results (B, T, ...) at the positions `tokens` differ between two
-    forward passes, whose module calls `Subject.outputs` recorded as `before` and `after`; "" if none differs."""
+    """The first module whose results (B, T, ...) at `tokens` differ between two forward passes."""
     for (name, result, _), (_, changed_result, _) in zip(before, after):
         same = result.shape == changed_result.shape and result.dim() > 1 and result.shape[:2] == s.tokens.shape
         if same and largest((result - changed_result)[:, tokens]) > 1e-4 * max(1e-3, largest(result)):
@@ -153,8 +145,7 @@ def first_different(before: list[Use], after: list[Use], s: Subject, tokens: sli
 
 
 def context(s: Subject) -> Outcome:
-    """Check that the first token changes later logits. Returns the status and the measurement of this check of `onward
-    doctor`."""
+    """Check that the first token changes later logits."""
     other = s.tokens.clone()
     other[:, 0] = (other[:, 0] + 1) % s.vocab_size
     difference = largest((s(other) - s.logits)[:, 1:])
@@ -165,16 +156,14 @@ def context(s: Subject) -> Outcome:
 
 
 def rows(s: Subject) -> Outcome:
-    """Check that a row of tokens has the same logits alone and in a batch. Returns the status and the measurement of
-    this check of `onward doctor`."""
+    """Check that a row has the same logits alone and in a batch."""
     alone = torch.cat([s(row[None]) for row in s.tokens])
     difference = largest(alone - s.logits)
     return verdict(difference <= s.allowed, f"logits of a row alone and in a batch differ by {difference:.1e}")
 
 
 def ids(s: Subject) -> Outcome:
-    """Check that no two token ids, each as a text of its own, give the same logits. Returns the status and the
-    measurement of this check of `onward doctor`."""
+    """Check that no two token ids, each as a text of its own, give the same logits."""
     count = min(s.vocab_size, IDS)
     spread = torch.linspace(0, s.vocab_size - 1, count // 2).long()
     chosen = torch.cat([spread, torch.arange(count)]).unique().to(s.device)  # neighbors, and ids far apart
@@ -188,8 +177,7 @@ def ids(s: Subject) -> Outcome:
 
 
 def shapes(s: Subject) -> Outcome:
-    """Check that token ids of other shapes, such as a single row or a shorter text, give logits. A model may refuse
-    shapes with an error that names them. Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that token ids of other shapes give logits, or an error that names their shape."""
     T = s.tokens.size(1)
     done: list[str] = []
     for rows, length in (1, T), (3, T), (2, 1), (2, T - 1), (1, 2):
@@ -208,8 +196,7 @@ def shapes(s: Subject) -> Outcome:
 
 
 def padding(s: Subject) -> Outcome:
-    """Check that padding after a text, and masked padding before it, leaves the logits of the text unchanged. Returns
-    the status and the measurement of this check of `onward doctor`."""
+    """Check that padding after a text, and masked padding before it, leaves its logits unchanged."""
     if not s.is_causal:
         return "not applicable", "later tokens change earlier logits even without padding"
     half = s.tokens.size(1) // 2
@@ -238,8 +225,7 @@ def padding(s: Subject) -> Outcome:
 
 
 def length(s: Subject) -> Outcome:
-    """Check that a text as long as the context gives finite logits. Returns the status and the measurement of this
-    check of `onward doctor`."""
+    """Check that a text as long as the context gives finite logits."""
     n = s.context_length
     if not n:
         return "not applicable", "no attribute of the model gives its context length: give --context-length"
@@ -262,8 +248,7 @@ def length(s: Subject) -> Outcome:
 
 @torch.no_grad()
 def precision(s: Subject) -> Outcome:
-    """Check that the logits of the model in bf16 are close to those in fp32. Returns the status and the measurement of
-    this check of `onward doctor`."""
+    """Check that the logits in bf16 are close to those in fp32."""
     size = sum(p.numel() for p in s.model.parameters())
     if size > COPIED:
         return "not applicable", f"a model of {size:,} parameters is too large to copy"
@@ -285,8 +270,7 @@ def precision(s: Subject) -> Outcome:
 
 
 def drifted(exact: Tensor, rounded: Tensor) -> float:
-    """Return the median over tokens of the norm of `exact` - `rounded`, hidden vectors (..., D) in two precisions,
-    relative to the variation of `exact` over D."""
+    """Median over tokens of the difference of vectors (..., D), relative to the variation of `exact` over D."""
     exact, rounded = (x.float() - x.float().mean(-1, keepdim=True) for x in (exact, rounded))
     return float(((exact - rounded).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-9)).median())
 

@@ -23,13 +23,8 @@ GIGABYTE = 1 << 30
 
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
-    """Run all checks of `onward doctor` in a separate process that may use `seconds` of time and `gigabytes` of memory;
-    returns the findings as dicts, one per check. Used for models that are not trusted.
-
-    `arguments` are the keyword arguments of `target.subjects_of`, which name the model. Raises a UserError if the
-    process exceeds the time, ends before its last check, or cannot load the model. Output of the model is discarded,
-    and processes that it started are ended.
-    """
+    """Run all checks in a process that may use `seconds` and `gigabytes`; for models that are not trusted. `arguments`
+    are those of `target.subjects_of`. Output of the model is discarded, and processes that it started are ended."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
         results.touch()
@@ -60,9 +55,7 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
 
 
 def main(results: str, gigabytes: str, arguments: str) -> None:
-    """Run all checks in this process, which `examine_apart` started and which may use `gigabytes` (a number as text) of
-    memory; `arguments` are the keyword arguments of `target.subjects_of` as JSON. Writes one line of JSON per finding
-    to the file `results`, and a last line that says it is done or holds the error."""
+    """Write one line of JSON per finding to the file `results`, and a last line: done, or the error."""
     from onward.inspection.doctor.checks import examine
     from onward.inspection.doctor.target import subjects_of
 

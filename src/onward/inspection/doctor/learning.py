@@ -33,8 +33,7 @@ ALL_FROZEN = "all parameters are frozen"
 
 
 def targets(s: Subject) -> Outcome:
-    """Check that the targets of the user's training batches are the next tokens. Returns the status and the measurement
-    of this check of `onward doctor`."""
+    """Check that the targets of the user's batches are the next tokens."""
     if not s.batches:
         return "not applicable", "no batches are given"
     shares = {k: share_equal(s.batches, k) for k in (1, 0, 2, -1)}
@@ -45,8 +44,7 @@ def targets(s: Subject) -> Outcome:
 
 
 def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
-    """Return the share of the targets in `batches`, pairs of token ids and targets (B, T), that equal the token at the
-    same position plus `offset`; 1 is the next token. Ignored targets are not counted."""
+    """Share of the counted targets that equal the token at their position plus `offset`; 1 is the next token."""
     equal = total = 0
     for tokens, wanted in batches:
         span = tokens.size(1) - abs(offset)
@@ -57,8 +55,7 @@ def share_equal(batches: list[tuple[Tensor, Tensor]], offset: int) -> float:
 
 
 def loss(s: Subject) -> Outcome:
-    """Check that the loss is the cross-entropy of each position's logits and the next token. Returns the status and the
-    measurement of this check of `onward doctor`."""
+    """Check that the loss is the cross-entropy of each position's logits and the next token."""
     wanted = spread_targets(s)
     theirs = s.loss(s.logits, wanted)
     if theirs is None:
@@ -88,8 +85,7 @@ def loss(s: Subject) -> Outcome:
 
 
 def spread_targets(s: Subject) -> Tensor:
-    """Return random targets (B, T) with which a loss is tested, among them the first and the last token ids, which a
-    loss may treat differently."""
+    """Random targets (B, T), among them the first and last token ids, which a loss may treat differently."""
     generator = torch.Generator().manual_seed(1)
     wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator)
     wanted[:, 1], wanted[:, 2] = 0, s.vocab_size - 1
@@ -97,9 +93,7 @@ def spread_targets(s: Subject) -> Tensor:
 
 
 def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
-    """Return the values that a loss would have if it were computed with one of the usual mistakes, as {description of
-    the mistake: value}. `z` are logits (B, T, V), `wanted` targets (B, T), and `expected` is the value of the correct
-    loss."""
+    """Values of a loss with one of the usual mistakes, for logits (B, T, V), by description of the mistake."""
     values = {f"the loss of targets at offset {k}": float(cross_entropy(z, wanted, k)) for k in (-1, 0, 1, 2)}
     values["the loss over the wrong axis, with (B, T, V) viewed as (B, V, T)"] = float(
         F.cross_entropy(z.reshape(z.size(0), z.size(2), z.size(1)).float(), wanted)
@@ -115,9 +109,8 @@ def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
 
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
-    """Check that the user's loss ignores targets of one value: -100, as in PyTorch, or -1, as in nanoGPT. `wanted` are
-    targets (B, T), `right` is the offset at which the loss expects them (1: the loss itself shifts tokens, 0: they are
-    shifted already), and `what` is the text that the outcome begins with. Returns the status and the measurement."""
+    """Check that the loss ignores targets of -100, as in PyTorch, or of -1, as in nanoGPT. `right` is the offset at
+    which it expects targets (1 if it shifts tokens itself)."""
     if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
         return "ok", what
     for value in IGNORED, -1:
@@ -135,8 +128,7 @@ def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
 
 
 def first_loss(s: Subject) -> Outcome:
-    """Check that the loss before training is about that of a uniform guess. Returns the status and the measurement of
-    this check of `onward doctor`."""
+    """Check that the loss before training is about that of a uniform guess."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     value, uniform = float(cross_entropy(s.logits, s.tokens, 1)), math.log(s.vocab_size)
@@ -144,8 +136,7 @@ def first_loss(s: Subject) -> Outcome:
 
 
 def gradients(s: Subject) -> Outcome:
-    """Check that all trainable parameters get a gradient, and parameters that should be frozen get none. Returns the
-    status and the measurement of this check of `onward doctor`."""
+    """Check that all trainable parameters get a gradient, and those that should be frozen none."""
     trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
     if not trained:
         return "not applicable", ALL_FROZEN
@@ -172,8 +163,8 @@ def gradients(s: Subject) -> Outcome:
 
 
 def unread(s: Subject, name: str, gradient: Tensor) -> bool:
-    """Return whether a contiguous quarter of the rows or columns of a linear layer's weight gets no gradient, as if the
-    value part of packed projections were not used. `name` is the weight's name, `gradient` its gradient."""
+    """Whether a contiguous quarter of a linear weight's rows or columns gets no gradient, as if the values in packed
+    projections were not used."""
     if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
         return False
     if re.search("expert|rout|gate", name):
@@ -186,8 +177,7 @@ def unread(s: Subject, name: str, gradient: Tensor) -> bool:
 
 
 def tied(s: Subject) -> Outcome:
-    """Check that head and embedding share one matrix, if the model's config declares that they do. Returns the status
-    and the measurement of this check of `onward doctor`."""
+    """Check that head and embedding share one matrix, if the config declares that they do."""
     if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
         return "not applicable", "the model does not declare that its head is tied to its embedding"
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
@@ -199,9 +189,7 @@ def tied(s: Subject) -> Outcome:
 
 
 def shared(s: Subject) -> Outcome:
-    """Look for a module with parameters that occurs more than once in the model, and note it without a failure: a
-    Universal Transformer shares its block by design, and outputs do not tell this from a list that was multiplied by
-    mistake. Returns the status and the measurement of this check of `onward doctor`."""
+    """Note modules with parameters that occur twice; a Universal Transformer shares its block by design."""
     first: dict[int, str] = {}
     for name, module in s.model.named_modules(remove_duplicate=False):
         known = first.setdefault(id(module), name)
@@ -214,8 +202,7 @@ def shared(s: Subject) -> Outcome:
 
 
 def initialization(s: Subject) -> Outcome:
-    """Check that the standard deviation of each kind of matrix is about equal in all layers. Returns the status and the
-    measurement of this check of `onward doctor`."""
+    """Check that the standard deviation of each kind of matrix is about equal in all layers."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     layers: dict[str, dict[str, float]] = defaultdict(dict)  # the deviation of a matrix in each layer
@@ -243,13 +230,11 @@ def initialization(s: Subject) -> Outcome:
 
 
 def same_rows(p: Tensor) -> bool:
-    """Return whether all rows of a matrix `p` are equal and not zero."""
     return min(p.shape) > 1 and bool(p.any()) and bool((p == p[:1]).all())
 
 
 def overfit(s: Subject) -> Outcome:
-    """Check that the model can learn: some steps of sign descent on one batch halve its loss. Returns the status and
-    the measurement of this check of `onward doctor`."""
+    """Check that some steps of sign descent on one batch halve its loss."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     copy = Subject(deepcopy(s.model), vocab_size=s.vocab_size, adapter=s.adapter)

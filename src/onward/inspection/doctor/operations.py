@@ -29,22 +29,20 @@ LOOKUPS = "embedding", "index", "index_select"
 
 
 @dataclass(eq=False)
-class Linear:
-    """A recorded matrix product with a weight of the model: the input, the weight, the result and the module that
-    computed it."""
+class RecordedProduct:
+    """A recorded matrix product with a weight of the model."""
 
     given: Tensor
     weight: Tensor
     result: Tensor
     module: str
-    after: Linear | None  # product that `given` results from, with only views and biases in between
+    after: RecordedProduct | None  # product that `given` results from, with only views and biases in between
     read: bool = False  # whether an operation other than a product with a weight uses the result
 
 
 @dataclass(eq=False)
-class Attention:
-    """A recorded computation of attention: the product of attention weights and values, and the product of queries and
-    keys from which the weights were computed."""
+class RecordedAttention:
+    """A recorded attention: the product of weights and values, and of the queries and keys before."""
 
     module: str
     queries: Tensor  # (H, T, E), as passed to the product
@@ -57,9 +55,7 @@ class Attention:
 
 
 @dataclass(eq=False)
-class Sum:
-    """A recorded addition of two tensors of one shape."""
-
+class RecordedSum:
     left: Tensor
     right: Tensor
     result: Tensor
@@ -67,20 +63,18 @@ class Sum:
 
 
 def is_continuous(x: Tensor) -> bool:
-    """Return whether a tensor holds floating-point or complex numbers."""
     return x.is_floating_point() or x.is_complex()
 
 
 class Operations(TorchDispatchMode):
-    """A PyTorch dispatch mode that records the matrix products, sums and attentions of one forward pass over a text (1,
-    T), from which the checks of `onward doctor` find the parts of any model; `length` is T."""
+    """Records the products, sums and attentions of a forward over a text (1, T), `length` T, of any model."""
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
         self.length = length
-        self.linears: list[Linear] = []
-        self.attentions: list[Attention] = []
-        self.sums: list[Sum] = []
+        self.linears: list[RecordedProduct] = []
+        self.attentions: list[RecordedAttention] = []
+        self.sums: list[RecordedSum] = []
         self.lookups: list[Tensor] = []  # rows (T, D) of tables
         self.tables: set[int] = set()  # addresses of these tables
         self.module: list[str] = []  # names of the modules that run now
@@ -89,7 +83,7 @@ class Operations(TorchDispatchMode):
         self.weights = {id(p) for p in model.parameters()}
         self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self.sources: dict[int, list[Tensor]] = {}
-        self.direct: dict[int, Linear] = {}  # results of products with a weight, through views and biases
+        self.direct: dict[int, RecordedProduct] = {}  # results of products with a weight, through views and biases
         self.soft: set[int] = set()  # (T, T) tensors that descend from a softmax
         self.twice = False
         self.scores: tuple[Tensor, Tensor] | None = None  # queries and keys of the last (T, T) product
@@ -104,12 +98,10 @@ class Operations(TorchDispatchMode):
         return result
 
     def is_weight(self, x: Tensor) -> bool:
-        """Return whether a tensor is a parameter of the model, a view of one, or computed from parameters alone."""
+        """Whether a tensor is a parameter, a view of one, or computed from parameters alone."""
         return id(x) in self.weights or x.untyped_storage().data_ptr() in self.storages
 
     def note(self, name: str, given: list[Tensor], out: Tensor) -> None:
-        """Record one tensor operation of the forward pass: its `name` in PyTorch, its tensor arguments `given` and its
-        result `out`."""
         self.alive += [*given, out]
         floats = [x for x in given if is_continuous(x)]
         if name in LOOKUPS and floats and self.is_weight(floats[0]):
@@ -124,19 +116,17 @@ class Operations(TorchDispatchMode):
             return
         self.follow(name, floats, out)
         if name in ("add", "add_") and len(floats) == 2 and floats[0].shape == floats[1].shape:
-            self.sums.append(Sum(floats[0], floats[1], out, self.current_module()))
+            self.sums.append(RecordedSum(floats[0], floats[1], out, self.current_module()))
 
     def current_module(self) -> str:
-        """Return the name of the module whose forward runs now; "" for the model itself."""
         return self.module[-1] if self.module else ""
 
     def product(self, left: Tensor, right: Tensor, out: Tensor) -> None:
-        """Record a matrix product of `left` and `right` with the result `out`: a product with a weight, of queries and
-        keys, or of attention weights and values."""
+        """Record a product with a weight, of queries and keys, or of attention weights and values."""
         weights = self.is_weight(left), self.is_weight(right)
         if sum(weights) == 1:
             x, weight = (right, left) if weights[0] else (left, right)
-            linear = Linear(x, weight, out, self.current_module(), self.direct.get(id(x)))
+            linear = RecordedProduct(x, weight, out, self.current_module(), self.direct.get(id(x)))
             self.linears.append(linear)
             self.sources[id(out)], self.direct[id(out)] = [out], linear
             return
@@ -150,9 +140,8 @@ class Operations(TorchDispatchMode):
             self.mixed(right.transpose(-2, -1), left.transpose(-2, -1), left)
 
     def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
-        """Record an attention: pair the product of attention `weights` and `values` with the last product of queries
-        and keys. Grouped heads (K, G T, E), whose G queries per key share one matrix, become (K G, T, E). `of_values`
-        is the operand of the product that holds the values, possibly transposed."""
+        """Pair the product of weights and values with the last one of queries and keys. Grouped heads (K, G T, E),
+        whose G queries per key share one matrix, become (K G, T, E)."""
         assert self.scores
         T, (queries, keys) = self.length, self.scores
         of = lambda x: self.sources.get(id(x), [])
@@ -164,12 +153,11 @@ class Operations(TorchDispatchMode):
         q, k, w, v = unfold(flat[0]), repeat(flat[1]), unfold(flat[2]), repeat(flat[3])
         if q.shape[:2] == k.shape[:2] == w.shape[:2] == v.shape[:2]:
             width = self.linears[-1].given.size(-1) if self.linears else 0
-            self.attentions.append(Attention(self.current_module(), q, k, w, v, sources, self.twice, width))
+            self.attentions.append(RecordedAttention(self.current_module(), q, k, w, v, sources, self.twice, width))
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """Record from which projections the result `out` of the operation `name` is computed. `floats` are the
-        operation's floating-point arguments."""
+        """Record from which projections a result is computed."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
             descends = any(id(x) in self.soft for x in known)
@@ -197,23 +185,21 @@ class Operations(TorchDispatchMode):
             self.mark_read(x)
 
     def mark_read(self, *tensors: Tensor) -> None:
-        """Mark the recorded products that have these tensors as results: an operation other than a product with a
-        weight, such as an activation function, uses them."""
+        """Mark products as used by an operation other than a product with a weight, such as an activation."""
         for x in tensors:
             if id(x) in self.direct:
                 self.direct[id(x)].read = True
 
 
 def length_of_texts(s: Subject) -> int:
-    """Return a length T for short test texts that divides no size of the model's parameters, so that a (T, T) tensor
-    can only be attention; 0 if there is none."""
+    """A length that divides no size of the parameters, so that a (T, T) tensor can only be attention; 0: none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 
 
 @torch.no_grad()
 def operations(s: Subject, tokens: Tensor) -> Operations:
-    """Run the model on a text (1, T), token ids, and return its recorded operations."""
+    """The recorded operations of the model on a text (1, T)."""
     watched = Operations(s.model, tokens.size(1))
 
     def enter(name: str) -> Callable[..., None]:
@@ -226,6 +212,7 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         watched.module.pop()
 
+    # the fast path is one operation, in which no attention can be recognized
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     named = [(name, module) for name, module in s.model.named_modules() if name]
@@ -242,8 +229,7 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
 
 @contextmanager
 def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterator[None]:
-    """Replace each floating-point parameter p of a model by new(p) inside the `with` block, and restore all at the end.
-    A parameter for which new(p) is None stays unchanged."""
+    """Replace each parameter p by new(p), unless that is None, inside the `with` block."""
     kept: list[tuple[Tensor, Tensor]] = []
     try:
         with torch.no_grad():
@@ -260,9 +246,8 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
-    """Return a context manager that rescales the model's weights inside the `with` block so that every part has a
-    visible effect: each matrix multiplies the size of vectors by about `gain`, and no parameter is zero. In a fresh
-    model scores and branches are near 0, and many mistakes are smaller than rounding."""
+    """Context in which every part has a visible effect: each matrix multiplies the size of vectors by about `gain`, and
+    no parameter is zero. In a fresh model, many mistakes are smaller than rounding."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
 from onward.inspection.doctor.operations import (
-    Linear,
     Operations,
+    RecordedProduct,
     changed,
     length_of_texts,
     loud,
@@ -28,9 +28,7 @@ NO_TEXT = "every short text length divides a width of the model, so shapes are a
 
 
 def traced(s: Subject) -> Operations | None:
-    """Record the operations of a forward pass of the model on a random text, with all weights enlarged. The result is
-    stored for other checks; None if every short text length divides a size of the model's parameters, so that shapes
-    are ambiguous."""
+    """Operations on a random text with all weights enlarged, kept for other checks; None without a length of texts."""
     if "traced" not in s.memo:
         T = length_of_texts(s)
         with loud(s):
@@ -38,15 +36,13 @@ def traced(s: Subject) -> Operations | None:
     return s.memo["traced"]
 
 
-def head_of(ops: Operations, s: Subject) -> Linear | None:
-    """Return the recorded matrix product in `ops` that computes the logits, that of the model's head; None if there is
-    none."""
+def head_of(ops: Operations, s: Subject) -> RecordedProduct | None:
+    """The product that computes the logits."""
     return next((x for x in reversed(ops.linears) if x.result.size(-1) >= s.vocab_size), None)
 
 
 def residual(s: Subject) -> Outcome:
-    """Check that each branch is added to the residual stream, which carries the embeddings to the head. Returns the
-    status and the measurement of this check of `onward doctor`."""
+    """Check that each branch is added to the residual stream, which carries the embeddings to the head."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not ops or not ops.attentions or not head:
@@ -66,9 +62,7 @@ def residual(s: Subject) -> Outcome:
 
 
 def kept_once(ops: Operations, s: Subject) -> Outcome:
-    """Check that the head reads the token embeddings exactly once, through the residual stream, in `ops`, a recorded
-    forward pass whose attention and feed-forward outputs are near 0. Returns the status, the measurement and, for a
-    failure, the location."""
+    """Check that the head reads the embeddings exactly once, in a forward whose branches are near 0."""
     head = head_of(ops, s)
     assert head
     read = head.given.flatten(0, -2)
@@ -100,14 +94,13 @@ def kept_once(ops: Operations, s: Subject) -> Outcome:
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
-    """Return the mean cosine of the vectors in `x` and `y` (..., D), after subtracting the mean of each vector."""
+    """Mean cosine of vectors (..., D) without their means."""
     x, y = (z.detach().float() - z.detach().float().mean(-1, keepdim=True) for z in (x, y))
     return float(F.cosine_similarity(x, y, -1).mean())
 
 
 def activation(s: Subject) -> Outcome:
-    """Check that no two matrices follow each other without an activation function between them. Returns the status and
-    the measurement of this check of `onward doctor`."""
+    """Check that no two matrices follow each other without an activation between them."""
     ops = traced(s)
     if not ops:
         return "not applicable", NO_TEXT
@@ -130,9 +123,7 @@ ACTIVATIONS = "torch.nn.modules.activation", "transformers.activations"
 
 
 def reach(s: Subject) -> Outcome:
-    """Check that the range of the logits is not limited, as by a final tanh or ReLU: with the weight of the head scaled
-    up, they become large, positive and negative. Returns the status and the measurement of this check of `onward
-    doctor`."""
+    """Check that a larger head makes logits large, positive and negative: no final tanh or ReLU limits them."""
     ops = traced(s)
     head = head_of(ops, s) if ops else None
     if not head:

@@ -23,8 +23,8 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 
 Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> logits (B, T, V)
-Loss = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
-Step = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
+LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
+CacheStep = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # of the token ids that the checks use
 BATCHES = 64  # the most of the user's batches that are used
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
@@ -43,8 +43,10 @@ class About(TypedDict, total=False):
     fresh: bool  # the weights are newly initialized
     trained: bool  # the model is trained to predict the next token
     adapter: Adapter | None  # adapter(model, tokens) returns the logits of a model with a different signature
-    loss: Loss | None  # training loss of the model; default: the loss that it returns for targets
-    cache: Callable[[nn.Module], Step] | None  # makes an empty cache: a function from the next tokens to their logits,
+    loss: LossFunction | None  # training loss of the model; default: the loss that it returns for targets
+    cache: (
+        Callable[[nn.Module], CacheStep] | None
+    )  # makes an empty cache: a function from the next tokens to their logits,
     # with a method crop(length) if the cache can be rolled back
     batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets for training, (B, T) each
     validation_batches: Iterable[tuple[Tensor, Tensor]]  # token ids and targets of held-out text, (B, T) each
@@ -55,17 +57,15 @@ class About(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Cache:
-    """An empty key/value cache of the model to check, for one text: `step` takes the next token ids (1, S) and returns
-    their logits."""
+    """An empty cache for one text: `step` takes the next token ids (1, S) and returns their logits."""
 
-    step: Step
+    step: CacheStep
     crop: Callable[[int], object] | None = None  # rolls the cache back to a length
     content: Callable[[], Any] = lambda: None  # returns the object that holds the keys and values
 
 
 class Use(NamedTuple):
-    """A recorded call of a module in a forward pass: the module's name, its result and the first argument of the
-    call."""
+    """A recorded call of a module: its result, and the first argument."""
 
     name: str
     result: Tensor
@@ -73,16 +73,12 @@ class Use(NamedTuple):
 
 
 class ReachedError(BaseException):
-    """Ends a forward pass or a training early, at a point where a check has seen enough. It is not an Exception, so
-    that `except Exception` in a model does not catch it."""
+    """Ends a forward or a training early; no Exception, so that `except Exception` in a model does not catch it."""
 
 
 class Subject:
-    """The model to check (`onward doctor`), random token ids (2, T) to try it on, and its logits for them.
-
-    `about` are optional facts about the model, such as its loss. Raises a UserError if the model does not return logits
-    (2, T, V).
-    """
+    """The model to check, random token ids (2, T), and its logits for them; raises a UserError unless they are
+    logits."""
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
         self.model, self.about = model.eval(), about
@@ -117,8 +113,7 @@ class Subject:
         self.validation_batches = [self.checked_batch(batch) for batch in held_out]
 
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
-        """Return the logits (B, T, V) of token ids (B, T); `more` are further arguments of the model's forward. Raises
-        a UserError if the model cannot be called with them."""
+        """Logits (B, T, V) of token ids (B, T); `more` are further arguments of the model's forward."""
         tokens = tokens.contiguous()  # since a model may call view()
         if self.adapter:
             return self.adapter(self.model, tokens)
@@ -128,12 +123,13 @@ class Subject:
             what = f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
             if isinstance(error, IndexError) and "range" in what:
                 raise UserError(
-                    f"the model cannot be called with {tokens.size(1)} token ids of up to {int(tokens.max())} "
-                    f"({what}): give --vocab-size if it has fewer ids, or --context-length if its context is shorter"
+                    f"Cannot call the model with {tokens.size(1)} token ids of up to {int(tokens.max())} "
+                    f"({what}): give --vocab-size if it has fewer ids, or --context-length if its context "
+                    "is shorter"
                 ) from error
             raise UserError(
-                f"the model cannot be called with token ids {tuple(tokens.shape)}, of int64 ({what}): give --adapter "
-                "FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits"
+                f"Cannot call the model with token ids {tuple(tokens.shape)}, of int64 ({what}): give "
+                "--adapter FILE.py:FUNCTION, where FUNCTION(model, tokens) returns logits"
             ) from error
         logits = logits_of(result)
         name = self.parameter(*TARGET_NAMES)
@@ -142,8 +138,7 @@ class Subject:
         return logits
 
     def longest(self, length: int) -> int:
-        """Return the greatest number of tokens, up to `length`, that the model accepts in a call. Raises a UserError if
-        it is less than four."""
+        """The greatest number of tokens, up to `length`, that the model accepts; raises a UserError below four."""
         try:
             self(torch.zeros(1, length, dtype=torch.long, device=self.device))
             return length
@@ -158,12 +153,13 @@ class Subject:
         raise UserError(f"{cause}; if its context is shorter, give --context-length") from cause
 
     def checked_batch(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return `batch`, a batch of training or validation data that the user supplied, on the model's device. Raises
-        a UserError unless it is a pair of token ids and targets, (B, T) each."""
+        """A user's batch on the model's device; raises a UserError unless it is a pair of integers (B, T)."""
         pair = isinstance(batch, Sequence) and len(batch) == 2 and all(isinstance(x, Tensor) for x in batch)
         if not pair or batch[0].dim() != 2 or batch[0].shape != batch[1].shape or batch[0].is_floating_point():
             shapes = [tuple(x.shape) for x in batch if isinstance(x, Tensor)] if isinstance(batch, Sequence) else batch
-            raise UserError(f"a batch is {shapes!r:.200}: give pairs of token ids and targets, integers (B, T) each")
+            raise UserError(
+                f"Cannot use a batch of {shapes!r:.200}: give pairs of token ids and targets, integers (B, T) each"
+            )
         if int(batch[0].max()) >= self.vocab_size:
             raise UserError(
                 f"a batch has token id {int(batch[0].max())}, but the model has only {self.vocab_size} token ids"
@@ -171,24 +167,23 @@ class Subject:
         return batch[0].to(self.device), batch[1].to(self.device)
 
     def attribute(self, *names: str) -> Any:
-        """Return the value of the first attribute among `names`, in their order, that the model or its config has; None
-        if there is none."""
+        """The first attribute among `names` that the model or its config has."""
         holders = self.model, getattr(self.model, "config", None)
         return next((getattr(h, name) for name in names for h in holders if getattr(h, name, None) is not None), None)
 
     def parameter(self, *names: str) -> str:
-        """Return the first of `names` that is a parameter of the model's `forward`; "" if there is none."""
+        """The first of `names` that is a parameter of the model's `forward`."""
         known = () if self.adapter else inspect.signature(self.model.forward).parameters
         return next((name for name in names if name in known), "")
 
     def declares(self, pattern: str) -> list[float]:
-        """Return the numbers in the model's config whose field names match the regular expression `pattern`."""
+        """The numbers in the model's config whose field names match."""
         text = repr(getattr(self.model, "config", ""))
         return [float(x) for x in re.findall(rf"\w*(?:{pattern})\w*['\"]?[=:] ?(\d+\.?\d*(?:e-?\d+)?)", text)]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
-        """Compute the user's loss of logits (B, T, V) and targets (B, T) or, if the user gave no loss, the loss that
-        the model itself returns for its test tokens and these targets; None if the model returns none."""
+        """The user's loss of logits (B, T, V) and targets (B, T) or, without one, the model's own for its test
+        tokens."""
         if own := self.about.get("loss"):
             return own(logits, targets)
         name = self.parameter(*TARGET_NAMES)
@@ -202,11 +197,8 @@ class Subject:
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
-        """Create an empty key/value cache for the model; None if the model has no cache of a known kind.
-
-        Known caches are the user's, Onward's, that of transformers, and a parameter `cache` of `forward` with a method
-        `new_cache()` of the model.
-        """
+        """An empty cache: the user's, Onward's, that of transformers, or one of a parameter `cache` and
+        `new_cache()`."""
         model = self.model
         if made := self.about.get("cache"):
             step = made(model)
@@ -247,26 +239,22 @@ class Subject:
 
     @cached_property
     def later(self) -> Tensor:
-        """The test tokens (2, T) with all tokens from the middle on replaced, to test whether later tokens change
-        earlier logits."""
+        """The test tokens (2, T) with all tokens from the middle on replaced."""
         half = self.tokens.size(1) // 2
         return torch.cat([self.tokens[:, :half], (self.tokens[:, half:] + 1) % self.vocab_size], 1)
 
     def leak(self, logits: Tensor, of_later: Tensor) -> float:
-        """Return the largest difference, before the middle of the text, between `logits` of the test tokens and
-        `of_later`, the logits of the tokens `later`, which differ only from the middle on."""
+        """Largest difference before the middle between logits of the test tokens and of the tokens `later`."""
         return float((logits - of_later)[:, : self.tokens.size(1) // 2].abs().max())
 
     @cached_property
     def is_causal(self) -> bool:
-        """Whether replacing later tokens leaves all earlier logits unchanged, in eval mode."""
         with torch.no_grad():
             return self.leak(self.logits, self(self.later)) <= self.allowed
 
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
-        """Yield a list to which each call of a module of the model is added inside the `with` block, in the order in
-        which the calls end."""
+        """Yield a list to which each call of a module is added, in the order in which calls end."""
         uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
@@ -283,8 +271,7 @@ class Subject:
             yield uses
 
     def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
-        """Run the model on `tokens` up to the first call of `module`, and return the first argument of this call; None
-        if the module is not called."""
+        """The first argument of the first call of `module`, up to which the model runs."""
         tensors: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
@@ -300,8 +287,7 @@ class Subject:
 
     @cached_property
     def blocks(self) -> list[tuple[str, nn.Module]]:
-        """The Transformer blocks of the model as (name, module): the outermost list of modules of one class that return
-        (B, T, D); [] if there is none."""
+        """Blocks as (name, module): the outermost list of modules of one class that return (B, T, D)."""
         with torch.no_grad(), self.outputs() as uses:
             self(self.tokens)
         streams = {use.name for use in uses if use.result.dim() == 3 and use.result.shape[:2] == self.tokens.shape}
@@ -315,7 +301,6 @@ class Subject:
 
 @contextmanager
 def hooked(handles: Iterable[Any]) -> Iterator[None]:
-    """Remove module hooks, given by the handles that PyTorch returned for them, at the end of the `with` block."""
     handles = list(handles)
     try:
         yield
@@ -325,15 +310,15 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def logits_of(result: Any) -> Tensor:
-    """Return the logits in the result of a model: a tensor, the first of a tuple, `.logits` or ["logits"]. Raises a
-    UserError for any other result."""
+    """Logits in a model's result: a tensor, the first of a tuple, `.logits` or ["logits"]."""
     if isinstance(result, Mapping) and "logits" in result:
         result = result["logits"]
     result = result.logits if hasattr(result, "logits") else result[0] if isinstance(result, tuple) else result
     if isinstance(result, list) and result and all(isinstance(x, Tensor) and x.dim() == 3 for x in result):
         raise UserError(
-            f"the model returns a list of {len(result)} logits, as of early exits: give --adapter FILE.py:FUNCTION, "
-            "where FUNCTION(model, tokens) returns one of them, such as model(tokens)[-1]"
+            f"Cannot read the logits, because the model returns a list of {len(result)}, as for early "
+            "exits: give --adapter FILE.py:FUNCTION, where FUNCTION(model, tokens) returns one of them, "
+            "such as model(tokens)[-1]"
         )
     if not isinstance(result, Tensor) or result.dim() != 3:
         shape = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__

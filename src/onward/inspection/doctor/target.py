@@ -44,15 +44,9 @@ def subjects_of(
     vocab_size: int = 0,
     context_length: int = 0,
 ) -> list[Subject | Corpus]:
-    """Load what `target`, the argument of `onward doctor`, names: models and corpora to check.
-
-    The folder of a run is a model and the texts that it was trained on. FILE.py:NAME and MODULE:NAME name a model, or a
-    class or function that is called with `kwargs` (JSON) and returns a fresh model. `adapter`, `loss`, `cache`,
-    `train`, `batches` and `validation_batches` name functions or objects in the same way (see `About` for their
-    meaning; "": none); `text` and `validation` are paths of a text for a trained model and of a validation text;
-    `frozen` is a regular expression of parameters that must not be trained; `vocab_size` and `context_length` are those
-    of the model (0: found out). Raises a UserError if the target or one of these names cannot be loaded.
-    """
+    """Load what `target`, the argument of `onward doctor`, names. The folder of a run is a model and its texts.
+    FILE.py:NAME and MODULE:NAME name a model, or a class or function that is called with `kwargs` (JSON) and returns a
+    fresh model; other options name objects likewise (see `About`; "": none)."""
     about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
     for name, value in {"adapter": adapter, "loss": loss, "cache": cache, "train": train}.items():
         if value:
@@ -80,8 +74,7 @@ def subjects_of(
 
 
 def loaded(path: Path) -> nn.Module:
-    """Load the model in a folder: with Onward, or with transformers if Onward does not support its family. Raises a
-    UserError if neither can load it."""
+    """Load with Onward, or with transformers if Onward does not support the family."""
     try:
         return load_model(path)[0]
     except UserError as error:
@@ -95,8 +88,7 @@ def loaded(path: Path) -> nn.Module:
 
 
 def corpus(path: Path, validation: str) -> Corpus:
-    """Return the corpus to check of a folder of prepared tokens, or of text files (as bytes), at `path`. `validation`
-    names a validation text; "" for none."""
+    """Corpus of a folder of prepared tokens, or of text files, as bytes."""
     tokenizer = Tokenizer.load(path) if is_prepared(path) else None
     train = Tokens.join(load_tokens(path).sources) if tokenizer else text_tokens(str(path), None)
     held_out = text_tokens(validation, tokenizer) if validation else None
@@ -104,15 +96,12 @@ def corpus(path: Path, validation: str) -> Corpus:
 
 
 def corpus_of_run(folder: Path, tokenizer: Tokenizer | None) -> Corpus:
-    """Return the corpus to check of the texts that the run in `folder` was trained and validated on. The tokenizer
-    tells which tokens end a document; None: unknown."""
     inputs = inputs_of(folder)
     return Corpus(Tokens.join(inputs.train), inputs.validation, tuple(tokenizer.end_ids) if tokenizer else ())
 
 
 def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
-    """Return the tokens of the prepared folder or the text files that `text` names; without a tokenizer, the bytes of
-    the texts."""
+    """Tokens of a prepared folder or of text files; their bytes without a tokenizer."""
     if is_prepared(text) and tokenizer:
         return Tokens.join(load_tokens(Path(text)).sources)
     if tokenizer:
@@ -122,8 +111,7 @@ def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
 
 
 def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
-    """Return the model that `target`, FILE.py:NAME or MODULE:NAME, names, and whether this call created it, so that its
-    weights are fresh: a class or function is called with `kwargs`, JSON. Raises a UserError if it cannot be created."""
+    """The model that `target` names, and whether this call created it, so that its weights are fresh."""
     try:
         arguments = json.loads(kwargs or "{}")
     except ValueError as error:
@@ -136,28 +124,31 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
         model = builder if isinstance(builder, nn.Module) else builder(**arguments)
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{target} cannot be created ({what:.300}): give its arguments as --kwargs") from None
+        raise UserError(f"Cannot create {target} ({what:.300}): give its arguments as --kwargs") from None
     if not isinstance(model, nn.Module):
-        raise UserError(f"{target} is {type(model).__name__}: name a torch.nn.Module, or a function that returns one")
+        raise UserError(
+            f"Cannot check {target}, which is {type(model).__name__}: name a torch.nn.Module, or a function "
+            "that returns one"
+        )
     return model, model is not builder
 
 
 def named(target: str, what: str) -> Any:
-    """Import the FILE.py or MODULE of a target FILE.py:NAME or MODULE:NAME, and return its attribute NAME. Raises a
-    UserError if that does not exist; the message calls the target `what`, such as `--loss`."""
+    """Attribute NAME of FILE.py:NAME or MODULE:NAME; messages call the target `what`, such as `--loss`."""
     source, _, name = target.rpartition(":")
     if not source:
         raise UserError(f"{what} is {target!r}: name it as FILE.py:NAME or MODULE:NAME")
     module = imported(source)
     if not hasattr(module, name):
         known = [key for key, value in vars(module).items() if getattr(value, "__module__", "") == module.__name__]
-        raise UserError(f"{what} names {name!r}, which is not in {source}: choose from {', '.join(known) or 'none'}")
+        raise UserError(
+            f"Cannot find {name!r}, which {what} names, in {source}: choose from {', '.join(known) or 'none'}"
+        )
     return getattr(module, name)
 
 
 def choices(file: str) -> str:
-    """Return a phrase for an error message that lists what a user can name in a Python file: its modules (nn.Module),
-    or else its other classes and functions."""
+    """Phrase that lists the modules in a Python file, or else its other classes and functions."""
     own = {k: v for k, v in vars(imported(file)).items() if getattr(v, "__module__", "") == Path(file).stem}
     modules = [name for name, value in own.items() if isinstance(value, type) and issubclass(value, nn.Module)]
     names = [f"{file}:{name}" for name in modules or own]
@@ -165,8 +156,7 @@ def choices(file: str) -> str:
 
 
 def imported(source: str) -> ModuleType:
-    """Import `source`, a Python file or the name of a module; each file is executed only once. Raises a UserError if
-    that fails."""
+    """Import a Python file, which is executed only once, or the name of a module."""
     path = Path(source)
     if source.endswith(".py") and not path.is_file():
         raise UserError(f"there is no file {source}: name it as FILE.py:NAME")
@@ -186,4 +176,4 @@ def imported(source: str) -> ModuleType:
         return module
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{source} cannot be imported ({what:.300}): run it in Python to see where") from None
+        raise UserError(f"Cannot import {source} ({what:.300}): run it in Python to see where") from None

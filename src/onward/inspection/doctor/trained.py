@@ -21,8 +21,7 @@ NOT_TRAINED = "the model is not declared as trained"
 
 
 def offset(s: Subject) -> Outcome:
-    """Check that a trained model predicts the next token better than tokens at other offsets. Returns the status and
-    the measurement of this check of `onward doctor`."""
+    """Check that a trained model predicts the next token better than tokens at other offsets."""
     if not s.trained or not s.batches:
         return "not applicable", NOT_TRAINED if not s.trained else "no text is given: --text, or batches"
     tokens = torch.cat([batch[:1, : s.context_length or None] for batch, _ in s.batches[:1]])
@@ -36,8 +35,7 @@ def offset(s: Subject) -> Outcome:
 
 
 def repetition(s: Subject) -> Outcome:
-    """Check that greedy answers of a trained model do not merely repeat the last token of the prompt. Returns the
-    status and the measurement of this check of `onward doctor`."""
+    """Check that greedy answers do not merely repeat the last token of the prompt."""
     if not s.trained:
         return "not applicable", NOT_TRAINED
     prompts = s.batches[0][0][:2] if s.batches else s.tokens
@@ -61,8 +59,7 @@ def repetition(s: Subject) -> Outcome:
 
 
 def tokenizer(s: Subject) -> Outcome:
-    """Check that the embedding and the logits have a row for each id of the tokenizer. Returns the status and the
-    measurement of this check of `onward doctor`."""
+    """Check that the embedding and the logits have a row for each id of the tokenizer."""
     if s.tokenizer is None:
         return "not applicable", "no tokenizer is given"
     size = int(getattr(s.tokenizer, "vocab_size", None) or len(s.tokenizer))
@@ -74,9 +71,7 @@ def tokenizer(s: Subject) -> Outcome:
 
 
 def chat_template(s: Subject) -> Outcome:
-    """Check that the prompt of generation equals the beginning of a conversation as it is formatted for training, and
-    that trained answers end with an end token. Returns the status and the measurement of this check of `onward
-    doctor`."""
+    """Check that the prompt of generation begins a conversation as formatted for training, whose answers end."""
     if not isinstance(s.tokenizer, Tokenizer) or not s.tokenizer.templates:
         return "not applicable", "no tokenizer with a chat template is given"
     question, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}

@@ -28,8 +28,7 @@ NO_BATCHES = "no batches are given: --batches"
 
 
 def padded(s: Subject) -> Outcome:
-    """Check that the loss ignores the targets in runs of one repeated token at the ends of rows, such as padding.
-    Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that the loss ignores targets in runs of one token at the ends of rows, such as padding."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     ends: dict[int, int] = {}  # number of rows that end with a run of this token
@@ -51,8 +50,7 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Return whether positions whose target is `token` change the user's loss (False if the loss ignores them); True if
-    the user gave no loss."""
+    """Whether targets of `token` change the user's loss; True without one."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()
@@ -64,8 +62,7 @@ def changes_loss(s: Subject, token: int) -> bool:
 
 
 def shuffled(s: Subject) -> Outcome:
-    """Check that neighboring rows of a batch are not consecutive in a text. Returns the status and the measurement of
-    this check of `onward doctor`."""
+    """Check that neighboring rows of a batch are not consecutive in a text."""
     if not s.batches:
         return "not applicable", NO_BATCHES
     pairs = [pair for tokens, wanted in s.batches for pair in zip(tokens, tokens[1:], wanted)]
@@ -82,15 +79,13 @@ def shuffled(s: Subject) -> Outcome:
 
 
 def follows_by(row: Tensor, following: Tensor, targets: Tensor, k: int) -> bool:
-    """Return whether `following`, the row of a batch after `row`, is `row` shifted by k tokens; for k = T, the length
-    of a row, whether it begins with the last of `targets`, the next tokens of `row`."""
+    """Whether `following` is `row` k tokens later; for k = T, whether it begins with the last of `targets`."""
     T = row.size(0)
     return torch.equal(following[: T - k], row[k:]) if T - k >= 2 else k == T and bool(following[0] == targets[-1])
 
 
 def held_out(s: Subject) -> Outcome:
-    """Check that passages of the validation batches do not occur in the training batches. Returns the status and the
-    measurement of this check of `onward doctor`."""
+    """Check that passages of the validation batches do not occur in the training batches."""
     if not s.batches or not s.validation_batches:
         return (
             "not applicable",
@@ -110,9 +105,9 @@ def held_out(s: Subject) -> Outcome:
     return verdict(share <= COMMON, what, "the split of the texts")
 
 
-class Watch:
-    """Records gradients while the user's training function trains a model: the sums over backward passes, and their
-    similarity to the gradients that the optimizer receives in each step."""
+class GradientWatch:
+    """Gradients while the user's function trains: sums over backward passes, and their similarity to those that the
+    optimizer receives."""
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -124,8 +119,6 @@ class Watch:
         self.eval = False
 
     def gradient(self, name: str) -> Callable[[Tensor], None]:
-        """Return a tensor hook that adds each gradient of the parameter called `name` to the recorded sums."""
-
         def hook(gradient: Tensor) -> None:
             self.backward += 1
             self.since[name] += gradient
@@ -134,8 +127,7 @@ class Watch:
         return hook
 
     def step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Compare the gradients that the optimizer receives with those of the backward passes. It is a hook that
-        PyTorch calls before each optimizer step. Raises a ReachedError after STEPS steps, which ends the training."""
+        """Hook before each optimizer step; a ReachedError ends the training after STEPS steps."""
         received = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not received & {id(p) for p in self.trained.values()}:
             return
@@ -151,13 +143,11 @@ class Watch:
         self.steps += 1
 
     def all(self) -> list[Tensor]:
-        """Return all trainable parameters of the watched model."""
         return [*self.trained.values()]
 
 
 @contextmanager
 def stopped() -> Iterator[None]:
-    """End the `with` block without an error if a ReachedError is raised in it, which ends the run of a model early."""
     try:
         yield
     except ReachedError:
@@ -165,13 +155,12 @@ def stopped() -> Iterator[None]:
 
 
 def step(s: Subject) -> Outcome:
-    """Check that the user's training function takes steps with the gradients of the last backward passes, in train
-    mode. Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that the user's function steps with the gradients of the last backward passes, in train mode."""
     train = s.about.get("train")
     if train is None:
         return "not applicable", "no training function is given: --train"
     model = deepcopy(s.model).train()
-    watch = Watch(model)
+    watch = GradientWatch(model)
     mode = lambda module, args: setattr(watch, "eval", watch.eval or not module.training)
     hooks: list[Any] = [p.register_hook(watch.gradient(name)) for name, p in watch.trained.items()]
     before = [p.detach().clone() for p in watch.all()]
@@ -187,9 +176,7 @@ def step(s: Subject) -> Outcome:
     return judged(watch, before)
 
 
-def judged(watch: Watch, before: list[Tensor]) -> Outcome:
-    """Return the outcome of the check `step` of the user's training function, from the gradients that `watch` recorded;
-    `before` are the parameters before the first step."""
+def judged(watch: GradientWatch, before: list[Tensor]) -> Outcome:
     since, ever = watch.cosines[-1]
     what = (
         f"in step {watch.steps}, the cosine of the optimizer's gradients and those since the last step is {since:.4f}"
@@ -208,8 +195,7 @@ def judged(watch: Watch, before: list[Tensor]) -> Outcome:
 
 
 def run(s: Subject, train: Callable[..., Any], model: nn.Module) -> None:
-    """Train `model` with the user's training function `train`: called once as train(model), which may loop without end,
-    or, if it takes more arguments, STEPS times as train(model, optimizer, tokens, targets)."""
+    """Call train(model), which may loop without end, or train(model, optimizer, tokens, targets) STEPS times."""
     needed = [p for p in inspect.signature(train).parameters.values() if p.default is p.empty and p.kind < 2]
     if len(needed) == 1:
         train(model)

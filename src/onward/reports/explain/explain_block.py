@@ -11,15 +11,14 @@ from torch import Tensor
 from onward.config.decoder import Rotary, at
 from onward.planning.descriptions import formula
 from onward.reports.explain.followed import NUMBERS, Followed, head_vectors, vector
-from onward.reports.explain.story import Step
+from onward.reports.explain.story import StoryStep
 from onward.reports.pictures.panels import bars
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.tracing.sites import attend_modules
 
 
-def block(token: Followed, layer: int) -> Iterator[Step]:
-    """Yield the steps of `onward explain` that show block `layer` in detail for the followed token, whose way through
-    the model is explained: attention, then feed-forward."""
+def block(token: Followed, layer: int) -> Iterator[StoryStep]:
+    """Show block `layer` in detail for the followed token: attention, then feed-forward."""
     c, name, count = token.config, f"blocks.{layer}", len(token.tokens)
     where = f"Block {layer} (of 0 to {c.n_layers - 1})"
     wide = f"(1, {count}, {c.d_model})"
@@ -29,7 +28,7 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
         yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.in", f"{name}.attn_norm", wide)
     yield from attention(token, layer, where)
     out, before = token.at(f"{name}.attn.out"), token.at(f"{name}.in")
-    yield Step(
+    yield StoryStep(
         f"{where}: back to the width of the stream",
         wide,
         "out(heads)",
@@ -44,7 +43,7 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
             yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.mid", f"{name}.mlp_norm", wide)
         yield from feed_forward(token, layer, where, wide)
     after = token.at(f"{name}.out")
-    yield Step(
+    yield StoryStep(
         f"{where}: the change made by the block",
         wide,
         equation,
@@ -54,9 +53,7 @@ def block(token: Followed, layer: int) -> Iterator[Step]:
     )
 
 
-def block_in_short(token: Followed, layer: int) -> Step:
-    """Return one step of `onward explain` that summarizes the effect of block `layer` on the followed token, for blocks
-    that are not shown in detail."""
+def block_in_short(token: Followed, layer: int) -> StoryStep:
     c, name = token.config, f"blocks.{layer}"
     before, attended = token.at(f"{name}.in"), token.at(f"{name}.attn.out")
     weights = token.weights(layer)
@@ -64,7 +61,7 @@ def block_in_short(token: Followed, layer: int) -> Step:
     added = f", its feed-forward a vector of length {token.at(f'{name}.mlp.out').norm():.2f}" * (
         f"{name}.mlp.out" in token.t
     )
-    return Step(
+    return StoryStep(
         f"Block {layer} (of 0 to {c.n_layers - 1})",
         f"(1, {len(token.tokens)}, {c.d_model})",
         formula(at(c.block, layer)),
@@ -75,9 +72,8 @@ def block_in_short(token: Followed, layer: int) -> Step:
     )
 
 
-def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
-    """Yield the steps of `onward explain` that show the attention of block `layer` for the followed token: queries,
-    keys and values, rotation, scores and weights. `where` is the block's name in the titles."""
+def attention(token: Followed, layer: int, where: str) -> Iterator[StoryStep]:
+    """`where` is the block's name in the titles."""
     c, name, count = token.config, f"blocks.{layer}.attn", len(token.tokens)
     queries, keys, values = (token.t[f"{name}.{part}"][0].float().cpu() for part in "qkv")
     yield projections(token, layer, where, queries[token.p], keys[token.p], values[token.p])
@@ -92,9 +88,9 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
     best += 1
     dot = float(queries[token.p, head] @ keys[best, head * keys.size(1) // c.n_heads])
     scale = float(attend_modules(token.model)[layer].scale)
-    score_scale = Scale(float(biased.abs().max()) or 1.0, signed=True, unit="score")
+    score_scale = ColorScale(float(biased.abs().max()) or 1.0, signed=True, unit="score")
     biases = f" The positions add a bias, which makes this score {float(biased[head, best]):.3f}."
-    yield Step(
+    yield StoryStep(
         f"{where}: scores",
         f"(1, {c.n_heads}, {count}, {count})",
         "scores = q · k × scale",
@@ -112,7 +108,7 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
     ).replace("%", " %")
     collected = f"{name}.heads" in token.t
     rest = "; the rest goes to its sink" if attend_modules(token.model)[layer].sinks is not None else ""
-    yield Step(
+    yield StoryStep(
         f"{where}: attention weights and the output of the heads",
         f"weights (1, {c.n_heads}, {count}, {count}), heads (1, {count}, {c.n_heads}, {values.size(-1)})",
         "weights = softmax(scores); heads = weights × v",
@@ -123,9 +119,8 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[Step]:
     )
 
 
-def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v: Tensor) -> Step:
-    """Return the step of `onward explain` that shows the followed token's queries `q` (H, E), keys `k` (K, E) and
-    values `v` (K, F) in block `layer`. `where` is the block's name in the title."""
+def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v: Tensor) -> StoryStep:
+    """The token's queries `q` (H, E), keys `k` (K, E) and values `v` (K, F)."""
     c, latent, count = token.config, f"blocks.{layer}.attn.latent", len(token.tokens)
     shape = f"q (1, {count}, {len(q)}, {q.size(1)}), k and v (1, {count}, {len(k)}, {k.size(1)})"
     panels = [head_vectors("queries", q), head_vectors("keys", k), head_vectors("values", v)]
@@ -135,7 +130,7 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
     )
     if latent in token.t:
         kept = token.at(latent)
-        return Step(
+        return StoryStep(
             f"{where}: query, latent, key and value",
             shape.replace("k and v", "k") + f", v (1, {count}, {len(v)}, {v.size(1)})",
             "q = Wq y; latent = Wl y; k, v = Wkv latent",
@@ -145,7 +140,7 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
             [vector("latent", kept), *panels],
         )
     shared = f" {c.n_heads // len(k)} heads share a key and a value." * (len(k) < c.n_heads)
-    return Step(
+    return StoryStep(
         f"{where}: query, key and value",
         shape,
         "q, k, v = Wq y, Wk y, Wv y",
@@ -154,9 +149,8 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
     )
 
 
-def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
-    """Return the step of `onward explain` that shows how block `layer` rotates queries and keys by their positions. `q`
-    (H, E) are the followed token's rotated queries; `where` is the block's name in the title."""
+def rotation(token: Followed, layer: int, where: str, q: Tensor) -> StoryStep:
+    """`q` (H, E) are the token's rotated queries."""
     c, part, position = token.config, at(token.config.attention, layer), at(token.config.position, layer)
     first = q.size(1) - part.rope_width(c)  # of latent attention, the numbers before it are not rotated
     pairs = f"Pairs of the last {part.rope_width(c)} numbers" if first else "Pairs of numbers"
@@ -165,7 +159,7 @@ def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
         half = first + position.rope_dim(part.rope_width(c)) // 2
         a, b = (f"({x[first]:.2f}, {x[half]:.2f})" for x in (token.at(f"blocks.{layer}.attn.q")[0], q[0]))
         turned = f" At position {token.p}, the first pair of the query of head 0 is rotated from {a} to {b}."
-    return Step(
+    return StoryStep(
         f"{where}: rotation by the position",
         f"(1, {len(token.tokens)}, {len(q)}, {q.size(1)})",
         "q, k = rotate(q, position), rotate(k, position)",
@@ -176,15 +170,13 @@ def rotation(token: Followed, layer: int, where: str, q: Tensor) -> Step:
     )
 
 
-def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator[Step]:
-    """Yield the steps of `onward explain` that show the feed-forward of block `layer` for the followed token. `where`
-    is the block's name in the titles; `wide` is the shape of the residual stream, as text."""
+def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator[StoryStep]:
     c, name, count = token.config, f"blocks.{layer}.mlp", len(token.tokens)
     out = token.at(f"{name}.out")
     if f"{name}.router.choices" in token.t:
         choices, shares = token.at(f"{name}.router.choices").long().tolist(), token.at(f"{name}.shares")
         named = ", ".join(f"expert {i} with {shares[i]:.0%}" for i in choices).replace("%", " %")
-        yield Step(
+        yield StoryStep(
             f"{where}: choice of experts",
             f"(1, {count}, {len(shares)})",
             "shares = router(y)",
@@ -197,7 +189,7 @@ def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator
         order = units.abs().argsort(descending=True)[:NUMBERS].tolist()
         gated = f"{name}.up" in token.t
         act = getattr(at(c.mlp, layer), "act", "act")
-        yield Step(
+        yield StoryStep(
             f"{where}: units of the feed-forward",
             f"(1, {count}, {len(units)})",
             f"units = {act}(gate y) × (up y)" if gated else f"units = {act}(up y)",
@@ -207,7 +199,7 @@ def feed_forward(token: Followed, layer: int, where: str, wide: str) -> Iterator
             "the second color; each stands for some pattern in the text that the model has learned to detect.",
             [bars("strongest units", {f"unit {i}": float(units[i]) for i in order})],
         )
-    yield Step(
+    yield StoryStep(
         f"{where}: back to the width of the stream",
         wide,
         "down(units)",

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from onward.config.part_types import Norm
-from onward.inspection.attention import logits
+from onward.inspection.attention_maps import logits
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import formula
-from onward.reports.explain.story import Step
+from onward.reports.explain.story import StoryStep
 from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import cells
 from onward.reports.pictures.picture import Panel
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.names import activation_names
 from onward.tracing.trace import Trace, trace
@@ -29,8 +29,7 @@ OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")
 
 
 class Followed:
-    """The token whose way through a model `onward explain` shows: it is at index `position` of a text's `tokens`. It
-    holds the main activations of all blocks and every activation of block `layer`, which is shown in detail."""
+    """The token at index `position`, with the main activations of all blocks and every activation of block `layer`."""
 
     def __init__(self, model: Decoder, tokenizer: Tokenizer, tokens: Sequence[int], position: int, layer: int) -> None:
         self.model, self.config, self.tokenizer = model, model.config, tokenizer
@@ -45,37 +44,32 @@ class Followed:
 
     @property
     def piece(self) -> str:
-        """The text of the followed token, in quotes."""
         return f"“{self.pieces[self.p]}”"
 
     def at(self, name: str) -> Tensor:
-        """Return the activation `name`, such as "blocks.0.attn.out", at the followed token, in fp32."""
+        """The activation at the followed token, in fp32."""
         return self.t[name][0, self.p].float().cpu()
 
     def weights(self, layer: int) -> Tensor:
-        """Return the attention weights (H, p + 1) of the followed token, at position p, over itself and the tokens
-        before it, in block `layer`."""
+        """Attention weights (H, p + 1) of the token at position p over itself and the tokens before."""
         return self.t[f"blocks.{layer}.attn.weights"][0, :, self.p, : self.p + 1].float().cpu()
 
     def guess(self, layer: int) -> str:
-        """Return a sentence for the explanation that says which next token the model would predict if it ended after
-        block `layer` (the logit lens)."""
+        """Say which next token the model would predict if it ended after block `layer` (the logit lens)."""
         with torch.inference_mode():
             x = self.t[f"blocks.{layer}.out"][:, self.p : self.p + 1]
             p = self.model.logits(self.model.norm(x))[0, 0].float().softmax(-1)
         name = readable(self.tokenizer.piece(int(p.argmax())), MARKS)
         return f"If the model ended here, it would predict “{name}” with {p.max():.1%}.".replace("%", " %")
 
-    def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> Step:
-        """Return the step of the explanation that shows a norm. `part` is the norm in the model's config; `before` and
-        `after` are the names of its input and output activations, such as "blocks.0.in"; `wide` is their shape, as
-        text."""
+    def norm(self, part: Norm, title: str, before: str, after: str, wide: str) -> StoryStep:
+        """`before` and `after` name the input and output activations, `wide` is their shape as text."""
         y, scale, module = self.at(after), f"{after}.scale", self.model.get_submodule(after)
         divided = formula(part)
         weighted = ", then multiplied by learned weights" * any(True for _ in module.parameters())
         applied = f" Here it divides by {float(self.at(scale)):.3f}." if scale in self.t else ""
         panels = [vector("before", self.at(before))] if before in self.t else []
-        return Step(
+        return StoryStep(
             title,
             wide,
             "y = norm(x)",
@@ -84,23 +78,20 @@ class Followed:
             [*panels, vector("after", y)],
         )
 
-    def of_heads(self, title: str, x: Tensor, scale: Scale | None = None, reading: str = "") -> Panel:
-        """Return a panel of shaded cells with a row per head and a column for each of the last KEYS tokens up to the
-        followed token. `x` (H, p + 1) are the values of the cells, p the position of the followed token; `reading` is
-        the sentence shown for the cell under the pointer, such as "{row} looks at {column} with {value}"."""
+    def of_heads(self, title: str, x: Tensor, scale: ColorScale | None = None, reading: str = "") -> Panel:
+        """A row per head, a column for each of the last KEYS tokens up to the followed one; x (H, p + 1)."""
         shown = slice(max(0, self.p + 1 - KEYS), self.p + 1)
         rows = [f"head {h}" for h in range(min(len(x), 2 * HEADS))]
         values = x[: len(rows), shown].numpy()
         return cells(title, values, rows, self.pieces[shown], scale=scale, reading=reading)
 
     def weights_panel(self, layer: int) -> Panel:
-        """Return a panel of the followed token's attention weights in block `layer`."""
-        scale = Scale(1, root=True, unit="weight")
+        scale = ColorScale(1, root=True, unit="weight")
         return self.of_heads("attention weights", self.weights(layer), scale, "{row} looks at {column} with {value}")
 
 
 def vector(title: str, x: Tensor) -> Panel:
-    """Return a panel that shows the first NUMBERS elements of the vector `x`."""
+    """The first NUMBERS elements of a vector."""
     shown = x[:NUMBERS]
     more = f" (first {NUMBERS} of {len(x):,} numbers)" if len(x) > NUMBERS else ""
     return cells(
@@ -108,14 +99,13 @@ def vector(title: str, x: Tensor) -> Panel:
         shown[None].numpy(),
         columns=[str(i) for i in range(len(shown))],
         texts=[[f"{v:.2f}" for v in shown.tolist()]],
-        scale=Scale(float(x.abs().max()) or 1.0, signed=True),
+        scale=ColorScale(float(x.abs().max()) or 1.0, signed=True),
         reading="number {column}: {value}",
     )
 
 
 def head_vectors(title: str, x: Tensor) -> Panel:
-    """Return a panel that shows the first elements of each head's vector, a row of `x` (H, E): H heads, E elements
-    each."""
+    """The first elements of each head's vector, x (H, E)."""
     shown = x[:HEADS, :NUMBERS]
     more = f" (first {NUMBERS} of {x.size(1)} numbers)" if x.size(1) > NUMBERS else ""
     return cells(
@@ -123,7 +113,7 @@ def head_vectors(title: str, x: Tensor) -> Panel:
         shown.numpy(),
         [f"head {h}" for h in range(len(shown))],
         [str(i) for i in range(shown.size(1))],
-        scale=Scale(float(x.abs().max()) or 1.0, signed=True, unit=title),
+        scale=ColorScale(float(x.abs().max()) or 1.0, signed=True, unit=title),
         reading="{row}, number {column}: {value}",
         room=240,
     )

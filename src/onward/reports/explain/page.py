@@ -13,10 +13,10 @@ from onward.inspection.inputs import as_row, check_layer, check_position
 from onward.model.decoder import Decoder
 from onward.reports.explain.explain_block import block, block_in_short
 from onward.reports.explain.followed import NUMBERS, Followed, vector
-from onward.reports.explain.story import Step, Story
+from onward.reports.explain.story import Story, StoryStep
 from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import bars, cells, unique
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.text.tokenizer import Tokenizer
 
 TOKENS = 12  # largest number of tokens whose ids are shown
@@ -32,22 +32,20 @@ def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1,
     return Story(f"How {token.piece} becomes the next token", [*steps(token)])
 
 
-def steps(token: Followed) -> Iterator[Step]:
-    """Yield all steps of the explanation for the followed token, from the text to the next token."""
+def steps(token: Followed) -> Iterator[StoryStep]:
     yield from beginning(token)
     for layer in range(token.config.n_layers):
         yield from block(token, layer) if layer == token.layer else [block_in_short(token, layer)]
     yield from end(token)
 
 
-def beginning(token: Followed) -> Iterator[Step]:
-    """Yield the steps of the explanation from the text to the first vector of the residual stream."""
+def beginning(token: Followed) -> Iterator[StoryStep]:
     c, first = token.config, max(0, token.p - TOKENS + 1)
     shown = range(first, min(len(token.tokens), first + TOKENS))
     mark = np.array([[float(i == token.p) for i in shown]] * 2)
     table = [[token.pieces[i] for i in shown], [str(token.tokens[i]) for i in shown]]
     names = [str(i) for i in shown]
-    yield Step(
+    yield StoryStep(
         "From text to tokens",
         f"(1, {len(token.tokens)})",
         "ids = tokenizer.encode(text)",
@@ -63,12 +61,12 @@ def beginning(token: Followed) -> Iterator[Step]:
                 texts=table,
                 longest=8,
                 reading="position {column}: {text}",
-                scale=Scale(1),
+                scale=ColorScale(1),
             )
         ],
     )
     x = token.at("embed")
-    yield Step(
+    yield StoryStep(
         "From id to vector",
         f"(1, {len(token.tokens)}, {c.d_embed})",
         f"x = embed[{token.tokens[token.p]}]",
@@ -78,7 +76,7 @@ def beginning(token: Followed) -> Iterator[Step]:
     )
     entered = token.at("blocks.0.in")
     if "position" not in token.t and not torch.equal(entered, x):
-        yield Step(
+        yield StoryStep(
             "Into the residual stream",
             f"(1, {len(token.tokens)}, {c.d_model})",
             "",
@@ -87,7 +85,7 @@ def beginning(token: Followed) -> Iterator[Step]:
         )
     if "position" in token.t:
         moved = token.t["position"][0, token.p].float().cpu()
-        yield Step(
+        yield StoryStep(
             "Adding the position",
             f"(1, {len(token.tokens)}, {c.d_model})",
             f"x = x + position[{token.p}]",
@@ -97,8 +95,7 @@ def beginning(token: Followed) -> Iterator[Step]:
         )
 
 
-def end(token: Followed) -> Iterator[Step]:
-    """Yield the steps of the explanation from the last vector of the residual stream to the next token."""
+def end(token: Followed) -> Iterator[StoryStep]:
     c, count, text = token.config, len(token.tokens), "".join(token.pieces[: token.p + 1]).replace("·", " ")
     if "norm" in token.t:
         last = c.n_layers - 1
@@ -107,7 +104,7 @@ def end(token: Followed) -> Iterator[Step]:
     z = token.at("logits")
     order = z.argsort(descending=True)[:NUMBERS].tolist()
     names = [readable(token.tokenizer.piece(i), MARKS) for i in order]
-    yield Step(
+    yield StoryStep(
         "From vector to logits",
         f"(1, {count}, {c.vocab_size})",
         "logits = head(x)",
@@ -124,7 +121,7 @@ def end(token: Followed) -> Iterator[Step]:
         share, loss = f"{p[following]:.1%}".replace("%", " %"), -float(p[following].log())
         known = token.pieces[token.p + 1]
         next_one = f" In this text “{known}” comes next; its probability is {share}, a loss of {loss:.2f} nats."
-    yield Step(
+    yield StoryStep(
         "From logits to probabilities",
         f"(1, {count}, {c.vocab_size})",
         "p = softmax(logits)",
@@ -134,7 +131,7 @@ def end(token: Followed) -> Iterator[Step]:
     )
     drawn = next_token_distribution(z[None], Sampling(temperature=0.8, top_p=0.95))[0]
     kept = int((drawn > 0).sum())
-    yield Step(
+    yield StoryStep(
         "From probabilities to the next token",
         "(1,)",
         "token = draw(p)",
@@ -142,7 +139,7 @@ def end(token: Followed) -> Iterator[Step]:
         f"probabilities, and with top-p 0.95, {kept:,} of {c.vocab_size:,} tokens remain.",
         [bars("temperature 0.8, top-p 0.95", unique(names, [float(drawn[i]) for i in order]), unit="%")],
     )
-    yield Step(
+    yield StoryStep(
         "The next step",
         f"(1, {token.p + 2})",
         "text = text + token",
@@ -153,5 +150,5 @@ def end(token: Followed) -> Iterator[Step]:
 
 
 def sum_of(a: Tensor, b: Tensor) -> str:
-    """Return the addition of two numbers (tensors of one element) as a text, such as 0.120 + 0.300 = 0.420."""
+    """An addition as text, such as 0.120 + 0.300 = 0.420."""
     return f"{a:.3f} {'+' if b >= 0 else '−'} {abs(b):.3f} = {a + b:.3f}"

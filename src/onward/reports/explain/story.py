@@ -15,9 +15,8 @@ from onward.reports.pictures.picture import PANEL_STYLE, Panel, Picture, Theme, 
 
 
 @dataclass(frozen=True)
-class Step:
-    """One step of the forward pass that `onward explain` explains: its title, the shape of its result, its formula, a
-    text and panels with the numbers."""
+class StoryStep:
+    """One step of the forward pass that `onward explain` explains."""
 
     title: str
     shape: str  # shape of the result, for all tokens of the text
@@ -28,14 +27,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Story:
-    """The explanation by `onward explain`: the steps of one token through a decoder, shown in a terminal or as a
-    page."""
+    """The steps of one token through a decoder, for a terminal or as a page."""
 
     title: str
-    steps: Sequence[Step]
+    steps: Sequence[StoryStep]
 
     def text(self, width: int = 100) -> str:
-        """Return all steps as text for a terminal of `width` columns."""
         lines = [self.title]
         for number, step in enumerate(self.steps, 1):
             lines += ["", f"{number}. {step.title}   {step.shape}".rstrip()]
@@ -47,7 +44,6 @@ class Story:
         return "\n".join(lines)
 
     def html(self, theme: Theme = "auto") -> str:
-        """Return a self-contained HTML page that shows one step at a time."""
         articles = []
         for number, step in enumerate(self.steps, 1):
             picture = Picture(step.title, "", step.panels).svg(alone=False) if step.panels else ""
@@ -75,8 +71,7 @@ class Story:
         )
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the HTML page if the path ends in .html, or the titles, texts and numbers of the steps if it ends in
-        .json. Raises a UserError for any other ending."""
+        """Write the page (.html), or titles, texts and numbers (.json)."""
         if path.suffix == ".json":
             steps = [
                 {
@@ -91,6 +86,6 @@ class Story:
         elif path.suffix == ".html":
             content = self.html(theme)
         else:
-            raise UserError(f"{path} does not end in .html or .json: choose one of these endings")
+            raise UserError(f"Cannot write {path}: choose a name that ends in .html or .json")
         with atomic_write(path) as new:
             new.write_text(content, encoding="utf-8")

@@ -36,9 +36,8 @@ Place = Literal["stream", "enter", "branch", "add", "title"]  # enter: the first
 
 
 @dataclass(frozen=True)
-class Row:
-    """One row of the diagram of a decoder: boxes side by side, each a module or an operation, as (name, weights or
-    computation), on the residual stream or on a branch that leaves it, and the shape of the result."""
+class DiagramRow:
+    """Boxes side by side, each a module or an operation, on the residual stream or on a branch of it."""
 
     place: Place
     boxes: Sequence[tuple[str, str]]  # name, and weights or computation, of each box
@@ -63,44 +62,45 @@ def block(config: DecoderConfig = EXAMPLE) -> Picture:
     )
 
 
-def rows_of(config: DecoderConfig) -> Iterator[Row]:
-    """Yield the rows of the diagram of a decoder, from tokens to logits."""
+def rows_of(config: DecoderConfig) -> Iterator[DiagramRow]:
     *blocks, (rest, _) = modules(config)
     vectors, position = f"(B, T, {config.d_model:,})", at(config.position, 0)
-    yield Row("stream", [("tokens", "ids")], "(B, T)")
-    yield Row("stream", [("embed", f"{config.vocab_size:,} → {config.d_embed:,}")], f"(B, T, {config.d_embed:,})")
+    yield DiagramRow("stream", [("tokens", "ids")], "(B, T)")
+    yield DiagramRow(
+        "stream", [("embed", f"{config.vocab_size:,} → {config.d_embed:,}")], f"(B, T, {config.d_embed:,})"
+    )
     if config.d_embed != config.d_model:
-        yield Row("stream", [("embed_in", weights(rest.embed_in))], vectors)
+        yield DiagramRow("stream", [("embed_in", weights(rest.embed_in))], vectors)
     if config.embed_scale != 1.0:
-        yield Row("stream", [("scale", f"× {config.embed_scale:.4g}")], vectors)
+        yield DiagramRow("stream", [("scale", f"× {config.embed_scale:.4g}")], vectors)
     if config.embed_norm:
-        yield Row("stream", [("embed_norm", weights(rest.embed_norm))], vectors)
+        yield DiagramRow("stream", [("embed_norm", weights(rest.embed_norm))], vectors)
     if position.added:
-        yield Row("stream", [("+ position", position.describe(config))], vectors)
+        yield DiagramRow("stream", [("+ position", position.describe(config))], vectors)
     for layers, (module, count) in [*zip(kinds(config), blocks)][:KINDS]:
         part = at(config.block, layers[0])
         times = f"{count} blocks" if count > 1 else "1 block"
         which = f", {in_short(layers)}" if len(blocks) > 1 else ""
         factor = getattr(part, "residual_scale", 1.0)
         scaled = f", attn and mlp times {factor:g}" if factor != 1.0 else ""
-        yield Row("title", [(f"{times} of {size(module):,} parameters{which}", formula(part) + scaled)])
+        yield DiagramRow("title", [(f"{times} of {size(module):,} parameters{which}", formula(part) + scaled)])
         yield from block_rows(config, layers[0], module, vectors)
     if len(blocks) > KINDS:
-        yield Row("title", [(f"and {len(blocks) - KINDS} more kinds of block", "")])
-    yield Row("title", [("", "")])
-    yield Row("stream", [("norm", weights(rest.norm))], vectors)
+        yield DiagramRow("title", [(f"and {len(blocks) - KINDS} more kinds of block", "")])
+    yield DiagramRow("title", [("", "")])
+    yield DiagramRow("stream", [("norm", weights(rest.norm))], vectors)
     if config.d_embed != config.d_model:
-        yield Row("stream", [("embed_out", weights(rest.embed_out))], f"(B, T, {config.d_embed:,})")
+        yield DiagramRow("stream", [("embed_out", weights(rest.embed_out))], f"(B, T, {config.d_embed:,})")
     tied, logits = ", the weights of embed" if config.tied else "", f"logits (B, T, {config.vocab_size:,})"
-    yield Row("stream", [("head", weights(rest.head) + tied)], logits)
+    yield DiagramRow("stream", [("head", weights(rest.head) + tied)], logits)
     if config.logit_scale != 1.0:
-        yield Row("stream", [("scale", f"× {config.logit_scale:.4g}")], logits)
+        yield DiagramRow("stream", [("scale", f"× {config.logit_scale:.4g}")], logits)
     if config.logit_softcap:
-        yield Row("stream", [("softcap", capped("z", config.logit_softcap))], logits)
+        yield DiagramRow("stream", [("softcap", capped("z", config.logit_softcap))], logits)
 
 
 def in_short(layers: Sequence[int]) -> str:
-    """Return layer numbers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
+    """Layer numbers in words: layer 3; layers 0 to 5; layers 0, 2, ..., 24; layers 0, 1, 5, ..., 7."""
     first, last, step = layers[0], layers[-1], layers[1] - layers[0] if len(layers) > 1 else 1
     if [*layers] != [*range(first, last + 1, step)]:
         shown = layers if len(layers) < 5 else [*layers[:3], "...", last]
@@ -111,13 +111,11 @@ def in_short(layers: Sequence[int]) -> str:
 
 
 def capped(score: str, cap: float) -> str:
-    """Return the formula of a soft cap on `score`: cap tanh(score / cap)."""
     return f"{cap:g} tanh({score} / {cap:g})"
 
 
-def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[Row]:
-    """Yield the diagram's rows for a Transformer block. `module` is the block at index `layer`; `vectors` is the shape
-    of the residual stream, as text."""
+def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[DiagramRow]:
+    """`module` is the block at index `layer`, `vectors` the shape of the residual stream as text."""
     part, children = at(config.block, layer), dict(module.named_children())
     branches = {"attn": [*attention_rows(config, layer, children["attn"])]}
     if "mlp" in children:
@@ -127,69 +125,68 @@ def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: st
         norm, post = (children.get(f"{name}_{which}") for which in ("norm", "post_norm"))
         before = norm is not None and not isinstance(part, PostNorm)
         if before and norm is not None:
-            steps.insert(0, Row("branch", [(f"{name}_norm", weights(norm))], vectors))
+            steps.insert(0, DiagramRow("branch", [(f"{name}_norm", weights(norm))], vectors))
         if post is not None:
-            steps.append(Row("branch", [(f"{name}_post_norm", weights(post))], vectors))
+            steps.append(DiagramRow("branch", [(f"{name}_post_norm", weights(post))], vectors))
         if parallel and name == "mlp":
             source = "the output of attn_norm" if isinstance(part, SharedNorm) else "the x that attention reads"
-            steps.insert(0, Row("branch", [("reads", source)], vectors))
+            steps.insert(0, DiagramRow("branch", [("reads", source)], vectors))
         first, *others = steps
-        yield Row("enter", first.boxes, first.shape)
+        yield DiagramRow("enter", first.boxes, first.shape)
         yield from others
-        yield Row("add", [("+", "")], vectors)
+        yield DiagramRow("add", [("+", "")], vectors)
         if norm is not None and not before:
-            yield Row("stream", [(f"{name}_norm", weights(norm))], vectors)
+            yield DiagramRow("stream", [(f"{name}_norm", weights(norm))], vectors)
 
 
-def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[Row]:
-    """Yield the diagram's rows for `attn`, the attention module of the block at index `layer`."""
+def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[DiagramRow]:
     part, position = at(config.attention, layer), at(config.position, layer)
     heads = f"(B, T, {config.n_heads}, {config.d_head})"
     linear = {name: child for name, child in attn.named_children() if isinstance(child, nn.Linear)}
     out = linear.pop("out", None)
     boxes = [(name, weights(child)) for name, child in linear.items()]
     plain = isinstance(part, SelfAttention)
-    yield Row("branch", boxes, f"q {heads}, k and v (B, T, {config.n_kv_heads}, {config.d_head})" if plain else "")
+    yield DiagramRow(
+        "branch", boxes, f"q {heads}, k and v (B, T, {config.n_kv_heads}, {config.d_head})" if plain else ""
+    )
     normed = [(name, weights(child)) for name, child in attn.named_children() if name.endswith("norm")]
     both = f"q {heads}, k (B, T, {config.n_kv_heads}, {config.d_head})" if plain else ""
     if any(detail for _, detail in normed):
-        yield Row("branch", [(name, detail) for name, detail in normed if detail], both)
+        yield DiagramRow("branch", [(name, detail) for name, detail in normed if detail], both)
     if position.kind != "none" and not position.added:
         rotates = position.kind != "alibi"
         what = "rotate q and k" if rotates else "bias of the scores"
-        yield Row("branch", [(what, position.describe(config))], both * rotates)
+        yield DiagramRow("branch", [(what, position.describe(config))], both * rotates)
     cap, score = getattr(part, "attn_softcap", None), "q · k × scale"
     more = f", window of {part.window:,}" * bool(part.window) + ", a sink in each head" * getattr(part, "sinks", False)
     attend = f"softmax({capped(score, cap) if cap else score}) v{more}"
-    yield Row("branch", [("attend", attend)], f"weights (B, {config.n_heads}, T, T)")
+    yield DiagramRow("branch", [("attend", attend)], f"weights (B, {config.n_heads}, T, T)")
     if out is not None:
-        yield Row("branch", [("out", weights(out))], f"(B, T, {config.d_model:,})")
+        yield DiagramRow("branch", [("out", weights(out))], f"(B, T, {config.d_model:,})")
 
 
-def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[Row]:
-    """Yield the diagram's rows for `mlp`, the feed-forward module of the block at index `layer`."""
+def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[DiagramRow]:
     part, vectors = at(config.mlp, layer), f"(B, T, {config.d_model:,})"
     if isinstance(part, Experts):
         width = part.d_ff or config.d_ff
-        yield Row(
+        yield DiagramRow(
             "branch", [("router", f"{config.d_model:,} → {part.count}, keeps {part.top_k}")], f"(B, T, {part.count})"
         )
         experts = f"{part.count} of {config.d_model:,} → {width:,} → {config.d_model:,}"
         shared = [("shared", f"{config.d_model:,} → {part.d_shared:,} → {config.d_model:,}")] * bool(part.d_shared)
-        yield Row("branch", [("experts", experts), *shared], vectors)
+        yield DiagramRow("branch", [("experts", experts), *shared], vectors)
     elif isinstance(part, Plain | Gated):
         inner = [name for name in ("gate", "up") if hasattr(mlp, name)]
-        yield Row("branch", [(name, weights(getattr(mlp, name))) for name in inner], f"(B, T, {config.d_ff:,})")
+        yield DiagramRow("branch", [(name, weights(getattr(mlp, name))) for name in inner], f"(B, T, {config.d_ff:,})")
         act = f"{part.act}(gate) × up" if "gate" in inner else f"{part.act}(up)"
-        yield Row("branch", [(act, "")], f"(B, T, {config.d_ff:,})")
-        yield Row("branch", [("down", weights(mlp.down))], vectors)
+        yield DiagramRow("branch", [(act, "")], f"(B, T, {config.d_ff:,})")
+        yield DiagramRow("branch", [("down", weights(mlp.down))], vectors)
     else:
-        yield Row("branch", [("mlp", part.describe(config))], vectors)
+        yield DiagramRow("branch", [("mlp", part.describe(config))], vectors)
 
 
 def weights(module: object) -> str:
-    """Describe the weights of a module for its box in the diagram: `inputs → outputs` for a linear layer, else the
-    number of parameters; "" without parameters."""
+    """`inputs → outputs` of a linear layer, else the number of parameters; "" without any."""
     if not isinstance(module, nn.Module) or not any(True for _ in module.parameters()):
         return ""
     if isinstance(module, nn.Linear):
@@ -198,13 +195,12 @@ def weights(module: object) -> str:
 
 
 def box_width(name: str, detail: str) -> float:
-    """Return the width in pixels of a diagram's box with the texts `name` and `detail`, wide enough in any of the usual
-    fonts."""
+    """Pixels of a box, enough in any of the usual fonts."""
     return 7.6 * cell_len(name) + 7.2 * cell_len(detail) + 26
 
 
-def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
-    """Return the rows of the diagram as (SVG elements, their total width, their total height), in pixels."""
+def drawn(rows: Sequence[DiagramRow]) -> tuple[str, float, float]:
+    """SVG elements, their total width and height in pixels."""
     parts, y, entered, frame = [], 6.0, 0.0, 0.0
     right = 24 + max(
         BRANCH + sum(box_width(*box) + 10 for box in row.boxes) + 6.7 * cell_len(row.shape) + 20
@@ -257,8 +253,7 @@ def drawn(rows: Sequence[Row]) -> tuple[str, float, float]:
     return spine + "".join(parts), right, y
 
 
-def lines(rows: Sequence[Row]) -> list[str]:
-    """Return the rows of the diagram as lines of text for a terminal."""
+def lines(rows: Sequence[DiagramRow]) -> list[str]:
     starts = {"stream": "│ ", "enter": "├─► ", "branch": "│   ", "add": "+ ◄─┘", "title": ""}
     texts: list[str] = []
     for row in rows:

@@ -17,7 +17,7 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import words
 from onward.reports.pictures.picture import Panel, Picture
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.trace import trace
 
@@ -64,20 +64,17 @@ def features(
 
 
 def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float) -> Panel:
-    """Return a panel that shows where one feature is active: texts whose tokens are shaded by its value, from 0 to
-    `peak`. Each text is a list of (token, value). In a terminal, tokens with values above half of `peak` are in
-    brackets."""
+    """Texts of (token, value), shaded from 0 to `peak`; a terminal has values above half of it in brackets."""
     shown = [pair for text in texts for pair in ((BETWEEN, 0.0), *text)][1:]
     values = np.array([value for _, value in shown])
-    made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], Scale(peak))
+    made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], ColorScale(peak))
     lines = ["".join(f"[{piece}]" if value > peak / 2 else piece for piece, value in text) for text in texts]
     return replace(made, text=[f"  {line}" for line in lines])
 
 
 @torch.no_grad()
 def activity(model: Decoder, autoencoder: SparseAutoencoder, name: str, tokens: Sequence[int]) -> torch.Tensor:
-    """Compute the values (T, F) of a sparse autoencoder's F features at each token of a text, from the activation
-    `name`."""
+    """Values (T, F) of an autoencoder's features at each token."""
     with without_dropout(model), trace(model, name) as t:
         model.hidden(as_row(model, tokens))
     return autoencoder.encode(exact(t[name][0])).cpu()

@@ -25,13 +25,13 @@ from onward.model.positions import (
 from onward.reports.pictures.diagram import block
 from onward.reports.pictures.panels import cells, curves
 from onward.reports.pictures.picture import Panel, Picture
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.reports.pictures.strategies import compare
 
 WORDS = ("The", "cat", "sat", "on", "the", "mat")
-SEEN = Scale(1, keys=((1, "seen"), (0, "not seen")))
-REACHED = Scale(1, keys=((1, "reached"), (0, "not reached")))
-IN_SLOT = Scale(
+SEEN = ColorScale(1, keys=((1, "seen"), (0, "not seen")))
+REACHED = ColorScale(1, keys=((1, "reached"), (0, "not reached")))
+IN_SLOT = ColorScale(
     1, keys=((1, "written by the call, and seen"), (0.4, "seen by its last token"), (0, "hidden by the mask, or empty"))
 )
 NEXT = {"mat": 0.35, "floor": 0.25, "bed": 0.15, "roof": 0.10, "chair": 0.05, "table": 0.04, "ground": 0.03}
@@ -123,7 +123,7 @@ def rope() -> Picture:
                 cos[0, :32, 0].T.numpy(),
                 [f"pair {i}" for i in range(width // 2)],
                 [str(i) for i in range(32)],
-                scale=Scale(1, signed=True, unit="cosine"),
+                scale=ColorScale(1, signed=True, unit="cosine"),
                 reading="{row} at position {column}: cosine {value}",
                 room=420,
             ),
@@ -133,8 +133,7 @@ def rope() -> Picture:
 
 
 def dial(title: str, vectors: np.ndarray) -> Panel:
-    """Return a panel that draws the unit vectors (N, 2), one for each of the positions 0 to N - 1, as hands of a
-    dial."""
+    """Unit vectors (N, 2) of positions 0 to N - 1 as hands of a dial."""
     center, radius = DIAL / 2, DIAL / 2 - 16
     parts = [f'<circle class="edge" cx="{center:g}" cy="{center:g}" r="{radius:g}"/>']
     for position, (x, y) in enumerate(vectors):
@@ -154,8 +153,7 @@ def dial(title: str, vectors: np.ndarray) -> Panel:
 
 
 def alibi_bias(heads: int, count: int) -> Tensor:
-    """Compute the biases (H, T, T) that ALiBi adds to the attention scores of `count` tokens (T) in `heads` heads
-    (H)."""
+    """Biases (H, T, T) that ALiBi adds to the scores."""
     order, slopes = torch.arange(count)[None], alibi_slopes(heads)
     return AttentionMask(order, order, slopes=slopes, score_bias=linear_bias).score_bias(torch.float32)[0]
 
@@ -166,7 +164,7 @@ def alibi() -> Picture:
     bias = alibi_bias(heads, count)
     names, shown = [str(i) for i in range(count)], (0, 3, 7)
     values = bias.masked_fill(bias.isneginf(), math.nan).numpy()
-    scale = Scale(float(np.nanmax(-values)), signed=True, unit="added to the score")
+    scale = ColorScale(float(np.nanmax(-values)), signed=True, unit="added to the score")
     panels = [
         cells(
             f"head {head} of 0 to {heads - 1}",
@@ -212,7 +210,7 @@ def positions() -> Picture:
     numbers = [str(i) for i in range(width)]
     at = "position {row}, number {column}: {value}"
     pair = "query at {row}, key at {column}: {value}"
-    unit = Scale(1, signed=True, unit="sines and cosines")
+    unit = ColorScale(1, signed=True, unit="sines and cosines")
     panels = [
         cells(
             "learned: added vectors",
@@ -221,7 +219,7 @@ def positions() -> Picture:
             numbers,
             reading=at,
             room=230,
-            scale=Scale(0.06, signed=True, unit="numbers of learned vectors"),
+            scale=ColorScale(0.06, signed=True, unit="numbers of learned vectors"),
         ),
         cells("sinusoidal: added vectors", sines, names, numbers, reading=at, room=230, scale=unit),
         cells(
@@ -240,7 +238,7 @@ def positions() -> Picture:
             names,
             reading=pair,
             room=230,
-            scale=Scale(float(-bias[-1, 0]), signed=True, unit="added to the score"),
+            scale=ColorScale(float(-bias[-1, 0]), signed=True, unit="added to the score"),
         ),
         cells("none: the causal mask alone", mask, names, names, reading=pair, room=230, scale=SEEN),
     ]

@@ -29,6 +29,6 @@ def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
 
 
 def shown(answer: str) -> str:
-    """Return an answer for a label: on one line, with a visible mark instead of the space at its beginning."""
+    """On one line, with a visible mark instead of the space at the beginning."""
     space = answer.startswith(" ")
     return MARKS[" "] * space + readable(answer[space:], LINE_MARKS)

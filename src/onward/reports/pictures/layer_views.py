@@ -8,18 +8,18 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from onward.inspection.attention import attention_maps, most_selective
+from onward.inspection.attention_maps import attention_maps, most_selective
 from onward.inspection.heads import MIN_SCORE, head_roles
 from onward.inspection.inputs import check_index, check_layer
 from onward.inspection.layers import expert_shares, unit_activations
 from onward.reports.pictures.panels import cells
 from onward.reports.pictures.picture import Panel, Picture
 from onward.reports.pictures.reading import Reading
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 from onward.tracing.sites import attend_modules
 
-WEIGHT = Scale(1, root=True, unit="attention weight")
-SCORE = Scale(1, unit="score", faint=True)
+WEIGHT = ColorScale(1, root=True, unit="attention weight")
+SCORE = ColorScale(1, unit="score", faint=True)
 UNITS = 16  # units that are shown
 SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
@@ -124,7 +124,7 @@ def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
                 units[:, chosen].T.numpy(),
                 [f"unit {i}" for i in chosen],
                 reading.pieces(reading.tokens),
-                scale=Scale(float(units[:, chosen].abs().max()), signed=True, unit="activation"),
+                scale=ColorScale(float(units[:, chosen].abs().max()), signed=True, unit="activation"),
                 room=760,
                 reading="{row} at {column}: {value}",
             )
@@ -144,13 +144,13 @@ def experts(reading: Reading) -> Picture:
 
 
 def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
-    """Return a panel of one layer's expert weights `shares` (X, T): X experts at the T tokens `pieces`."""
+    """`shares` (X, T) of X experts at T tokens."""
     return cells(
         f"layer {layer}",
         shares,
         [f"expert {i}" for i in range(len(shares))],
         pieces,
-        scale=Scale(1, unit="weight of an expert's output"),
+        scale=ColorScale(1, unit="weight of an expert's output"),
         room=760,
         reading="{column} uses {row} with {value}",
     )

@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from onward.reports.pictures.markup import readable, visible
 from onward.reports.pictures.picture import LINE_MARKS, Panel, fitted, gray_png, padded
 from onward.reports.pictures.plot import Frame, Heights, Series, plot, rounded, short
-from onward.reports.pictures.scale import NEGATIVE, SHADES, Scale
+from onward.reports.pictures.scale import NEGATIVE, SHADES, ColorScale
 
 LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -31,7 +31,7 @@ def cells(
     rows: Sequence[str] = (),
     columns: Sequence[str] = (),
     *,
-    scale: Scale | None = None,
+    scale: ColorScale | None = None,
     room: float = 400,
     texts: Sequence[Sequence[str]] | None = None,
     longest: int = DEEP,
@@ -45,7 +45,7 @@ def cells(
     {column}: {value}".
     """
     values = np.asarray(values, float)
-    scale = scale or Scale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
+    scale = scale or ColorScale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
     scale = replace(scale, faint=scale.faint or texts is not None).over(values)
     (height, width), size, labels = values.shape, 0.0, list[list[str]]()
     if texts is not None:
@@ -96,14 +96,12 @@ def cells(
 
 
 def text_width(texts: Sequence[Sequence[str]]) -> float:
-    """Return the width in pixels of the cells of a matrix in which every one of `texts`, a table of cell texts,
-    fits."""
+    """Pixels of cells in which each of `texts` fits."""
     return max((cell_len(text) for line in texts for text in line), default=1) * LABEL + 8
 
 
 def floor(values: np.ndarray) -> str:
-    """Return an SVG path that covers the cells of a matrix that are not NaN, as the background below the shades; a cell
-    is one unit wide and high."""
+    """An SVG path over the cells that are not NaN, one unit each, as the background below the shades."""
     path = ""
     for y, known in enumerate(~np.isnan(values)):
         edges = np.flatnonzero(np.diff(np.pad(known.astype(int), 1)))
@@ -112,12 +110,8 @@ def floor(values: np.ndarray) -> str:
 
 
 def shade(style: str, strength: np.ndarray, across: float, down: float) -> str:
-    """Draw the cells of a matrix as SVG in the color of the CSS class `style`, with opacities `strength` (R, C) from 0
-    to 255. `across` and `down` are the width and height of a cell in pixels.
-
-    The opacities are an image that masks a colored area: the color can follow the theme, and 256 x 256 cells stay
-    small.
-    """
+    """Cells in the color of the class `style`, with opacities (R, C) from 0 to 255. They are an image that masks a
+    colored area: the color can follow the theme, and 256 x 256 cells stay small."""
     rows, columns = strength.shape
     image = gray_png(strength)
     name = f"m{zlib.crc32(image + repr((style, across, down)).encode()):08x}"
@@ -133,11 +127,10 @@ def cell_lines(
     values: np.ndarray,
     rows: Sequence[str],
     columns: Sequence[str],
-    scale: Scale,
+    scale: ColorScale,
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
-    """Return the cells of a matrix as lines for a terminal: one shading character per cell, by `scale`, or, if given,
-    the `texts` of the cells. `rows` and `columns` are labels."""
+    """One shading character per cell or, if given, the `texts` of the cells."""
     if texts is None and max(values.shape) > WIDEST:  # each character then stands for several rows and columns
         every = math.ceil(max(values.shape) / WIDEST)
         rows, columns = rows[::every], columns[::every] if [*columns] != [*rows] else rows[::every]
@@ -170,8 +163,7 @@ def cell_lines(
 
 
 def pooled(values: np.ndarray, every: int) -> np.ndarray:
-    """Shrink a matrix that is too large to draw: each square of `every` x `every` cells becomes the square's value
-    farthest from 0, or NaN if all its cells are NaN."""
+    """Each square of `every` x `every` cells becomes its value farthest from 0; NaN if all cells are."""
     rows, columns = (-size % every for size in values.shape)
     padded_values = np.pad(values, ((0, rows), (0, columns)), constant_values=np.nan)
     squares = padded_values.reshape(-(-len(values) // every), every, -1, every).swapaxes(1, 2)
@@ -253,8 +245,7 @@ def curves(
 
 
 def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: Heights) -> str:
-    """Return the range around a curve as an SVG area in the curve's color. `ends` are (least values, greatest values),
-    `coordinates` the horizontal coordinates of the points, `y` the vertical axis, which maps values to pixels."""
+    """The range (least, greatest values) around a curve as an area in its color."""
     known = np.isfinite(ends[0])
     x = y.frame.x(coordinates[:, known])
     low, high = (y(end[known]) for end in ends)
@@ -264,8 +255,7 @@ def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: 
 
 
 def curve_line(heights: np.ndarray, frame: Frame) -> str:
-    """Return a curve for a terminal as one line of block characters, from its heights in pixels within the plotted area
-    `frame`."""
+    """A curve for a terminal as one line of block characters."""
     parts = np.array_split(heights, min(COLUMNS, len(heights)))
     share = (frame.bottom - np.array([part.mean() for part in parts])) / (frame.bottom - frame.top)
     return "".join(BLOCKS[int(s * 7.999)] for s in np.clip(np.nan_to_num(share), 0, 1))
@@ -300,7 +290,7 @@ def words(
     pieces: Sequence[str],
     values: np.ndarray,
     notes: Sequence[str],
-    scale: Scale,
+    scale: ColorScale,
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:
@@ -332,8 +322,7 @@ def words(
 
 
 def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
-    """Return a dict of `values` by `names`, for bars. A repeated name gets a number, such as `the (2)`, so that no
-    value is lost."""
+    """Values by names; a repeated name gets a number, such as `the (2)`, so that no value is lost."""
     named: dict[str, float] = {}
     for name, value in zip(names, values):
         count = sum(other == name or other.startswith(f"{name} (") for other in named)
@@ -342,12 +331,11 @@ def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
 
 
 def number(value: float, unit: str) -> str:
-    """Format a value with its unit. With the unit "%", a share such as 0.5 becomes a percentage."""
     return f"{value:.1%}".replace("%", " %") if unit == "%" else f"{value:.4g} {unit}".rstrip()
 
 
 def finite(values: np.ndarray) -> list[Any]:
-    """Return an array as nested lists of numbers with five significant digits; None for values that are not finite."""
+    """Nested lists of five significant digits; None for values that are not finite."""
     if values.ndim > 1:
         return [finite(row) for row in values]
     return [float(f"{v:.5g}") if math.isfinite(v) else None for v in values.tolist()]

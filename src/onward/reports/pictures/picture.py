@@ -19,7 +19,7 @@ from onward.base.errors import UserError
 from onward.base.files import atomic_write
 from onward.reports.pictures.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
 from onward.reports.pictures.plot import COLORS, STYLE
-from onward.reports.pictures.scale import Scale, legends
+from onward.reports.pictures.scale import ColorScale, legends
 
 FORMATS = ".svg", ".png", ".html", ".json"
 Theme = Literal["auto", "light", "dark"]  # auto: as the reader's system; a PNG is then light
@@ -48,8 +48,7 @@ MOST_VALUES = 4096  # of a panel that are on a page as numbers
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel of a picture, such as a matrix or a plot, in three forms: SVG, lines for a terminal, and its numbers
-    for JSON."""
+    """One panel in three forms: SVG, lines for a terminal, and numbers for JSON."""
 
     title: str
     width: float  # width in pixels
@@ -57,7 +56,7 @@ class Panel:
     body: str  # SVG elements, starting at the origin
     text: Sequence[str]  # the same picture as lines for a terminal
     data: Mapping[str, Any] = field(default_factory=dict)  # the numbers shown, for JSON and for the pointer
-    scale: Scale | None = None  # scale of the cells, for the legend
+    scale: ColorScale | None = None  # scale of the cells, for the legend
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,7 @@ class Picture:
     panels: Sequence[Panel]
 
     @property
-    def legends(self) -> list[Scale]:
-        """The distinct color scales of the panels that have a legend."""
+    def legends(self) -> list[ColorScale]:
         return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
@@ -172,30 +170,22 @@ class Picture:
         return "\n".join(lines)
 
 
-def legend_of(scale: Scale) -> str:
-    """Return the legend of a color scale as an SVG element, for a page that provides the colors."""
+def legend_of(scale: ColorScale) -> str:
+    """A legend as an SVG element, for a page that provides the colors."""
     svg, width, height = scale.legend()
     size = f'viewBox="0 0 {width:g} {height:g}" style="--width:{width:g}px;max-width:{width:.0f}px"'
     return f'<svg {size} class="picture" role="img" aria-label="{visible(scale.words)}">{svg}</svg>'
 
 
 def format_of(path: Path) -> str:
-    """Return the ending of a picture's path, such as .svg. Raises a UserError if the path ends in no supported
-    format."""
     if path.suffix not in FORMATS:
-        raise UserError(
-            f"{path} does not end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}: choose one of these endings"
-        )
+        raise UserError(f"Cannot write {path}: choose a name that ends in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
     return path.suffix
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
-    """Return the title and the numbers of a panel that a picture's HTML page needs, so that its script shows the value
-    of the cell under the pointer.
-
-    For a large panel the numbers are left out, and the page reads the values from the panel's image, to a 255th of the
-    scale and 0 for NaN, unless they are signed or exceed the scale.
-    """
+    """Numbers from which the page's script shows the value under the pointer. It reads those of a large panel from the
+    panel's image, to a 255th of the scale, unless they are signed or exceed the scale."""
     data, scale = {"title": panel.title, **panel.data}, panel.scale
     size = len(data.get("values", ())) * len(data.get("columns", ()))
     if scale is None or scale.signed or scale.clipped or size <= MOST_VALUES:
@@ -209,9 +199,7 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """Arrange items, such as panels, in rows at most `most` wide, with `gap` between items, and yield the rows;
-    `widths` are the widths of the items. An item wider than `most` gets its own row. Items of equal width are spread
-    evenly over the rows."""
+    """Rows of items at most `most` wide, or of one wider item. Equal widths are spread evenly over the rows."""
     if len({*widths}) == 1:
         rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
         most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
@@ -228,7 +216,7 @@ def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: flo
 
 
 def colors(theme: Theme) -> str:
-    """Return the CSS variables for the colors of a theme: light, dark, or auto (as the system's setting)."""
+    """CSS variables of a theme's colors."""
     light, dark = COLORS.split("@media")
     if theme == "auto":
         return COLORS
@@ -236,8 +224,7 @@ def colors(theme: Theme) -> str:
 
 
 def png_of(svg: str) -> bytes:
-    """Render an SVG, in the light or the dark theme, as the bytes of a PNG with two pixels per SVG unit. Raises a
-    UserError if the machine has no fonts."""
+    """PNG with two pixels per SVG unit; raises a UserError if the machine has no fonts."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
     plain = re.sub(r"var\(--(\w+)\)", lambda match: values[match[1]], svg)
 
@@ -255,7 +242,7 @@ def png_of(svg: str) -> bytes:
 
 
 def gray_png(gray: np.ndarray) -> bytes:
-    """Encode a grayscale image (R, C) of uint8 as PNG."""
+    """A grayscale image (R, C) of uint8 as PNG."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -267,14 +254,13 @@ def gray_png(gray: np.ndarray) -> bytes:
 
 
 def fitted(label: str, most: int) -> str:
-    """Return a label on one line of at most `most` terminal columns; a longer label is cut and ends with an
-    ellipsis."""
+    """A label on one line, cut to `most` terminal columns with an ellipsis."""
     label = readable(label, LINE_MARKS)
     return label if cell_len(label) <= most else set_cell_size(label, most - 1) + "…"
 
 
 def padded(labels: Iterable[str], most: int = 12) -> list[str]:
-    """Return labels padded to the same width, flush right, each cut to `most` terminal columns."""
+    """Labels of one width, flush right, cut to `most` terminal columns."""
     short = [fitted(label, most) for label in labels]
     width = max(map(cell_len, short), default=0)
     return [" " * (width - cell_len(label)) + label for label in short]

@@ -39,8 +39,8 @@ SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800,
 
 @dataclass(frozen=True)
 class Frame:
-    """The plotted area inside a picture, in pixels, and `domain` (3, 2): the first and the last coordinate on each of
-    three horizontal axes (steps, seconds, tokens), between which a report page can switch."""
+    """The plotted area in pixels, and `domain` (3, 2): first and last coordinate in steps, seconds and tokens, between
+    which a page can switch."""
 
     width: float
     height: float
@@ -51,16 +51,14 @@ class Frame:
     domain: np.ndarray
 
     def x(self, coordinates: np.ndarray) -> np.ndarray:
-        """Return the horizontal place in pixels (N,) of points whose `coordinates` (3, N) are steps, seconds and
-        tokens. The static picture uses the steps, on a linear axis."""
+        """Pixels (N,) of `coordinates` (3, N); the static picture uses the steps, on a linear axis."""
         first, last = self.domain[0]
         return self.left + (coordinates[0] - first) / max(last - first, 1e-9) * (self.right - self.left)
 
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis of a plot: calling it maps values to vertical places in pixels. Values outside `low` to `high`
-    are drawn at the edge."""
+    """A vertical axis, which maps values (N,) to pixels; those outside `low` to `high` are drawn at the edge."""
 
     frame: Frame
     low: float
@@ -68,14 +66,13 @@ class Heights:
     log: bool = False
 
     def __call__(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Return the y in pixels (N,) of values (N,)."""
         scale: Callable[[Any], Any] = np.log if self.log else np.asarray
         low, high = float(scale(self.low)), float(scale(self.high))
         share = (scale(np.clip(values, self.low, self.high)) - low) / (high - low)
         return self.frame.bottom - share * (self.frame.bottom - self.frame.top)
 
     def grid(self, most: int) -> str:
-        """Return the horizontal lines of the plot as SVG, at about `most` round values, with the values as labels."""
+        """Horizontal lines with labels at about `most` round values."""
         values = log_ticks(self.low, self.high, most) if self.log else ticks(self.low, self.high, most)
         f = self.frame
         return "".join(
@@ -85,10 +82,10 @@ class Heights:
         )
 
 
+# our own SVG: a page needs each curve as a picture and as data to redraw, and matplotlib writes only the picture
 @dataclass(frozen=True)
 class Series:
-    """The points of one curve of a plot: their `coordinates` (3, N) in steps, seconds and tokens, and their `heights`
-    (N,) in pixels."""
+    """One curve: `coordinates` (3, N) in steps, seconds and tokens, and `heights` (N,) in pixels."""
 
     style: str  # the CSS classes
     shape: Literal["line", "area", "dots", "marks"]  # marks: lines from top to bottom
@@ -99,8 +96,8 @@ class Series:
     opacity: float = 1.0
 
     def path(self, frame: Frame) -> str:
-        """Return the SVG path of the curve in the plotted area `frame`. The numbers after M, L and H are x coordinates
-        in the order of the points, which the page's script replaces; an area returns to its first point."""
+        # the page's script replaces the numbers after M, L and H, x in the order of the points; an area returns to its
+        # first point
         points = list(zip(frame.x(self.coordinates), self.heights))
         match self.shape:
             case "line" | "area":
@@ -116,9 +113,7 @@ class Series:
 def plot(
     frame: Frame, series: Iterable[Series], around: str, title: str, most_ticks: int
 ) -> tuple[str, dict[str, Any]]:
-    """Draw a plot: return an SVG of the curves `series` over `around`, SVG elements such as a grid, and the data from
-    which the script of a report page redraws the curves. `title` is the text for screen readers; `most_ticks` is the
-    largest number of ticks on the horizontal axis."""
+    """An SVG of curves over `around`, SVG elements such as a grid, and data from which a page redraws it."""
     drawn = [line for line in series if len(line.heights)]
     tables = {id(line.coordinates): line.coordinates for line in drawn}
     order = list(tables)
@@ -149,16 +144,14 @@ def plot(
 
 
 def rounded(values: np.ndarray) -> Any:
-    """Return an array as nested lists of numbers with five significant digits; integers are exact."""
+    """Nested lists of five significant digits; integers are exact."""
     if values.ndim > 1:
         return [rounded(row) for row in values]
     return [int(v) if v == int(v) else float(f"{v:.5g}") for v in values.tolist()]
 
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
-    """Return two lists of ticks (coordinate, label) from `first` to `last`, one for the linear and one for the
-    logarithmic scale of the horizontal `axis` "step", "seconds" or "tokens". `most` is about the largest number of
-    ticks."""
+    """Ticks (coordinate, label) for the linear and the logarithmic scale of "step", "seconds" or "tokens"."""
     if first < 0 or (axis == "step" and last < 2):  # no counts
         linear = [t for t in ticks(first, last, most) if first <= t <= last]
         return [[(t, f"{t:g}") for t in values] for values in (linear, log_ticks(max(first, 1), max(last, 1), most))]
@@ -174,7 +167,7 @@ def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tup
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return about `most` round numbers from `low` to `high`, at equal distances, for the ticks of a linear axis."""
+    """About `most` round numbers at equal distances."""
     raw = (high - low) / most or 1.0
     unit = 10.0 ** math.floor(math.log10(raw))
     step = unit * next(m for m in (1, 2, 5, 10) if m * unit >= raw * 0.999)
@@ -182,8 +175,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def log_ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most `most` powers of ten from `low` to `high`, for the ticks of a logarithmic axis; where they fit,
-    also their multiples by 2 and 5, or by 3."""
+    """At most `most` powers of ten and, where they fit, their multiples by 2 and 5, or by 3."""
     exponents = range(math.floor(math.log10(low)), math.floor(math.log10(high)) + 1)
     for factors in (1, 2, 5), (1, 3), (1,):
         round_numbers = [m * 10.0**e for e in exponents for m in factors if low * 0.999 <= m * 10.0**e <= high * 1.001]
@@ -193,7 +185,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def short(number: float) -> str:
-    """Format a number in a few characters: 1.5 M, 20 k, 0.003."""
+    """A number in a few characters: 1.5 M, 20 k, 0.003."""
     for unit, name in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e4, "k")):
         if abs(number) >= unit:
             return f"{number / (1e3 if name == 'k' else unit):.3g} {name}"
@@ -201,7 +193,7 @@ def short(number: float) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Format a time in seconds for an axis: 0.1 s, 30 s, 5 min, 1.5 h, 2 d."""
+    """Seconds for an axis: 0.1 s, 30 s, 5 min, 1.5 h, 2 d."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"

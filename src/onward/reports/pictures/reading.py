@@ -22,23 +22,21 @@ class Reading:
     ids: Sequence[int] = ()
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text, after a beginning-of-text token if the tokenizer has one."""
         return self.tokenizer.begin(self.tokenizer.encode(text))
 
     @cached_property
     def tokens(self) -> list[int]:
-        """The token ids of the text. Raises a UserError if there are none, or more than the context length."""
+        """The token ids of the text; raises a UserError if there are none, or more than the context."""
         tokens = list(self.ids) or self.encode(self.text)
         as_row(self.model, tokens)
         return tokens
 
     def pieces(self, tokens: Sequence[int]) -> list[str]:
-        """Return the text of each token id, with visible white space, for labels."""
+        """The text of each token, with visible white space."""
         return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
 
     def next_token(self, text: str, tokens: Sequence[int]) -> int:
-        """Return the id of the token whose text is `text`; if `text` is "", return the model's likeliest token after
-        `tokens`. Raises a UserError if `text` is not exactly one token."""
+        """The token of `text`, or the likeliest after `tokens` for ""; raises a UserError unless it is one token."""
         if not text:
             return int(logits(self.model, tokens)[-1].argmax())
         ids = self.tokenizer.encode(text)

@@ -17,7 +17,7 @@ CHARACTER = 6.9  # pixels of a character of a legend, at most
 
 
 class Legend(NamedTuple):
-    """The legend of a color scale as (SVG elements that start at the origin, width, height), in pixels."""
+    """SVG elements that start at the origin, and their size in pixels."""
 
     svg: str
     width: float
@@ -25,7 +25,7 @@ class Legend(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColorScale:
     """A color scale, which maps values to shades for the cells of a picture: 0 is transparent, `top` is opaque. If
     `signed`, negative values use the second color, down to -top."""
 
@@ -39,42 +39,36 @@ class Scale:
 
     @property
     def full(self) -> float:
-        """The opacity, from 0 to 1, of cells with the value `top`."""
+        """The opacity of cells with the value `top`."""
         return FAINT if self.faint else 1.0
 
-    def over(self, values: np.ndarray) -> "Scale":
-        """Return a copy of the scale that is marked as `clipped` if some of `values`, those that it shades, exceed its
-        top."""
+    def over(self, values: np.ndarray) -> "ColorScale":
+        """A copy that is marked as `clipped` if some of `values` exceed the top."""
         beyond = bool(np.nanmax(np.abs(values), initial=0) > 1.001 * self.top)
         return replace(self, clipped=self.clipped or beyond)
 
     def strength(self, values: np.ndarray) -> np.ndarray:
-        """Compute the opacity, from 0 to 1, of each of `values`; NaN counts as 0."""
+        """Opacity, from 0 to 1; NaN counts as 0."""
         share = np.clip(np.nan_to_num(np.abs(values)) / (self.top or 1.0), 0, 1)
         return (np.sqrt(share) if self.root else share) * self.full
 
     def levels(self, values: np.ndarray) -> np.ndarray:
-        """Compute for each of `values` the index, from 0 to 4, of its shading character in a terminal; NaN counts as
-        0."""
+        """Index, from 0 to 4, of the shading character in a terminal; NaN counts as 0."""
         return np.ceil(4 * self.strength(values) / self.full - 1e-9).astype(int)
 
     def ticks(self) -> list[float]:
-        """Return the values at 0, a quarter, a half, three quarters and the end of the scale; if signed, from -top to
-        top."""
         if self.signed:
             return [self.top * tick for tick in (-1, -0.5, 0, 0.5, 1)]
         return [self.top * (share**2 if self.root else share) for share in (0, 0.25, 0.5, 0.75, 1)]
 
     @property
     def words(self) -> str:
-        """The scale in words for a legend: its unit, whether it is not linear, and the value from which on the color is
-        full if some values exceed it."""
+        """The unit, whether the scale is not linear, and from where the color is full if values exceed it."""
         ends = f"full color from {'±' * self.signed}{brief(self.top)} on" if self.clipped else ""
         return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
 
     def legend(self) -> Legend:
-        """Return the legend of the scale: a color bar with values at its quarters or, if the scale has `keys`, a cell
-        for each of them."""
+        """A color bar with values at its quarters or, for `keys`, a cell for each of them."""
         if self.keys:
             return self.legend_of_keys()
         shares = np.linspace(-1 if self.signed else 0, 1, STEPS) * self.full
@@ -96,7 +90,6 @@ class Scale:
         return Legend(svg, max(width, CHARACTER * cell_len(self.words)), LINE + BAR + 23)
 
     def legend_of_keys(self) -> Legend:
-        """Return a legend with a cell for each of `keys`, the (value, meaning) pairs of a scale with few values."""
         values, meanings = zip(*self.keys)
         cell = f'width="16" height="{BAR}"'
         rows = "".join(
@@ -107,8 +100,7 @@ class Scale:
         return Legend(rows, 22 + CHARACTER * max(map(cell_len, meanings)), LINE * len(meanings) + 5)
 
     def text(self) -> list[str]:
-        """Return the legend as lines for a terminal: the range of values of each shading character, or the meaning of
-        each key."""
+        """Lines for a terminal."""
         if self.keys:
             values, meanings = zip(*self.keys)
             return ["   ".join(f"{SHADES[i]} {meaning}" for i, meaning in zip(self.levels(np.array(values)), meanings))]
@@ -118,10 +110,9 @@ class Scale:
         return [self.words, *lines, *(["   ".join(["   ", *reach("-", NEGATIVE)])] if self.signed else [])]
 
 
-def legends(scales: Iterable[Scale | None]) -> list[Scale]:
-    """Return the distinct scales of a picture's panels that have a legend; None stands for a panel without a scale. A
-    scale is marked as `clipped` if the values of any of its panels exceed it."""
-    distinct: dict[Scale, bool] = {}
+def legends(scales: Iterable[ColorScale | None]) -> list[ColorScale]:
+    """The distinct scales that have a legend, clipped if the values of any panel exceed them."""
+    distinct: dict[ColorScale, bool] = {}
     for scale in scales:
         if scale and (scale.unit or scale.keys):
             plain = replace(scale, clipped=False)
@@ -130,6 +121,6 @@ def legends(scales: Iterable[Scale | None]) -> list[Scale]:
 
 
 def brief(value: float) -> str:
-    """Format a value with three significant digits or, if that takes more than five characters, with two."""
+    """Three significant digits or, if that takes more than five characters, two."""
     text = f"{value:.3g}"
     return text if len(text) <= 5 else f"{value:.2g}"

@@ -25,15 +25,13 @@ class Comparison:
     probabilities: dict[str, list[float]]  # for each strategy, the probability of each token
 
     def markdown(self) -> str:
-        """Return a Markdown table with a row for each token and a column for each strategy."""
         rows = [["", *self.probabilities], ["---", *["---:"] * len(self.probabilities)]]
         for i, token in enumerate(self.tokens):
             rows.append([token, *(share(each[i]) for each in self.probabilities.values())])
         return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows)
 
     def panels(self) -> list[Panel]:
-        """Return a panel for each strategy: the probabilities of the tokens as bars, drawn over the bars of the
-        unchanged distribution."""
+        """A panel for each strategy, whose bars are drawn over those of the unchanged distribution."""
         before, panels = next(iter(self.probabilities.values())), []
         for name, after in self.probabilities.items():
             texts, lines = [], []
@@ -54,7 +52,6 @@ class Comparison:
         return panels
 
     def svg(self) -> str:
-        """Return the panels as SVG."""
         about = "Gray bars: the distribution of the model. Colored bars: the same after each strategy."
         return Picture("One distribution after each sampling strategy", about, self.panels()).svg()
 
@@ -101,12 +98,12 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
 
 
 def share(p: float) -> str:
-    """Format a probability with three digits, such as .250; 0 is a dash."""
+    """Three digits, such as .250; 0 is a dash."""
     return f"{p:.3f}".removeprefix("0") if p else "–"
 
 
 def bars(probabilities: Sequence[float], height: int) -> str:
-    """Return an SVG path with a horizontal bar for each probability; `height` is the thickness of a bar in pixels."""
+    """A horizontal bar for each probability, `height` pixels thick."""
     return "".join(
         f"M{LEFT} {ROW * row + (ROW - height) / 2:g}h{BAR * p:.1f}v{height}H{LEFT}z"
         for row, p in enumerate(probabilities)

@@ -17,9 +17,9 @@ from onward.reports.pictures.layer_views import attention, experts, heads, neuro
 from onward.reports.pictures.panels import bars, cells, curves, text_width, unique, words
 from onward.reports.pictures.picture import Picture, fitted
 from onward.reports.pictures.reading import Reading
-from onward.reports.pictures.scale import Scale
+from onward.reports.pictures.scale import ColorScale
 
-CHANCE = Scale(1, unit="probability")
+CHANCE = ColorScale(1, unit="probability")
 LENS_TEXT, LENS_WIDTH = 8, 800.0  # characters of a token in the lens, pixels of a row of it
 USUAL, UNCHANGED = Sampling(), Sampling(temperature=1.0)
 ENDING = 5  # tokens of a text that a title quotes
@@ -49,8 +49,7 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """Return as text the options in `sampling` that the sampling step `step`, such as "top_p", uses and that have an
-    effect, with their values if they are numbers."""
+    """The options of a sampling step that have an effect, with values that are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
@@ -102,7 +101,7 @@ def tokens(reading: Reading) -> Picture:
         notes.append(f"loss {loss:.2f}, rank {rank:,}, entropy {entropy:.2f}")
     uniform = float(np.log(reading.model.config.vocab_size))
     ranks = ["", *(f"{rank:,}" for rank in statistics.ranks[1:].tolist())]
-    scale = Scale(uniform, unit="nats of loss")
+    scale = ColorScale(uniform, unit="nats of loss")
     panels = [words("each token by its loss, over its rank", pieces, losses.numpy(), notes, scale, below=ranks)]
     if len(pieces) > 2:
         series = {"loss": losses[1:].tolist(), "entropy": statistics.entropies[1:].tolist()}
@@ -134,7 +133,7 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
     answer, other_answer = reading.next_token(right, clean), reading.next_token(wrong, other)
     if answer == other_answer:
         raise UserError(
-            "the likeliest next token is the same after both texts: choose other texts, or give --right and --wrong"
+            "Cannot patch texts with the same likeliest next token: choose other texts, or give --right and --wrong"
         )
     metric = logit_difference(answer, other_answer)
     streams = activation_patching(reading.model, clean, other, metric, "in").effects.numpy()
@@ -144,7 +143,7 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
         for piece, changed in zip(reading.pieces(clean), reading.pieces(other), strict=True)
     ]
     layers = [f"layer {i}" for i in range(len(streams))]
-    scale = Scale(1, signed=True, unit="0: nothing changes; 1: the answer of the text is restored")
+    scale = ColorScale(1, signed=True, unit="0: nothing changes; 1: the answer of the text is restored")
     answers = reading.pieces([answer, other_answer])
     return Picture(
         "Activation patching",

@@ -31,17 +31,16 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 
 def model_card(folder: Path, license: str, name: str = "") -> str:
-    """Return the model card of the model in a folder, for `onward card` and `onward push`: Markdown that begins with
-    the YAML metadata read by the hub.
-
-    `name` is the model's name on the hub, by default the name of the folder. Properties without a record are left out.
-    Raises a UserError if the folder holds an adapter instead of a model, or if `license` is not an identifier.
-    """
+    """The README.md of the model in a folder, with metadata for the hub; `name` is its name there. Properties without a
+    record are left out. Raises a UserError for an adapter, or if `license` is no identifier."""
     if not LICENSE.fullmatch(license):
         given = f"license is {license!r}" if license else "the model needs a license"
         raise UserError(f"{given}: give --license apache-2.0, mit, cc-by-4.0 or another identifier that the hub lists")
     if is_adapter(folder):
-        raise UserError(f"{folder} is an adapter: merge it into its base with onward merge, and publish the result")
+        raise UserError(
+            f"Cannot describe {folder}, which is an adapter: merge it into its base with onward merge, and "
+            "publish the result"
+        )
     name = name or folder.resolve().name
     record, model_type = Record(folder), str(read_config(folder).get("model_type", ""))
     model, tokenizer = load_model(folder)[0], open_source(folder).tokenizer()
@@ -59,8 +58,7 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
 
 
 def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None) -> None:
-    """Write card.md, a report card with facts, scores and limits, into the folder of a run. Does nothing for a model
-    without a run."""
+    """Write card.md into the folder of a run; nothing for a model without one."""
     card = report_card(Record(folder), model.config, tokenizer)
     if not card.facts:
         return
@@ -72,8 +70,6 @@ def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None)
 
 
 def tasks(card: ReportCard) -> Iterator[str]:
-    """Yield the sections of a model card, in Markdown, on scores at tasks, published results of other models, and
-    limits, as far as the report card has them; nothing for a model without a run."""
     if card.scores:
         about = "Scores with standard errors; guessing is the score of random answers."
         yield f"## Tasks\n\n{about}\n\n" + table(SCORES, card.scores)
@@ -86,8 +82,7 @@ def tasks(card: ReportCard) -> Iterator[str]:
 
 
 def results(record: Record, name: str) -> dict[str, Any]:
-    """Return the recorded figures of a model as evaluation results for the hub's model-index, as keyword arguments of
-    `huggingface_hub.ModelCardData`; {} if none are recorded. `name` is the model's name."""
+    """Recorded figures as keyword arguments of `huggingface_hub.ModelCardData`."""
     from huggingface_hub import EvalResult
 
     def result(dataset: str, kind: str, value: float, **more: Any) -> EvalResult:
@@ -112,9 +107,6 @@ def results(record: Record, name: str) -> dict[str, Any]:
 
 
 def properties(license: str, model_type: str, base: str, record: Record, name: str) -> str:
-    """Return the YAML metadata at the top of the model card: license, architecture (`model_type` in config.json), the
-    base model `base` of a fine-tuning ("": none), the hub data sets that the run was trained on, and the recorded
-    figures as evaluation results of the model `name`."""
     from huggingface_hub import ModelCardData
 
     sources = record.options.get("sources") or []
@@ -134,8 +126,6 @@ def properties(license: str, model_type: str, base: str, record: Record, name: s
 
 
 def lead(record: Record, model: Decoder, model_type: str) -> str:
-    """Return the first paragraph of the model card, in Markdown: the number of parameters, the training time and the
-    base model. `model_type` is the architecture in config.json, "onward" for Onward's own format."""
     figures, count = record.figures(), sum(p.numel() for p in model.parameters())
     kind = "decoder" if model_type == "onward" else f"decoder of the architecture `{model_type}`"
     trained = f", trained for {duration(figures.seconds)}" if figures.seconds else ""
@@ -144,7 +134,6 @@ def lead(record: Record, model: Decoder, model_type: str) -> str:
 
 
 def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
-    """Yield table rows (name, value) about the model for its card: its parts, dtype, tokenizer and chat template."""
     yield from describe_parts(model.config)
     yield "dtype", str(model.dtype).removeprefix("torch.")
     kind = public(record.options.get("tokenizer") or "")
@@ -157,8 +146,6 @@ def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> It
 
 
 def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | None) -> str:
-    """Return the Markdown of the model card that shows how to load the model `name` in Onward and, if they support it,
-    in transformers and llama.cpp. `model_type` is the architecture in config.json."""
     speak = (
         f"onward chat {quote(name)}"
         if tokenizer and tokenizer.templates
@@ -184,8 +171,6 @@ def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | Non
 
 
 def training(record: Record) -> Iterator[str]:
-    """Yield the sections of the model card, in Markdown, on the training of a run: command, data, losses, evaluation.
-    Yields nothing for a model without a run."""
     if not record.options:
         return
     yield "## How it was trained\n\n" + block("sh", [" ".join(map(quote, command(record.options)))])
@@ -204,11 +189,9 @@ def training(record: Record) -> Iterator[str]:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table of rows of cell texts under the column titles `header`."""
     cells = [[html.escape(readable(cell, {}), quote=False).replace("|", "\\|") for cell in row] for row in rows]
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *cells])
 
 
 def block(language: str, lines: Iterable[str]) -> str:
-    """Return lines of text as a fenced Markdown code block in a language such as "python"."""
     return "\n".join([f"```{language}", *lines, "```"])

@@ -47,8 +47,7 @@ Lines = dict[str, list[tuple[float, float]]]  # layer ("" for a single line) -> 
 
 
 def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "") -> str:
-    """Return, as HTML for a run's page, one chart for each kind of figure, such as gradient norms, that the run
-    recorded at two steps or more. The lines of another run `other`, named `other_name`, are drawn over them."""
+    """One chart for each kind of figure recorded at two steps or more, with the lines of `other` over them."""
     lines, others = recorded(metrics), recorded(other) if other else {}
     return "".join(
         figure(kind, lines[kind], metrics, others.get(kind, {}), other, other_name)
@@ -58,8 +57,7 @@ def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "")
 
 
 def recorded(metrics: Metrics) -> dict[str, Lines]:
-    """Collect the recorded figures of a run by kind, such as gradient norms, and layer ("" for a figure that is not per
-    layer): {kind: {layer: [(step, value), ...]}}."""
+    """Recorded figures by kind, such as gradient norms, and layer ("": not per layer)."""
     lines: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     for row in metrics.rows:
         for key, value in row.items():
@@ -73,9 +71,7 @@ def recorded(metrics: Metrics) -> dict[str, Lines]:
 def figure(
     kind: str, lines: Lines, metrics: Metrics, other_lines: Lines, other: Metrics | None, other_name: str
 ) -> str:
-    """Return the HTML chart of the figures of one `kind`, such as gradient norms, over the steps, from `lines`, {layer:
-    points}: one line per layer or, for rewards, one for the sum and one for each reward. From `other_lines`, those of
-    the run `other`, it shows the line of the sum, or the mean over the layers."""
+    """One line per layer or, for rewards, per reward and for the sum; of `other`, the sum or the mean over layers."""
     title, log, reading = KINDS[kind]
     most = max(30, min(POINTS, ALL_POINTS // len(lines)))
     drawn = {layer: thinned(line, most) for layer, line in lines.items()}
@@ -107,15 +103,13 @@ def figure(
 
 
 def totals(lines: Lines) -> list[list[tuple[float, float]]]:
-    """Return the lines to draw, each a list of (step, value): if `lines`, which map the number of a layer to its line,
-    contain the total of all layers under "", only that one, else those of all layers."""
+    """The total of all layers, which is under "", or else the lines of all layers."""
     return [lines[""]] if "" in lines else [*lines.values()]
 
 
 def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
-    """Return a vertical axis in the plotted area `frame` of a chart that suits `values`, logarithmic if `log`. A linear
-    axis starts at 0 and ends at 3 times the 95th percentile at most; higher values are drawn at the edge. A logarithmic
-    axis starts no lower than a thousandth of the median."""
+    """An axis that suits `values`: linear from 0 to at most 3 times the 95th percentile, higher values at the edge;
+    logarithmic from no lower than a thousandth of the median."""
     positive = values[values > 0]
     if log and len(positive):
         low, high = max(positive.min(), np.median(positive) / 1000), positive.max()
@@ -125,14 +119,12 @@ def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
 
 
 def thinned(line: list[tuple[float, float]], most: int) -> np.ndarray:
-    """Reduce a line of (step, value) points to at most `most` points for drawing, as an array (N, 2): each stretch of
-    consecutive points becomes its first step with its highest value."""
+    """At most `most` points (N, 2): each stretch of points becomes its first step with its highest value."""
     stretches = np.array_split(np.array(line, float), min(len(line), most))
     return np.array([(stretch[0, 0], stretch[:, 1].max()) for stretch in stretches])
 
 
 def mean(lines: list[np.ndarray]) -> np.ndarray:
-    """Return the mean line (N, 2) of several lines, arrays of (step, value) recorded at the same steps, cut to the
-    shortest."""
+    """Mean line (N, 2) of lines recorded at the same steps, cut to the shortest."""
     count = min(map(len, lines), default=0)
     return np.mean([line[:count] for line in lines], axis=0) if count else np.empty((0, 2))

@@ -12,12 +12,8 @@ UNSAID = "sources", "out", "model"  # options that are not listed; the fields of
 
 
 def command(options: Mapping[str, Any]) -> list[str]:
-    """Return the words of the command line that repeats a run with these `options`, including the values that Onward
-    chose at its start.
-
-    Options with default values, and the directories of local paths, are left out. Raises a UserError if `options` are
-    not those of a run.
-    """
+    """Words of the command that repeats a run, with the values that Onward chose; defaults, and directories of local
+    paths, are left out. Raises a UserError for other options."""
     config = fields.build(config_class(options), options)
     changed = {name: value for name, value in fields.changed_fields(config).items() if name not in UNSAID}
     words = ["onward", "train"]
@@ -31,9 +27,7 @@ def command(options: Mapping[str, Any]) -> list[str]:
 
 
 def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tuple[str, str]]:
-    """Yield (option, value), such as ("model.n_layers", "6"), for the fields of the model that the run changed, from
-    `values`, a nested dict of these fields. A part, such as a position encoding, is written in the notation of the
-    command line. `name` is the prefix of the options."""
+    """Yield (option, value), such as ("model.n_layers", "6"), for the fields of the model that the run changed."""
     for key, value in values.items():
         if isinstance(value, Mapping) and "kind" not in value:
             yield from model_options(value, f"{name}.{key}")
@@ -42,8 +36,7 @@ def model_options(values: Mapping[str, Any], name: str = "model") -> Iterator[tu
 
 
 def notation(value: Any) -> str:
-    """Return a JSON value in the notation of the command line, such as rotary(theta=500000) for a dict with the kind of
-    a part and its fields."""
+    """A JSON value in the notation of the command line, such as rotary(theta=500000)."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{name}={notation(field)}" for name, field in value.items() if name != "kind")
         return f"{value['kind']}({inner})" if inner else str(value["kind"])
@@ -53,8 +46,7 @@ def notation(value: Any) -> str:
 
 
 def public(text: str) -> str:
-    """Return a text without private directories: an absolute path, which is the whole text or stands in quotes, becomes
-    its last component."""
+    """A text without private directories: an absolute path, whole or in quotes, becomes its last component."""
     if PurePath(text).is_absolute():
         return PurePath(text).name
     return re.sub(r"'(/[^']*)'", lambda match: repr(PurePath(match[1]).name), text)

@@ -17,21 +17,15 @@ POINTS = 600  # largest number of points of a curve
 
 
 def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = "") -> str:
-    """Return the loss curve of a run as an HTML figure that the script of the run's page redraws, with the curve of
-    another run `other`, named `other_name`, over it. Needs at least one step.
-
-    `guesses` is the vocabulary size, for the line at the loss of a uniform guess; 0 if the loss is not a cross-entropy
-    of tokens.
-    """
+    """Loss curve as HTML that the page's script redraws; needs a step. `guesses`: vocabulary size, for the line of a
+    uniform guess, or 0."""
     svg, data = loss_plot(metrics, guesses, other, other_name)
     script = f'<script type="application/json">{embedded(data)}</script>'
     return f'<figure class="curve">{svg}<p class="readout js"></p>{script}</figure>'
 
 
 def write_loss_svg(run: Path, guesses: int) -> Path | None:
-    """Write the loss curve of the run in the folder `run` as loss.svg and return its path; None if the run has made no
-    step yet. `guesses` is the vocabulary size, for the line at the loss of a uniform guess; 0 if the loss is not a
-    cross-entropy of tokens."""
+    """Write loss.svg; None if the run has made no step yet."""
     metrics = read_metrics(run)
     if not metrics.steps:
         return None
@@ -41,8 +35,7 @@ def write_loss_svg(run: Path, guesses: int) -> Path | None:
 
 
 def loss_svg(metrics: Metrics, guesses: int) -> str:
-    """Return the loss curve of a run as a standalone SVG. Needs at least one step; `guesses` is the vocabulary size,
-    for the line at the loss of a uniform guess; 0 if the loss is not a cross-entropy of tokens."""
+    """A standalone SVG."""
     svg, _ = loss_plot(metrics, guesses)
     head, rest = svg.split(">", 1)
     size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{HEIGHT:g}"'
@@ -53,9 +46,7 @@ def loss_svg(metrics: Metrics, guesses: int) -> str:
 def loss_plot(
     metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = ""
 ) -> tuple[str, dict[str, Any]]:
-    """Return the loss curve of a run as SVG, and the data from which the script of the run's page redraws it. `guesses`
-    is the vocabulary size, for the line at the loss of a uniform guess, or 0; the curve of the run `other`, named
-    `other_name`, is drawn too."""
+    """The SVG, and data from which the page's script redraws it."""
     runs = [Curves.of(rows) for rows in (metrics, other) if rows and rows.steps]
     uniform, failed = math.log(max(guesses, 1)), [row["failed_step"] for row in metrics.rollbacks]
     low, high = min(run.low for run in runs), max(run.high for run in runs)
@@ -100,8 +91,7 @@ def loss_plot(
 
 @dataclass(frozen=True)
 class Curves:
-    """The curves of a run in the plot of its loss, with at most POINTS points each: losses, learning rate and
-    validation losses."""
+    """The curves of a run, with at most POINTS points each."""
 
     coordinates: np.ndarray  # coordinates of the steps on AXES, (3, N)
     losses: np.ndarray
@@ -115,7 +105,6 @@ class Curves:
 
     @classmethod
     def of(cls, metrics: Metrics) -> "Curves":
-        """Extract the curves from the metrics of a run with at least one step."""
         steps, validations = metrics.steps, metrics.validations
         losses, validated = [row["loss"] for row in steps], [row["validation_loss"] for row in validations]
         smooth, kept, chosen = smoothed(losses), sample(len(steps), POINTS), sample(len(validations), POINTS)
@@ -133,8 +122,6 @@ class Curves:
 
 
 def legend(run: Curves, unit: str, rollbacks: bool, other_name: str) -> str:
-    """Return the SVG text above the loss plot that names the curves: the losses of `run` in `unit`, the learning rate,
-    rollbacks if `rollbacks`, and the other run that is drawn, `other_name` ("": none)."""
     names = [("smooth-name", "&#9644; training (faint: single steps)")]
     names += [("validation-name", "&#9679; validation")] * bool(len(run.validations))
     names += [("", f"&#9650; learning rate, up to {run.rates.max():.3g}")]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onward.config.decoder import Experts, at
 from onward.evaluation.score import logprobs
-from onward.inspection.attention import attention_maps, head_scores, next_tokens
+from onward.inspection.attention_maps import attention_maps, head_scores, next_tokens
 from onward.inspection.inputs import logits
 from onward.model.decoder import Decoder
 from onward.reports.pictures.layer_views import WEIGHT, experts
@@ -44,12 +44,8 @@ SENTENCES = 50  # of a paragraph, from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
-    """Return the sections of a run's page that show the model reading the first sentences of a text, as {name: HTML},
-    and the pictures among them, whose numbers the page's script needs.
-
-    The sections are attention maps, next-token tables, losses, logit lens and experts. They are "" without a tokenizer
-    and for fewer than two tokens.
-    """
+    """Sections of a run's page that show the model reading the first sentences of a text, and their pictures, whose
+    numbers the page's script needs. They are "" without a tokenizer and for fewer than two tokens."""
     nothing, c = dict.fromkeys(PARTS, ""), model.config
     if tokenizer is None:
         return nothing, []
@@ -108,10 +104,8 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
 def distributions(
     logits: Tensor, following: Sequence[int], tokenizer: Tokenizer, likeliest: int = LIKELIEST
 ) -> dict[str, Any]:
-    """Return the data, as a JSON object, with which a run's page shows the effect of sampling options at each position
-    of a text, from logits (T, V): the log-probabilities of the `likeliest` most probable tokens, the log-sum-exp of all
-    others at each temperature, and the index among the likeliest of the token that follows in the text, whose ids are
-    `following` (None: not among them)."""
+    """JSON from which a page samples at each position, from logits (T, V): log-probabilities of the likeliest tokens,
+    log-sum-exp of the others at each temperature, and the index of the token that follows."""
     log_p = logits.float().log_softmax(-1)
     top = log_p.topk(min(likeliest, log_p.size(-1)))
     rest = log_p.scatter(-1, top.indices, -math.inf)
@@ -133,15 +127,13 @@ def distributions(
 
 
 def prompts(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """Return the beginnings of a text given as `tokens`: for each token, the text up to and including it, without a
-    beginning-of-text token."""
+    """For each token, the text up to it, without a beginning-of-text token."""
     first = int(tokens[:1] == [tokenizer.bos_id])
     return [tokenizer.decode(tokens[first : i + 1]) for i in range(len(tokens))]
 
 
 def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
-    """Return two sections of a run's page: {"losses": HTML of the tokens of a paragraph of `text`, shaded by their
-    losses, "losses_about": a sentence about these losses}."""
+    """Tokens of a paragraph, shaded by their losses, and a sentence about them."""
     most = min(PARAGRAPH, model.config.context_length)
     tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))[:most]
     nats = -logprobs(model, np.array([tokens]))[0]
@@ -162,11 +154,7 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
 
 
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """Return the first complete sentences of one paragraph of a text, at most `most` tokens in total, for the pictures
-    of a run's page.
-
-    A text of at most `most` tokens is returned unchanged. If no sentences fit, the text is cut at white space.
-    """
+    """The first complete sentences of one paragraph, at most `most` tokens; if none fit, cut at white space."""
     count = lambda part: len(tokenizer.begin(tokenizer.encode(part)))
     text = text[: 64 * TOKENS]
     if count(text) <= most:
@@ -186,8 +174,7 @@ def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Yield the index after each sentence end in a text. An abbreviation ends a sentence only at the end of the text; a
-    full stop inside parentheses ends none."""
+    """Index after each sentence. An abbreviation ends one only at the end; a full stop in parentheses ends none."""
     for match in SENTENCE_END.finditer(text):
         end = match.end()
         abbreviated = end < len(text) and ABBREVIATION.search(text[max(0, match.start() - 6) : match.start()])
@@ -197,14 +184,12 @@ def sentence_ends(text: str) -> Iterator[int]:
 
 
 def packed(weights: Tensor) -> str:
-    """Encode attention weights (H, T, T) for the script of a run's page as base64 of one byte each, 255 for a weight of
-    1."""
+    """Weights (H, T, T) as base64 of one byte each, 255 for 1."""
     return base64.b64encode((weights.float() * 255).round().byte().cpu().numpy().tobytes()).decode()
 
 
 def next_article(before: str, rows: Sequence[tuple[str, float, bool]]) -> str:
-    """Return an HTML article with the likeliest next tokens after the text `before`. Each row is (token, probability,
-    whether it is the actual next token)."""
+    """Rows are (token, probability, whether it is the actual next token)."""
     items = ""
     for piece, p, true in rows:
         share = f"{p:.1%}".replace("%", " %") if p >= 0.001 else f"1 in {1 / max(p, 1e-9):,.0f}"

@@ -16,38 +16,32 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Metrics:
-    """The measurements of a run, the rows of its metrics.jsonl in the order in which they were written, and separately
-    the rows of its rollbacks (returns to an earlier save after a failed step)."""
+    """The rows of a run's metrics.jsonl, and those of its rollbacks."""
 
     rows: list[dict[str, float]]  # finite numbers of each step and each validation
     rollbacks: list[dict[str, Any]]  # each with failed_step, the reason, and the step of the save it returned to
 
     @cached_property
     def steps(self) -> list[dict[str, float]]:
-        """The rows of training steps: {name of a figure, such as step or loss: value}."""
         return [row for row in self.rows if "loss" in row]
 
     @cached_property
     def validations(self) -> list[dict[str, float]]:
-        """The rows of validations: {name of a figure, such as step or validation_loss: value}."""
         return [row for row in self.rows if "validation_loss" in row]
 
     def coordinates(self, steps: Sequence[float] | np.ndarray) -> np.ndarray:
-        """Return the coordinates (3, N) of N training steps of this run on the three horizontal axes of plots: the
-        steps themselves, and the seconds and the tokens of training up to the end of each."""
+        """Coordinates (3, N) of steps on the axes of plots: steps, seconds and tokens of training until then."""
         known, *sums = self.sums
         return np.stack([np.asarray(steps, float), *(np.interp(steps, known, of_axis) for of_axis in sums)])
 
     @cached_property
     def sums(self) -> list[np.ndarray]:
-        """The points between which `coordinates` interpolates: the start of the run and the end of every step, as three
-        arrays: steps, seconds of training so far, and tokens so far."""
+        """Points between which `coordinates` interpolates."""
         seconds, tokens = ([0.0, *(row.get(axis, 0.0) for row in self.steps)] for axis in AXES[1:])
         return [np.array([0.0, *(row["step"] for row in self.steps)]), np.cumsum(seconds), np.cumsum(tokens)]
 
 
 def read_metrics(run: Path) -> Metrics:
-    """Read the metrics of the run in the folder `run`; without metrics.jsonl they are empty."""
     lines = read_lines(run / "metrics.jsonl")
     rollbacks = [{"step": "?", "failed_step": row.get("step")} | row for row in lines if "reason" in row]
     rows = [numbers(row) for row in lines if "reason" not in row]
@@ -58,8 +52,7 @@ def read_metrics(run: Path) -> Metrics:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the JSON objects in the lines of a .jsonl file. Incomplete lines, and lines that are not objects, are
-    skipped."""
+    """Read the objects of a .jsonl file; incomplete lines, and lines that are not objects, are skipped."""
     rows = []
     if path.exists():
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -71,13 +64,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def numbers(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the entries of a row of measurements whose values are finite numbers, without those too large to plot."""
+    """The finite numbers of a row that are not too large to plot."""
     return {key: value for key, value in row.items() if isinstance(value, int | float) and abs(value) < LARGEST}
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """Return the values of a curve smoothed for a plot: the centered moving mean over 2 % of the values; over fewer
-    near the beginning, where losses fall fast."""
+    """Centered moving mean over 2 % of the values, over fewer near the beginning, where losses fall fast."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     index = np.arange(count)
@@ -87,8 +79,7 @@ def smoothed(values: Sequence[float]) -> np.ndarray:
 
 
 def sample(count: int, most: int) -> list[int]:
-    """Choose at most `most` of the indices 0 to `count` - 1, including the first and the last: half evenly spaced, half
-    logarithmically. Used to draw long curves."""
+    """Choose at most `most` of `count` indices, with the first and last: half evenly, half logarithmically."""
     if count <= most:
         return list(range(count))
     even, early = np.linspace(0, count - 1, most // 2), np.geomspace(1, count, most // 2) - 1

@@ -23,8 +23,7 @@ Rows = list[tuple[str, str]]
 
 
 def shown(value: object) -> str | None:
-    """Return the description of an object, such as a model or a run, as HTML for a notebook; None if it cannot be
-    described, such as an incomplete part: the notebook then prints its repr."""
+    """HTML of an object for a notebook; None if it cannot be described, so that the notebook prints its repr."""
     try:
         return html(value)
     except UserError:
@@ -33,15 +32,11 @@ def shown(value: object) -> str | None:
 
 @singledispatch
 def html(value: object) -> str:
-    """Describe an object, such as a model or a run, as HTML tables and pictures for a notebook. This is the
-    single-dispatch function under which one function for each type is registered."""
     raise NotImplementedError(type(value))
 
 
 @html.register
 def of_config(config: DecoderConfig) -> str:
-    """Return an HTML table of a decoder's sizes, parts and parameters, and of the memory of its weights and its
-    cache."""
     count = parameters(config)
     weights = f"{size_of(4 * count)} in fp32, {size_of(2 * count)} in bf16"
     return table("DecoderConfig", [*described(config), ("memory of the weights", weights), cached(config)])
@@ -49,13 +44,10 @@ def of_config(config: DecoderConfig) -> str:
 
 @html.register
 def of_decoder(model: Decoder) -> str:
-    """Return an HTML table of a decoder's parts and parameters, and of the memory that its weights occupy."""
     return table(type(model).__name__, rows_of(model))
 
 
 def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
-    """Return the HTML table of a LanguageModel, given its decoder and tokenizer; None if the decoder cannot be
-    described."""
     vocabulary = "none" if tokenizer is None else f"{tokenizer.vocab_size:,} tokens"
     try:
         return table("LanguageModel", [*rows_of(model), ("tokenizer", vocabulary)])
@@ -65,7 +57,6 @@ def of_model(model: Decoder, tokenizer: Tokenizer | None) -> str | None:
 
 @html.register
 def of_figures(figures: Figures) -> str:
-    """Return an HTML table of the figures of a run or a model: its state, losses, tokens and times."""
     steps = f" of {figures.steps:,}" if figures.steps else ""
     values = {
         "state": figures.state,
@@ -82,24 +73,20 @@ def of_figures(figures: Figures) -> str:
 
 @html.register
 def of_record(record: Record) -> str:
-    """Return an HTML table of the figures in the folder of a model or a run, followed by the picture of the loss curve
-    if it is a run."""
     drawn = of_figures(record.figures())
     if record.metrics.steps:
         guesses = record.guesses(find(f"{record.folder}/")[1].vocab_size)
+        # an image, so that its styles do not affect the notebook
         drawn += boxed(loss_svg(record.metrics, guesses), "Loss by training step")
     return drawn
 
 
 @html.register
 def of_run(run: Run) -> str:
-    """Return the figures and the loss curve of a run up to now, as HTML."""
     return of_record(Record(run.folder))
 
 
 def rows_of(model: Decoder) -> Rows:
-    """Return the table rows (name, value) of a model for a notebook: its parts, its parameters, the device and dtype of
-    its weights, and the memory of its KV cache."""
     tensors = {id(one): one for one in (*model.parameters(), *model.buffers())}.values()
     dtypes = dict.fromkeys(str(one.dtype).removeprefix("torch.") for one in model.parameters())
     trained = sum(one.numel() for one in model.parameters() if one.requires_grad)
@@ -109,25 +96,21 @@ def rows_of(model: Decoder) -> Rows:
 
 
 def described(config: DecoderConfig) -> Rows:
-    """Return the table rows (name, value) of a decoder's parts and number of parameters."""
     count, active = parameters(config), active_parameters(config)
     used = f", of which a token uses {active:,}" if active < count else ""
     return [*describe_parts(config), ("parameters", f"{count:,}{used}")]
 
 
 def cached(config: DecoderConfig) -> tuple[str, str]:
-    """Return the table row (name, value) for the bytes of KV cache per token."""
     return "memory of the cache", f"{size_of(cache_bytes_per_token(config))} per token, in 16 bits"
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Return the bytes of a tensor's elements."""
     return tensor.numel() * tensor.element_size()
 
 
 def table(title: str, rows: Iterable[tuple[str, str]]) -> str:
-    """Return rows (name, value) as an HTML table with a title. Cells are left-aligned by an explicit style, since
-    notebooks align to the right by default."""
+    # notebooks align to the right by default
     left = 'style="text-align:left"'
     body = "".join(f"<tr><th {left}>{visible(name)}</th><td {left}>{visible(what)}</td></tr>" for name, what in rows)
     return f'<div style="overflow-x:auto"><b>{visible(title)}</b><table>{body}</table></div>'

@@ -16,8 +16,8 @@ NEAREST = 2  # models that stand beside a figure
 
 
 @dataclass(frozen=True)
-class Published:
-    """A published result of a well-known model, such as GPT-2's score at a task, with its source."""
+class PublishedResult:
+    """A published result of a well-known model."""
 
     model: str
     parameters: int
@@ -49,25 +49,24 @@ PYTHIA_SIZES = {
 }
 
 
-def figures() -> Iterator[Published]:
-    """Yield all published results of well-known models that this module lists."""
+def figures() -> Iterator[PublishedResult]:
     for model, (size, core, *scores) in GPT2.items():
         source = NANOCHAT + "dev/estimate_gpt3_core.ipynb"
-        yield Published(model, size, CORE, "CORE", "centered", 0, core, source)
+        yield PublishedResult(model, size, CORE, "CORE", "centered", 0, core, source)
         for (task, examples), score in zip(CORE_TASKS.items(), scores, strict=True):
-            yield Published(model, size, CORE, task, "acc", examples, score, source)
-        yield Published(model, size, "a text", "enwik8", "bits per byte", 0, ENWIK8[model], GPT2_PAPER)
+            yield PublishedResult(model, size, CORE, task, "acc", examples, score, source)
+        yield PublishedResult(model, size, "a text", "enwik8", "bits per byte", 0, ENWIK8[model], GPT2_PAPER)
     readme = "https://github.com/karpathy/nanochat, README of October 2025"
-    yield Published("nanochat d20", 561_000_000, CORE, "CORE", "centered", 0, 0.2219, readme)
+    yield PublishedResult("nanochat d20", 561_000_000, CORE, "CORE", "centered", 0, 0.2219, readme)
     for name, (size, *scores, challenge) in PYTHIA_SIZES.items():
         model, source = f"Pythia {name}", f"{PYTHIA}pythia-{name}/zero-shot/{name}_step143000.json"
         for task, score in zip(PYTHIA_TASKS, scores, strict=True):
-            yield Published(model, size, HARNESS, task, "acc", 0, score, source)
-        yield Published(model, size, HARNESS, "arc_challenge", "acc_norm", 0, challenge, source)
+            yield PublishedResult(model, size, HARNESS, task, "acc", 0, score, source)
+        yield PublishedResult(model, size, HARNESS, "arc_challenge", "acc_norm", 0, challenge, source)
 
 
-def nearest(parameters: int, suite: str, task: str, metric: str, examples: int) -> list[Published]:
-    """Return published results of the models nearest to `parameters` in size, the nearest first, for the same task,
-    metric and number of solved examples in the prompt, measured by the same `suite` of benchmarks."""
+def nearest(parameters: int, suite: str, task: str, metric: str, examples: int) -> list[PublishedResult]:
+    """Results of the models nearest in size, for the same task, metric and number of examples."""
+    # suites have other rules for a task: for piqa, one compares sums of log-probabilities, another means over tokens
     same = [f for f in figures() if (f.suite, f.task, f.metric, f.examples) == (suite, task, metric, examples)]
     return sorted(same, key=lambda figure: abs(log(figure.parameters / max(1, parameters))))[:NEAREST]

@@ -17,7 +17,7 @@ from onward.base.fields import text
 from onward.base.files import read_json
 from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, Experts, each
-from onward.planning.fits import Run
+from onward.planning.fits import RunPoint
 from onward.reports.runs.metrics import Metrics, numbers, read_lines, read_metrics
 from onward.reports.runs.scores import TaskScore, read_scores
 from onward.training.finetuning.config import config_class
@@ -56,23 +56,20 @@ class Record(Shown):
 
     @cached_property
     def metrics(self) -> Metrics:
-        """The measurements of the run in metrics.jsonl."""
         return read_metrics(self.folder)
 
     @cached_property
     def samples(self) -> list[dict[str, Any]]:
-        """The rows of samples.jsonl: step, prompt, text and, of completions that were rewarded, the reward and the
-        score of each of its terms."""
+        """Rows: step, prompt, text and, of completions that were rewarded, the reward and its terms."""
         return read_lines(self.folder / "samples.jsonl")
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """The options of the run, in run.json."""
         return read_table(self.folder / "run.json")
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of the user's modules that the run imports; empty if run.json cannot be read."""
+        """The user's modules that the run imports."""
         try:
             return fields.build(config_class(self.options), self.options).modules
         except UserError:
@@ -80,14 +77,12 @@ class Record(Shown):
 
     @cached_property
     def data(self) -> dict[str, Any]:
-        """The description of the run's training data in data.json (sources, and counts of documents, tokens and bytes),
-        without the options with which it was prepared."""
+        """Sources, and counts of documents, tokens and bytes, without the options of the preparation."""
         return {k: v for k, v in read_table(self.folder / "data/data.json").items() if k != "settings"}
 
     @property
     def quantization(self) -> str:
-        """A sentence on the quantization error of the base model that a fine-tuning run quantized; "" for any other
-        run."""
+        """A sentence on the error of a quantized base; "" for other runs."""
         known = read_table(self.folder / "inputs.json").get("quantization")
         try:
             return str(fields.build(QuantizationError, known)) if known else ""
@@ -96,45 +91,41 @@ class Record(Shown):
 
     @property
     def notes(self) -> list[str]:
-        """Sentences on the examples of a fine-tuning run: their shapes, and how many were cut or left out."""
+        """Sentences on the shapes of examples, and on how many were cut or left out."""
         known = read_table(self.folder / "inputs.json").get("notes")
         return [str(note) for note in known] if isinstance(known, list) else []
 
     @cached_property
     def scores(self) -> list[TaskScore]:
-        """The stored scores of the model at benchmark tasks, measured after its last training step."""
+        """Stored scores at benchmark tasks, measured after the last training step."""
         steps = self.metrics.steps
         return read_scores(self.folder, int(steps[-1]["step"]) if steps else 0)
 
     @cached_property
     def result(self) -> dict[str, float]:
-        """The figures of the final evaluation, by name."""
         return numbers(read_table(self.folder / "result.json"))
 
     @property
     def method(self) -> str:
-        """The fine-tuning method, such as "dpo"; "sft" if the loss is a cross-entropy of tokens, also in
-        pre-training."""
+        """The fine-tuning method; "sft" if the loss is a cross-entropy of tokens, also in pre-training."""
         method = self.options.get("method")
         return str(method.get("kind")) if isinstance(method, dict) else "sft"
 
     def guesses(self, vocab_size: int) -> int:
-        """Return `vocab_size` if the run's loss is a cross-entropy of tokens, else 0: the number of equally likely
-        tokens whose loss a plot marks as that of a uniform guess."""
+        """`vocab_size`, for the line of a uniform guess, if the loss is a cross-entropy of tokens; else 0."""
         return vocab_size if self.method == "sft" else 0
 
     @property
     def state(self) -> State:
-        """The state of the folder: "running", "stopped", "finished" (trained and evaluated) or "no run"."""
         if not (self.folder / "run.json").exists():
             return "no run"
         if (self.folder / "result.json").exists():
             return "finished"
-        return "running" if is_running(self.folder) else "stopped"
+        return "running" if is_running(self.folder) else "stopped"  # by a lock, which ends with its process
 
     @property
     def parameters(self) -> int | None:
-        """The number of parameters, by the shapes in model.safetensors; None without the file."""
+        """The number of parameters, by the shapes in model.safetensors."""
         try:
             with safe_open(self.folder / "model.safetensors", framework="np") as file:
                 return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
@@ -142,7 +133,6 @@ class Record(Shown):
             return None
 
     def figures(self) -> Figures:
-        """Return the figures of the run or the model in the folder, such as its loss and number of tokens."""
         steps, final, validations = self.metrics.steps, self.result, self.metrics.validations
         last = validations[-1] if validations else {}
         loss = final.get("loss", last.get("validation_loss"))
@@ -166,7 +156,7 @@ class Record(Shown):
 
     @property
     def when(self) -> str:
-        """The local time of the last change in the folder, as 2026-11-22 14:05; "" for an empty folder."""
+        """Local time of the last change, as 2026-11-22 14:05."""
         times = [path.stat().st_mtime for name in DATED if (path := self.folder / name).exists()]
         return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else ""
 
@@ -179,16 +169,15 @@ def find_runs(folder: Path) -> list[Path]:
     return sorted(run for run in folders if not any(part.startswith(".") for part in run.relative_to(folder).parts))
 
 
-def finished_runs(folder: Path) -> list[Run]:
-    """Return the model sizes, training tokens and final losses of the runs in a folder, the data to which scaling laws
-    are fitted. Runs without recorded sizes and losses are skipped."""
+def finished_runs(folder: Path) -> list[RunPoint]:
+    """Sizes, tokens and losses of the runs in a folder, the data of scaling laws; others are skipped."""
     figures = (Record(run).figures() for run in find_runs(folder))
     known = ((run.parameters, run.tokens, run.validation_loss) for run in figures)
-    return [Run(size, tokens, loss) for size, tokens, loss in known if size and loss]
+    return [RunPoint(size, tokens, loss) for size, tokens, loss in known if size and loss]
 
 
 def read_table(path: Path) -> dict[str, Any]:
-    """Read the JSON object in a file as a dict; empty if the file is missing or damaged."""
+    """The JSON object in a file; empty if the file is missing or damaged."""
     try:
         return read_json(path)
     except UserError:
@@ -196,12 +185,8 @@ def read_table(path: Path) -> dict[str, Any]:
 
 
 def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
-    """Return (name, value, meaning) for each option of a run that had an effect on it, from `options`, the content of
-    its run.json; `model` is the config of the run's model, on which some values depend.
-
-    Empty options, and an `auto` that was never resolved, are left out. A special value (0, none, "") is replaced by the
-    value it stands for. Fields of the model are left out: the page describes the model itself.
-    """
+    """(name, value, meaning) for each option that had an effect, from run.json. A special value (0, none, "") is
+    replaced by the value it stands for; the page describes the model's fields itself."""
     try:
         config = fields.build(config_class(options), options)
     except UserError:
@@ -221,8 +206,7 @@ def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[
 
 
 def in_words(value: Any, meaning: str) -> str:
-    """Return the value of an option as text. A special value (0, none, "", ()) is replaced by its explanation in
-    `meaning`, the option's help text, such as "all" in "...; 0: all"."""
+    """The value of an option; a special value (0, none, "", ()) is replaced by its explanation in the help text."""
     name = "none" if value is None else "0" if value == 0 else r'(?:""|\(\))'
     if not value and value is not False and (explained := search(f"; {name}: ([^;]*)", meaning)):
         return explained[1]
@@ -230,8 +214,7 @@ def in_words(value: Any, meaning: str) -> str:
 
 
 def leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (dotted name, value) for each value that is not a dict or a list, from nested dicts and lists, such as
-    ("model.n_layers", 6). `name` is the prefix of the names."""
+    """Dotted name and value of each leaf, such as ("model.n_layers", 6)."""
     if isinstance(value, Mapping | list) and value:
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:

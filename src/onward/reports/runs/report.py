@@ -43,11 +43,8 @@ LOSS = (
 def write_report(
     page: Path, record: Record, model: Decoder, tokenizer: Tokenizer | None, text: str, other: Record | None = None
 ) -> Figures:
-    """Write the HTML page of a run or a model as the file `page`, and return the figures on it.
-
-    `record` has the records in the folder of the run. The page shows the model reading the first sentences of `text`,
-    and draws the curves of another run `other` over those of `record`. Sections without records are left out.
-    """
+    """Write the page of a run or a model, which reads the first sentences of `text`; curves of `other` are drawn over
+    those of `record`. Sections without records are left out."""
     metrics, samples, vocab_size = record.metrics, record.samples, model.config.vocab_size
     figures = replace(record.figures(), parameters=sum(p.numel() for p in model.parameters()))
     others = (None, "") if other is None else (other.metrics, other.folder.name)
@@ -77,8 +74,7 @@ def write_report(
 
 
 def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
-    """Return the sections at the top of a run's page, as {name: HTML}: lead, notice, tiles of figures, a sentence on
-    two losses that differ, and facts."""
+    """Lead, notice, tiles of figures, a sentence on two losses that differ, and facts."""
     f, last = figures, record.metrics.validations[-1:]
     extent = "a part of" if record.options.get("evaluation_tokens") else "the whole"
     on = f"on {extent} validation text" if "loss" in record.result else f"at step {last[0]['step']:,}" if last else ""
@@ -126,8 +122,6 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
 
 
 def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | None) -> str:
-    """Return the HTML of the report card (scores, published results, limits) on a run's page; "" for a model without a
-    run."""
     card = report_card(record, config, tokenizer)
     items = lambda texts: "".join(f"<li>{visible(text)}</li>" for text in texts)
     parts = []
@@ -143,8 +137,7 @@ def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | N
 
 
 def why_they_differ(record: Record) -> str:
-    """Return a sentence that explains why the last point of a run's validation curve differs from its final validation
-    loss; "" if both are equal."""
+    """Explain why the last point of the validation curve is not the final validation loss."""
     final = record.result
     for last in record.metrics.validations[-1:] if "loss" in final else ():
         if f"{last['validation_loss']:.4f}" != f"{final['loss']:.4f}":
@@ -158,11 +151,9 @@ def why_they_differ(record: Record) -> str:
 
 
 def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
-    """Return HTML that shows the figures of two runs, `record` and `other`, side by side, and the options and parts in
-    which they differ. `figures` and `config` are those of the first run. Raises a UserError if the run `other` has no
-    steps."""
+    """Figures of two runs side by side, and the options and parts that differ."""
     if not other.metrics.steps:
-        raise UserError(f"{other.folder} has no steps on record to compare with: name the folder of a run")
+        raise UserError(f"Cannot compare with {other.folder}, which has no steps on record: name the folder of a run")
     theirs = find(f"{other.folder}/")[1]
     both = [figures, other.figures()]
     shown: dict[str, list[Any]] = {
@@ -192,7 +183,6 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
 
 
 def tables(record: Record, config: DecoderConfig) -> str:
-    """Return the options, the model, the data and the final evaluation of a run as HTML tables that open on a click."""
     facts = [(fact.what, in_text(fact.value), fact.meaning) for fact in describe(config)]
     return (
         details("The options of the run, with the values in effect", options_in_effect(record.options, config))
@@ -203,8 +193,7 @@ def tables(record: Record, config: DecoderConfig) -> str:
 
 
 def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
-    """Return table rows about the training data of a run: (name, documents, tokens, bytes) for each source in `data`,
-    the content of data.json, then a row for each filter with the number of documents that it dropped."""
+    """(name, documents, tokens, bytes) for each source in data.json, then the documents that each filter dropped."""
     sources, report = data.get("sources"), data.get("report")
     named = [one for one in sources if isinstance(one, Mapping)] if isinstance(sources, list) else []
     rows = [[str(one.get("name", "?")), *(source_line(one.get(name)) for name in COUNTS)] for one in named]
@@ -215,8 +204,6 @@ def data_rows(data: Mapping[str, Any]) -> list[list[str]]:
 
 
 def rollbacks(metrics: Metrics) -> str:
-    """Return an HTML list with a sentence for each rollback of the run to an earlier save: the failed step, the reason,
-    and the step from which the run continued; "" without any."""
     items = ""
     for row in metrics.rollbacks[:ROLLBACKS]:
         sentence = f"Step {row['failed_step']:,} failed ({row['reason']}): the run went back to step {row['step']}"
@@ -227,8 +214,6 @@ def rollbacks(metrics: Metrics) -> str:
 
 
 def sample_article(row: Mapping[str, Any]) -> str:
-    """Return the HTML of one sample, a row of samples.jsonl: the prompt and the continuation that the model generated
-    at a step."""
     prompt, text = (visible(str(row.get(key, ""))[:SAMPLE_LENGTH]) for key in ("prompt", "text"))
     step = visible(str(row.get("step", "?")))
     step += f", reward {row['reward']:.3g}" if isinstance(row.get("reward"), float) else ""

@@ -7,7 +7,7 @@ from onward.base.fields import decimal
 from onward.config.decoder import DecoderConfig
 from onward.planning.flops import training_flops
 from onward.reports.pictures.plot import short
-from onward.reports.runs.published import Published, nearest
+from onward.reports.runs.published import PublishedResult, nearest
 from onward.reports.runs.record import Figures, Record
 from onward.reports.runs.scores import TaskScore
 from onward.reports.runs.wording import duration, source_line
@@ -20,8 +20,7 @@ PUBLISHED = "model", "parameters", "task", "score"
 
 @dataclass(frozen=True)
 class ReportCard:
-    """The report card of a run as rows and sentences: its data, size, cost and loss, scores at tasks, published
-    results, samples and limits."""
+    """The report card of a run as rows and sentences."""
 
     facts: Sequence[tuple[str, str]] = ()  # name and value
     scores: Sequence[tuple[str, ...]] = ()  # rows with the columns SCORES
@@ -32,7 +31,7 @@ class ReportCard:
 
 
 def report_card(record: Record, config: DecoderConfig, tokenizer: Tokenizer | None) -> ReportCard:
-    """Return the report card of a run; for a model without a run, an empty card."""
+    """The report card of a run; empty for a model without one."""
     if not record.options:
         return ReportCard()
     figures = record.figures()
@@ -48,8 +47,6 @@ def report_card(record: Record, config: DecoderConfig, tokenizer: Tokenizer | No
 
 
 def facts(record: Record, figures: Figures, config: DecoderConfig) -> Iterator[tuple[str, str]]:
-    """Yield (name, value) for a run's report card: its data, size, cost and loss; the value is "" if there is no
-    record."""
     f, sources = figures, record.data.get("sources") or record.options.get("sources")
     yield "data", source_line(sources)
     layers = f"{config.n_layers} layers of width {config.d_model:,}, context of {config.context_length:,} tokens"
@@ -66,8 +63,7 @@ def facts(record: Record, figures: Figures, config: DecoderConfig) -> Iterator[t
 
 
 def computation(record: Record, config: DecoderConfig) -> str:
-    """Return the floating-point operations of a pre-training run as text for its report card; "" for a fine-tuning run
-    or a run without steps."""
+    """Operations of a pre-training run; "" for other runs."""
     tokens = record.figures().tokens
     if not tokens or "method" in record.options:
         return ""
@@ -75,7 +71,6 @@ def computation(record: Record, config: DecoderConfig) -> str:
 
 
 def score_row(score: TaskScore) -> tuple[str, ...]:
-    """Return the score at a task as the cells of a row in the report card's table of scores."""
     error = "" if score.error is None else f" ± {score.error:.3f}"
     chance = "" if score.chance is None else f"{score.chance:.3f}"
     metric = "" if score.metric == "acc" else f", {score.metric}"
@@ -83,9 +78,8 @@ def score_row(score: TaskScore) -> tuple[str, ...]:
     return score.task, f"{score.score:.3f}{error}", chance, f"{score.examples}", questions, f"{score.suite}{metric}"
 
 
-def published(figures: Figures, scores: Sequence[TaskScore]) -> list[Published]:
-    """Return published results to print beside the scores of a model: those of the models nearest in size, on the tasks
-    of `scores`, measured in the same way, and, if the run has bits per byte, those models' bits per byte on enwik8."""
+def published(figures: Figures, scores: Sequence[TaskScore]) -> list[PublishedResult]:
+    """Results of the models nearest in size at the same tasks and, beside bits per byte, theirs on enwik8."""
     if not figures.parameters:
         return []
     wanted = [(one.suite, one.task, one.metric, one.examples) for one in scores]
@@ -94,19 +88,17 @@ def published(figures: Figures, scores: Sequence[TaskScore]) -> list[Published]:
     return [figure for one in wanted for figure in nearest(figures.parameters, *one)]
 
 
-def published_row(figure: Published) -> tuple[str, ...]:
-    """Return a published result as the cells of a row in the report card's table of published results."""
+def published_row(figure: PublishedResult) -> tuple[str, ...]:
     score = f"{figure.score:.3f}" if figure.suite != "a text" else f"{figure.score:.2f} {figure.metric}"
     return figure.model, short(figure.parameters), figure.task, score
 
 
 def samples(record: Record) -> list[dict[str, object]]:
-    """Return the newest sampled texts of a run, rows of its samples.jsonl."""
     return record.samples[-SAMPLES:]
 
 
 def limits(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Yield sentences for the report card on what the model of a run cannot do, as far as the records show it."""
+    """Sentences on what the model cannot do, as far as the records show it."""
     guessed = [score.task for score in record.scores if score.shown is False]
     if guessed:
         yield f"Its scores are not above guessing by two standard errors on: {'; '.join(guessed)}."

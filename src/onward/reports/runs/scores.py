@@ -39,16 +39,14 @@ class TaskScore:
 
     @property
     def shown(self) -> bool | None:
-        """Whether the score exceeds guessing by more than two standard errors; None if the error or the score of
-        guessing is not known."""
+        """Whether the score exceeds guessing by more than two standard errors."""
         if self.error is None or self.chance is None:
             return None
         return self.score > self.chance + 2 * self.error
 
 
 def scores_of(tasks: Sequence[Task], results: Sequence[TaskResult], step: int) -> list[TaskScore]:
-    """Convert the `results` of evaluating a model on `tasks` to scores that a run folder stores, for the model after
-    training step `step`; if all tasks of the CORE benchmark are among them, add their mean."""
+    """Scores to store, with the mean of CORE if all of its tasks are among them."""
     from onward.evaluation.tasks.core import Core, core_metric, entries
 
     core = {task.label: task for task in tasks if isinstance(task, Core)}
@@ -74,15 +72,13 @@ def scores_of(tasks: Sequence[Task], results: Sequence[TaskResult], step: int) -
 
 
 def keep_scores(run: Path, rows: Iterable[TaskScore]) -> None:
-    """Append scores to the file of stored scores in the run folder."""
     journal = Journal(run / FILE)
     for row in rows:
         journal.write(fields.plain(row))
 
 
 def read_scores(run: Path, step: int) -> list[TaskScore]:
-    """Read the scores in a run folder of the model after training step `step`: the newest for each task, in the order
-    in which they were measured. Lines of another form are skipped."""
+    """The newest score of each task after training step `step`; lines of another form are skipped."""
     scores: dict[tuple[Any, ...], TaskScore] = {}
     for row in read_lines(run / FILE):
         score = score_of(row)
@@ -94,8 +90,6 @@ def read_scores(run: Path, step: int) -> list[TaskScore]:
 
 
 def score_of(row: Mapping[str, Any]) -> TaskScore | None:
-    """Return the score in `row`, the JSON object of a line in the file of stored scores; None if it has another
-    form."""
     try:
         return fields.build(TaskScore, row)
     except UserError:

@@ -27,8 +27,7 @@ NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of one variant, a configuration among those that `onward compare` or `onward sweep` trains: a value
-    of the measure, such as the validation loss, for each seed, and their mean difference from the first variant."""
+    """The figures of one variant: the measure for each seed, and the mean difference from the first variant."""
 
     name: str
     values: list[float]  # value of the measure in each run; empty if a run diverged
@@ -40,17 +39,15 @@ class Result:
 
     @property
     def mean(self) -> float:
-        """The mean of the measure over the seeds; infinite if a run diverged."""
+        """Infinite if a run diverged."""
         return fmean(self.values) if self.values else math.inf
 
     @property
     def spread(self) -> float | None:
-        """The standard deviation of the measure over the seeds; None for a single seed."""
+        """Standard deviation over the seeds."""
         return stdev(self.values) if len(self.values) > 1 else None
 
     def verdict(self, first: Result) -> str:
-        """Return words that say how this variant compares with the variant `first`, such as better, worse or within
-        noise."""
         if self is first:
             return "baseline of the others"
         if not self.values or not first.values:
@@ -64,18 +61,15 @@ class Result:
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
-    """Compute the figures of each variant for `measure` ("loss" or "bits_per_byte") from its `Outcome`, the result of
-    its runs with different seeds.
-
-    Differences from the first variant are paired by seed. Their confidence intervals hold jointly with LEVEL: with n
-    differences, each interval has level 1 - (1 - LEVEL) / n (Bonferroni).
-    """
+    """Differences from the first variant are paired by seed. Their intervals hold jointly with LEVEL: each of n has
+    level 1 - (1 - LEVEL) / n (Bonferroni)."""
     base = outcomes[0].values(measure)
     level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
     result = []
     for outcome in outcomes:
         runs = [Record(run).figures() for run in outcome.runs]
         values = outcome.values(measure)
+        # a seed fixes the order of the windows, so that much of the noise cancels in a difference
         paired = paired_difference(values, base, level) if values and base and outcome is not outcomes[0] else None
         seconds = fmean(run.seconds or 0.0 for run in runs)
         result.append(
@@ -85,8 +79,6 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
 
 
 def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
-    """Return a variant's result as a row of the table that `onward compare` prints, as {column: text}; `first` is the
-    variant that it is compared with, and `measure` ("loss" or "bits_per_byte") names the column of the mean."""
     return {
         "variant": result.name,
         measure.replace("_", " "): f"{result.mean:.4f}" if result.values else "diverged",
@@ -99,16 +91,14 @@ def row(result: Result, first: Result, measure: Measure) -> dict[str, str]:
 
 
 def plain(result: Result) -> dict[str, Any]:
-    """Return the figures of a variant as a dict of JSON values."""
     difference = result.difference and {**vars(result.difference), "more_than_noise": result.difference.shown}
     mean = result.mean if result.values else None
     return {**vars(result), "mean": mean, "spread": result.spread, "difference": difference}
 
 
 def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
-    """Draw the validation loss or bits per byte (`measure`) of each variant over "tokens" or "seconds" (`axis`): the
-    mean over its runs with different seeds, and their range. `length` says in words how long the runs are, for the
-    caption. Raises a UserError if no run has reached a validation."""
+    """Draw the measure over "tokens" or "seconds": the mean over seeds, and their range; `length` says how long runs
+    are."""
     name = "validation_loss" if measure == "loss" else measure
     lines = {run.variant.name: [curve(Record(folder).metrics, name, axis) for folder in run.runs] for run in outcomes}
     every = [x for runs in lines.values() for x, _ in runs if len(x)]
@@ -127,24 +117,21 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
 
 
 def curve(metrics: Metrics, name: str, axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return two arrays with a point for each validation of a run: the coordinate on `axis`, "tokens" or "seconds", and
-    the value of the figure `name`, such as "validation_loss"."""
+    """Coordinates on `axis`, and values of a figure, of the validations."""
     coordinates = metrics.coordinates([row["step"] for row in metrics.validations])[AXES.index(axis)]
     return coordinates, np.array([row.get(name, np.nan) for row in metrics.validations])
 
 
 @dataclass(frozen=True)
 class Valley:
-    """The results of a sweep, which trains a run for each value of one field of the configuration or each pair of
-    values of two fields; the setting with the least mean is the best one."""
+    """The results of a sweep over the values of one field, or of two."""
 
     field: str
     lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": no such field), by the first's
 
     @classmethod
     def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:
-        """Arrange the results `points` of a sweep by the field values with which they were trained: `grid` has one dict
-        {field: value} per result, all with the same one or two fields."""
+        """`grid` has the field values of each result."""
         first, *second = grid[0]
         lines: dict[str, dict[str, Result]] = {}
         for point, result in zip(grid, points):
@@ -154,23 +141,20 @@ class Valley:
 
     @property
     def numbers(self) -> list[float] | None:
-        """The tried values of the first swept field as numbers; None if a value is not a number."""
         try:
             return [float(value) for value in next(iter(self.lines.values()))]
         except ValueError:
             return None
 
     def best(self) -> tuple[str, str, Result]:
-        """Return the best setting as (value of the second field, value of the first field, result): the result with the
-        least mean. The second value is "" in a sweep of one field."""
+        """(value of the second field, value of the first, result) with the least mean."""
         return min(
             ((line, value, result) for line, values in self.lines.items() for value, result in values.items()),
             key=lambda point: point[2].mean,
         )
 
     def edge(self) -> str:
-        """Return a warning if the best value of the first swept field is the least or the greatest number tried; else
-        ""."""
+        """Warn if the best value of the first field is the least or the greatest number tried."""
         _, value, result = self.best()
         if self.numbers is None or not result.values:
             return ""
@@ -182,9 +166,7 @@ class Valley:
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
-    """Draw the measure ("loss" or "bits_per_byte") over the values of the first swept field, one curve for each value
-    of the second: a curve with the range over seeds, or bars if the values are not numbers. `length` says in words how
-    long the runs are."""
+    """Draw the measure over the first field, one curve per value of the second; bars if values are no numbers."""
     title = f"{UNITS[measure]} after {length}"
     numbers = valley.numbers
     caption = f"Each point is a run of {length}, evaluated on the validation text."

@@ -8,8 +8,7 @@ UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerpri
 
 
 def source_line(value: Any) -> str:
-    """Describe `value`, the record of a run's data sources in JSON, in one line: each source's name and its recorded
-    facts, with shortened hashes."""
+    """Describe recorded data sources in one line, with shortened hashes."""
     if isinstance(value, Mapping):
         shown = {key: source_line(item) for key, item in value.items() if key not in UNSHOWN}
         return ", ".join(item if key == "name" else f"{key} {item}" for key, item in shown.items())
@@ -22,7 +21,7 @@ def source_line(value: Any) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a time in seconds: 0.5 s, 2 min 13 s, 3 h 5 min."""
+    """Seconds in words: 0.5 s, 2 min 13 s, 3 h 5 min."""
     rounded = round(seconds)
     hours, minutes = rounded // 3600, rounded // 60 % 60
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rounded % 60} s" if minutes else f"{seconds:.3g} s"

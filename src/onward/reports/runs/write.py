@@ -33,13 +33,9 @@ def write_reports(
     compare: Path | None = None,
     device: torch.device | str | None = None,
 ) -> Figures:
-    """Write report.html and, for a run, loss.svg and card.md into the folder of a run (running, stopped or
-    finished) or of a model. Return the figures on the page.
-
-    The page shows the model of the newest save reading `text`, by default sentences of the run's validation text. With
-    `out`, only the page is written, to that path. `compare` is the folder of another run, whose curves are drawn too.
-    Raises a UserError if the folder contains no model.
-    """
+    """Write report.html and, for a run, loss.svg and card.md into the folder of a run or model. The newest save reads
+    `text`, by default sentences of the validation text. With `out`, only the page is written, there; curves of the run
+    `compare` are drawn too."""
     model, tokenizer = open_model(folder, device)
     other = None if compare is None else Record(compare)
     figures = write_report(
@@ -52,9 +48,8 @@ def write_reports(
 
 
 def conclude(run: Run) -> dict[str, Any]:
-    """Finish a run after its last step: evaluate it on its validation text within the rest of its time limit, write
-    result.json and the reports, and return the figures by name; {} without a validation text. With several processes,
-    only that of rank 0 writes."""
+    """Evaluate a run after its last step within its time limit, and write result.json and the reports. With several
+    processes, only rank 0 writes."""
     figures = evaluate_run(run, in_time=True)
     if run.processes.rank:
         return figures
@@ -63,21 +58,18 @@ def conclude(run: Run) -> dict[str, Any]:
         model, _ = open_model(run.folder, device)
         results = task_results(run.tasks, model, run.tokenizer, run.config.task_limit)
         keep_scores(run.folder, scores_of(run.tasks, results, run.step))
+    # from result.json, so that page, file and console show the same figures
     write_reports(run.folder, device=device)
     return figures
 
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
-    """Load the model in a folder and, if the folder has one, its tokenizer (else None), onto a device (None: the best
-    one available)."""
     model, _, source = load_with_adapters(folder, device=choose_device(device))
     return model.eval(), source.tokenizer()
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
-    """Return complete sentences near the beginning of a run's validation text or, without one, of its training text,
-    for the page that shows the model reading them. Returns SENTENCE, a fixed text, for a model without a run and if the
-    run's tokens were removed, and "" without a tokenizer."""
+    """Sentences near the beginning of the validation or training text, for the page; SENTENCE if there is none."""
     try:
         inputs = inputs_of(folder)
     except UserError:

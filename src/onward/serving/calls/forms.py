@@ -25,9 +25,9 @@ LOOK_BACK = 32  # tokens at the end of a prompt that may open a block of reasoni
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which models write calls: how an answer is read; texts of which a chat template in this form has one;
-    and how calls are constrained, by the schema of calls that are bare JSON, or by a grammar (rules in Lark's syntax,
-    the first one named `calls`; None if it cannot express the functions' arguments)."""
+    """A form in which models write calls: how an answer is read, the texts that its chat templates have one of, and how
+    calls are constrained: bare JSON by a schema, others by a grammar (rules in Lark's syntax, the first one named
+    `calls`; None if it cannot express the arguments)."""
 
     read: Reader
     signs: tuple[str, ...]
@@ -49,13 +49,12 @@ FORMS = {  # by name; the first one with a sign in the chat template is used, or
 
 
 def call_form_of(template: str) -> str:
-    """Return the name of the form of calls in a chat template, given by its source."""
+    """The form of calls in the source of a chat template."""
     return next((name for name, form in FORMS.items() if any(sign in template for sign in form.signs)), "json")
 
 
 def reasoning_form_of(template: str) -> str:
-    """Return the name of the form of reasoning in a chat template, given by its source: harmony, one of BLOCKS, or
-    none."""
+    """The form of reasoning in the source of a chat template: harmony, one of BLOCKS, or none."""
     if any(sign in template for sign in FORMS[HARMONY].signs):
         return HARMONY
     return next((name for name, block in BLOCKS.items() if block.begin in template or block.end in template), "none")
@@ -63,9 +62,8 @@ def reasoning_form_of(template: str) -> str:
 
 @dataclass(frozen=True)
 class Forms:
-    """How the answers to a request are read: the names of the forms of calls and of reasoning, the functions that may
-    be called, and whether an answer may have several calls. `opened` and `closed` say whether the prompt ends with the
-    beginning of a block of reasoning, or with a whole block."""
+    """How answers to a request are read. `opened` and `closed` say whether the prompt ends with the beginning of a
+    block of reasoning, or with a whole block."""
 
     calls: str
     reasoning: str
@@ -77,12 +75,10 @@ class Forms:
 
     @property
     def block(self) -> Block | None:
-        """The block of reasoning with which an answer may begin."""
         return BLOCKS.get(self.reasoning)
 
     def after(self, prompt: Sequence[int], continued: str = "") -> Forms:
-        """Return how an answer after the prompt with these tokens is read. `continued` is the text of the assistant
-        that the answer continues."""
+        """For an answer after this prompt, which may continue the text of the assistant `continued`."""
         if not self.block:
             return self
         end = self.markers.marked(prompt[-LOOK_BACK:]).rstrip()
@@ -91,7 +87,6 @@ class Forms:
         return replace(self, opened=opened, closed=end.endswith(self.markers.text(self.block.end)))
 
     def reader(self, source: Source) -> Parser[None]:
-        """Return a parser of an answer."""
         if self.calls == HARMONY:
             return read_harmony(source, self.functions, self.markers)
         read = FORMS[self.calls].read if self.functions else read_content
@@ -99,12 +94,9 @@ class Forms:
         return self.block.read(source, self.markers, self.opened, rest) if self.block else rest
 
     def constrained(self, required: bool, schema: Prepared | None = None) -> tuple[Forms, dict[str, Any]]:
-        """Return how a constrained answer is read, and the constraint as fields of GenerationOptions: the answer is
-        calls if they are `required`, else calls or JSON of the schema. Without either, the answer is free.
-
-        A model that reasons does so first, if it wants to: it was trained to, and an answer without its reasoning is
-        worse. The constraint holds for the rest.
-        """
+        """How a constrained answer is read, and the constraint as fields of GenerationOptions: calls if they are
+        `required`, else calls or JSON of the schema. A model that reasons may do so first, as it was trained to; the
+        constraint holds for the rest."""
         if not required and schema is None:
             return self, {}
         form = FORMS[self.calls]
@@ -120,8 +112,7 @@ class Forms:
         return forms, forms.grammar("answer", forms.bare_rule(None if required else schema))
 
     def grammar(self, answer: str, rules: str) -> dict[str, Any]:
-        """Return the grammar of an answer, a symbol of these rules, and of the reasoning before it, as a field of
-        GenerationOptions."""
+        """The grammar of `answer`, a symbol of the rules, and of the reasoning before it."""
         if self.calls == HARMONY:
             answer, rules = f"reasoning? {answer}", rules + harmony_rules(self.markers)
         elif self.block and not self.closed:
@@ -130,8 +121,8 @@ class Forms:
         return {"grammar": f"start: {answer}\n{rules}"}
 
     def bare_rule(self, schema: Prepared | None) -> str:
-        """Return a grammar rule of an answer that is bare JSON: calls or, unless it is None, JSON of the schema. One
-        schema holds both, since a grammar could not tell them apart by their first characters."""
+        """A rule of calls or JSON of the schema. One schema holds both, since a grammar could not tell them apart by
+        their first characters."""
         describe = FORMS[self.calls].schema
         assert describe is not None
         calls = describe(self.functions, self.parallel)
@@ -143,5 +134,4 @@ class Forms:
 
 
 def read_content(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
-    """Read an answer that is content alone."""
     yield from source.until([], "content")

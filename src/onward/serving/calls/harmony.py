@@ -14,9 +14,9 @@ PREFIX = "functions."  # of a recipient
 
 
 def read_harmony(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
-    """Read an answer of messages, `<|channel|>CHANNEL<|message|>text<|end|><|start|>assistant...`: the channel analysis
-    is reasoning; a message to a function, as in `<|channel|>commentary to=functions.NAME
-    <|constrain|>json<|message|>{...}<|call|>`, is a call; all others are content."""
+    """Read messages `<|channel|>CHANNEL<|message|>text<|end|><|start|>assistant...`: the channel analysis is reasoning;
+    a message to a function, as in `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>`,
+    is a call; all others are content."""
     start, channel, body = (markers.text(one) for one in ("<|start|>", "<|channel|>", "<|message|>"))
     ends = [markers.text(one) for one in ("<|end|>", "<|call|>", "<|return|>")]
     constrain, names = markers.text("<|constrain|>"), [function.name for function in functions]
@@ -44,7 +44,7 @@ def read_harmony(source: Source, functions: Sequence[Function], markers: Markers
 
 
 def read_body(source: Source, name: str, ends: Sequence[str]) -> Parser[None]:
-    """Read the message to a function: the arguments of the call, which are empty if there is no text."""
+    """Read the message to a function: the arguments of the call, which are empty without text."""
     yield from source.spaces()
     if (yield from source.peek()) == "{":
         yield from arguments_of(source, name)
@@ -53,7 +53,7 @@ def read_body(source: Source, name: str, ends: Sequence[str]) -> Parser[None]:
 
 
 def harmony_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
-    """Return grammar rules of one call on the channel commentary; it ends the answer."""
+    """One call on the channel commentary, which ends the answer."""
     channel, constrain, body = (markers.symbol(one) for one in ("<|channel|>", "<|constrain|>", "<|message|>"))
     calls = []
     for number, function in enumerate(functions):
@@ -64,7 +64,7 @@ def harmony_grammar(functions: Sequence[Function], parallel: bool, markers: Mark
 
 
 def harmony_rules(markers: Markers) -> str:
-    """Return grammar rules of a message of reasoning, named `reasoning`, and of the header of an answer, `final`."""
+    """Rules of a message of reasoning, `reasoning`, and of the header of an answer, `final`."""
     start, channel, body = (markers.symbol(one) for one in ("<|start|>", "<|channel|>", "<|message|>"))
     symbols, rules = markers.up_to("<|end|>", "thought")
     analysis = f'reasoning: {channel} "analysis" {body} {symbols} {start} "assistant"\n'

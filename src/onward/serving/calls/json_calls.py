@@ -15,9 +15,8 @@ KEYS = frozenset({"name", "type", "id", *ARGUMENTS})  # of a call
 
 
 def json_value(source: Source, kind: Kind | None = None, depth: int = 0) -> Parser[tuple[str, bool]]:
-    """Read a JSON value, whose end is found by its brackets and strings; return its text, and whether it is complete.
-    With `kind`, the text is also passed on as events while it arrives. `depth` is the number of brackets that were
-    opened before."""
+    """Read a JSON value; return its text, and whether it is complete. With `kind`, the text is also passed on as it
+    arrives; `depth` brackets were opened before."""
     yield from source.peek()
     bare = not depth and source.text[:1] not in ("{", "[", '"')  # a number, true, false or null
     read, in_string, escaped = "", False, False
@@ -49,9 +48,8 @@ def json_value(source: Source, kind: Kind | None = None, depth: int = 0) -> Pars
 
 
 def json_call(source: Source, names: Collection[str], lead: str, bare: bool) -> Parser[bool]:
-    """Read a call as a JSON object with a name and arguments (or parameters), which begins the text; return whether it
-    is a call of a tool in `names`. Any other object is content, after the text `lead`. With `bare`, an object that has
-    other keys, or lacks arguments, is no call."""
+    """Read a call as a JSON object, which begins the text; return whether it calls a tool in `names`. Any other object
+    is content, after the text `lead`. With `bare`, an object that has other keys, or lacks arguments, is no call."""
     read, name, arguments = lead + source.take(1), "", None if bare else "null"
     while True:
         read += yield from source.spaces()
@@ -96,7 +94,7 @@ def json_call(source: Source, names: Collection[str], lead: str, bare: bool) -> 
 
 
 def arguments_of(source: Source, name: str) -> Parser[None]:
-    """Read the arguments of a call, a JSON object that begins the text, and pass them on as they arrive."""
+    """Read the arguments of a call, a JSON object that begins the text."""
     yield Event("call", name)
     _, whole = yield from json_value(source, "arguments")
     if whole:
@@ -104,16 +102,15 @@ def arguments_of(source: Source, name: str) -> Parser[None]:
 
 
 def incomplete(source: Source, read: str) -> Parser[bool]:
-    """End a call whose name and arguments have not arrived when the answer ends: it is dropped if the answer was cut at
-    the limit of its length, and content if the model ended it there."""
+    """End a call whose name and arguments have not arrived: dropped if the answer was cut, else content."""
     if not source.cut:
         yield Event("content", read)
     return source.cut
 
 
 def object_of(value: str) -> str:
-    """Return the arguments of a call as the text of a JSON object; "" if they are none. null and an empty text stand
-    for no arguments, and a string holds the text of an object."""
+    """The arguments of a call as a JSON object; "" if they are none. null and an empty text stand for no arguments, and
+    a string holds the text of an object."""
     inner = parsed(value)
     text = inner if isinstance(inner, str) else value
     if value == "null" or inner == "":
@@ -122,7 +119,7 @@ def object_of(value: str) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return the value of a JSON text; None if it is not JSON."""
+    """The value of a JSON text; None if it is not JSON."""
     try:
         return json.loads(text, parse_constant=no_constant)
     except (ValueError, RecursionError):
@@ -130,18 +127,17 @@ def parsed(text: str) -> Any:
 
 
 def no_constant(name: str) -> Any:
-    """Refuse NaN and Infinity, which Python reads and JSON lacks."""
-    raise ValueError(name)
+    raise ValueError(name)  # NaN and Infinity, which Python reads and JSON lacks
 
 
 def could_be(value: str, texts: Collection[str]) -> bool:
-    """Return whether a JSON string that may be cut off is the beginning of one of these texts."""
+    """Whether a JSON string that may be cut off is the beginning of one of these texts."""
     return any(json.dumps(text, ensure_ascii=False).startswith(value) for text in texts)
 
 
 def json_list(source: Source, names: Collection[str], lead: str, bare: bool = False) -> Parser[bool]:
-    """Read calls as JSON objects, in a list or one after another; return whether there are any. Text that is no call is
-    content, after the text `lead`."""
+    """Read calls as JSON objects, in a list or one after another; return whether there are any. Other text is content,
+    after `lead`."""
     listed = called = False
     while True:
         space = yield from source.spaces()
@@ -166,7 +162,7 @@ def json_list(source: Source, names: Collection[str], lead: str, bare: bool = Fa
 
 
 def bare_calls(source: Source, names: Collection[str], marker: str = "") -> Parser[None]:
-    """Read calls as JSON without the marker that usually precedes them, with which an answer may begin."""
+    """Read calls as JSON without the marker that usually precedes them."""
     space = yield from source.spaces()
     if (yield from source.peek()) in ("{", "[") and not (marker and (yield from source.begins(marker))):
         yield from json_list(source, names, space, bare=True)
@@ -175,7 +171,7 @@ def bare_calls(source: Source, names: Collection[str], marker: str = "") -> Pars
 
 
 def read_hermes(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
-    """Read an answer with calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
+    """Read calls as `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`."""
     names = [function.name for function in functions]
     begin, end = markers.text("<tool_call>"), markers.text("</tool_call>")
     while (yield from source.until([begin], "content")):
@@ -184,7 +180,7 @@ def read_hermes(source: Source, functions: Sequence[Function], markers: Markers)
 
 
 def read_llama(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
-    """Read an answer with calls as JSON, at the beginning or after `<|python_tag|>`."""
+    """Read calls as JSON, at the beginning or after `<|python_tag|>`."""
     names, begin = [function.name for function in functions], markers.text("<|python_tag|>")
     yield from bare_calls(source, names, begin)
     while (yield from source.until([begin], "content")):
@@ -192,8 +188,8 @@ def read_llama(source: Source, functions: Sequence[Function], markers: Markers) 
 
 
 def read_mistral(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
-    """Read an answer with calls as `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]` or, in newer models, as
-    `[TOOL_CALLS]name[ARGS]{...}`. A list may lack the marker."""
+    """Read calls as `[TOOL_CALLS] [{"name": ..., "arguments": {...}}]`, where the marker may be missing, or in newer
+    models as `[TOOL_CALLS]name[ARGS]{...}`."""
     names = [function.name for function in functions]
     begin, identity, middle = (markers.text(one) for one in ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"))
     yield from bare_calls(source, names, begin)
@@ -218,13 +214,12 @@ def read_mistral(source: Source, functions: Sequence[Function], markers: Markers
 
 
 def read_json(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
-    """Read an answer that is JSON, a call or a list of calls, or content."""
     yield from bare_calls(source, [function.name for function in functions])
     yield from source.until([], "content")
 
 
 def json_rules(functions: Sequence[Function]) -> str:
-    """Return grammar rules of one call as JSON, named `call`, and of white space, SPACE."""
+    """Rules of one call as JSON, `call`, and of white space, SPACE."""
     rules = ["SPACE: /[ \\n]/\n"]
     for number, function in enumerate(functions):
         name, key = quoted(quoted(function.name)), quoted('"arguments":')
@@ -234,25 +229,22 @@ def json_rules(functions: Sequence[Function]) -> str:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a literal of a grammar."""
+    """A text as a literal of a grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def hermes_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
-    """Return grammar rules of calls between `<tool_call>` and `</tool_call>`."""
     begin, end = markers.symbol("<tool_call>"), markers.symbol("</tool_call>")
     more = " (SPACE? one)*" if parallel else ""
     return f"calls: one{more}\none: {begin} SPACE? call SPACE? {end}\n" + json_rules(functions)
 
 
 def mistral_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
-    """Return grammar rules of a list of calls after `[TOOL_CALLS]`."""
     more = ' ("," SPACE? call)*' if parallel else ""
     return f'calls: {markers.symbol("[TOOL_CALLS]")} SPACE? "[" call{more} "]"\n' + json_rules(functions)
 
 
 def named_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
-    """Return grammar rules of calls as `[TOOL_CALLS]name[ARGS]{...}`."""
     begin, middle = markers.symbol("[TOOL_CALLS]"), markers.symbol("[ARGS]")
     calls = [f"{begin} {quoted(one.name)} {middle} arguments_{number}" for number, one in enumerate(functions)]
     rules = "".join(arguments_rule(function, number) for number, function in enumerate(functions))
@@ -260,12 +252,10 @@ def named_grammar(functions: Sequence[Function], parallel: bool, markers: Marker
 
 
 def llama_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:
-    """Return the JSON schema of one call as Llama 3.1 writes it, without a marker; it makes one call at a time."""
-    return calls_schema(functions, "parameters")
+    return calls_schema(functions, "parameters")  # without a marker, Llama 3.1 makes one call at a time
 
 
 def json_schema(functions: Sequence[Function], parallel: bool) -> dict[str, Any]:
-    """Return the JSON schema of a list of calls."""
     call = calls_schema(functions, "arguments")
     items = {"type": "array", "minItems": 1, "items": {"anyOf": call["anyOf"]}, "$defs": call["$defs"]}
     return items if parallel else items | {"maxItems": 1}

@@ -10,8 +10,6 @@ from onward.serving.calls.source import Event, Parser, Source
 
 @dataclass(frozen=True)
 class Block:
-    """The markers of a block of reasoning, with which an answer may begin."""
-
     begin: str
     end: str
 
@@ -25,7 +23,7 @@ class Block:
         yield from rest
 
     def grammar(self, markers: Markers, opened: bool) -> str:
-        """Return grammar rules named `reasoning` of a block or, if the prompt has `opened` it, the rest of one."""
+        """Rules named `reasoning` of a block or, if the prompt has `opened` it, the rest of one."""
         symbols, rules = markers.up_to(self.end, "thought")
         begin = "" if opened else markers.symbol(self.begin)
         return f"reasoning: {begin} {symbols} /\\n{{0,2}}/\n{rules}"

@@ -14,15 +14,13 @@ TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: 
 
 @dataclass(frozen=True)
 class Function:
-    """A function that the model may call: its name, description and parameters, as the request gives them and as chat
-    templates read them. `field` names the tool in errors."""
+    """A function as the request gives it and as chat templates read it; `field` names it in errors."""
 
     given: Mapping[str, Any]
     field: str = "tools"
 
     @property
     def name(self) -> str:
-        """The name of the function."""
         name: str = self.given["name"]
         return name
 
@@ -33,18 +31,16 @@ class Function:
 
     @property
     def arguments(self) -> Prepared:
-        """The JSON schema of the arguments, ready to constrain them."""
         return prepared(self.parameters, f"{self.field}.parameters")
 
 
 def arguments_rule(function: Function, number: int) -> str:
-    """Return a grammar rule for the arguments of the function with this number."""
     return f"arguments_{number}: {rule(function.arguments.schema)}\n"
 
 
 def calls_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
-    """Return the JSON schema of a call as an object with a name and, under `key`, arguments. The schema of each
-    function's arguments is a definition, in which it is its own root."""
+    """JSON schema of a call with a name and, under `key`, arguments. Each function's arguments are a definition, in
+    which their schema is its own root."""
     calls, definitions = [], {}
     for number, function in enumerate(functions):
         definitions[f"arguments_{number}"] = moved(function.arguments.schema, f"arguments_{number}")
@@ -56,7 +52,7 @@ def calls_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
 
 
 def moved(value: Any, name: str) -> Any:
-    """Return a schema in which the references to the root refer to the definition with this name."""
+    # references to the root refer to the definition with this name
     if isinstance(value, Mapping):
         return {
             key: f"#/$defs/{name}{inner[1:]}" if key == "$ref" and str(inner).startswith("#") else moved(inner, name)
@@ -66,7 +62,7 @@ def moved(value: Any, name: str) -> Any:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema, or the one in `root` to which its `$ref` points; {} if it is no schema."""
+    """The schema, or the one in `root` to which its `$ref` points; {} if it is no schema."""
     for _ in range(8):  # references to references
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break
@@ -78,8 +74,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]:
-    """Return the types of the values that a schema allows, as far as it says; an empty set if it does not. `root` is
-    the schema that contains it."""
+    """Types of the values that a schema allows; an empty set if it does not say."""
     schema = resolved(schema, root)
     if isinstance(kind := schema.get("type"), str | list):
         return {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)}

@@ -16,8 +16,7 @@ Kind = Literal["reasoning", "content", "call", "arguments", "end"]
 
 @dataclass(frozen=True)
 class Event:
-    """A piece of a reply: new text of the reasoning, of the content or of a call's arguments (JSON); the name of a tool
-    that is called, in a "call"; or the end of a call whose arguments are complete."""
+    """New text of reasoning, content or a call's arguments (JSON), the name of a called tool, or the end of a call."""
 
     kind: Kind
     text: str = ""
@@ -27,25 +26,23 @@ Parser = Generator[Event | None, None, T]  # a parser that returns a T
 
 
 class Source:
-    """The text of an answer that a parser has not read yet. `ended` is set after the last piece, `cut` if the answer
-    then ends at the limit of its length."""
+    """Text of an answer that is not read yet; `cut`: the answer ended at the limit of its length."""
 
     def __init__(self, text: str = "") -> None:
         self.text, self.ended, self.cut = text, False, False
 
     def take(self, length: int) -> str:
-        """Remove and return the first characters of the text."""
         taken, self.text = self.text[:length], self.text[length:]
         return taken
 
     def peek(self) -> Parser[str]:
-        """Return the next character; "" at the end of the answer."""
+        """The next character; "" at the end of the answer."""
         while not self.text and not self.ended:
             yield None
         return self.text[:1]
 
     def spaces(self) -> Parser[str]:
-        """Remove and return white space at the beginning of the text."""
+        """Take white space at the beginning."""
         taken = ""
         while True:
             taken += self.take(len(self.text) - len(self.text.lstrip()))
@@ -54,7 +51,7 @@ class Source:
             yield None
 
     def begins(self, *markers: str) -> Parser[str]:
-        """Return the marker with which the text begins; "" if there is none. The marker is not removed."""
+        """The marker with which the text begins, which stays; "" if there is none."""
         while True:
             if found := next((marker for marker in markers if self.text.startswith(marker)), ""):
                 return found
@@ -63,15 +60,14 @@ class Source:
             yield None
 
     def skip(self, marker: str) -> Parser[bool]:
-        """Remove white space and the marker, if these begin the text; return whether the marker was there."""
+        """Take white space and the marker, if these begin the text; return whether the marker was there."""
         space = yield from self.spaces()
         found = yield from self.begins(marker)
         self.text = self.text[len(marker) :] if found else space + self.text
         return bool(found)
 
     def until(self, markers: Sequence[str], kind: Kind) -> Parser[str]:
-        """Pass on the text before the first of the markers as events of this kind; remove and return the marker, ""
-        if the answer ends without one."""
+        """Pass on the text before the first of the markers; take and return the marker, "" at the end."""
         while True:
             at, marker = first_of(self.text, markers)
             if not marker and not self.ended:
@@ -83,8 +79,7 @@ class Source:
             yield None
 
     def before(self, markers: Sequence[str]) -> Parser[tuple[str, str]]:
-        """Remove the text before the first of the markers, and the marker; return both. The marker is "" if the answer
-        ends without one."""
+        """Take the text before the first of the markers, and the marker, "" at the end."""
         while True:
             at, marker = first_of(self.text, markers)
             if marker or self.ended:
@@ -93,10 +88,10 @@ class Source:
 
 
 def first_of(text: str, markers: Sequence[str]) -> tuple[int, str]:
-    """Return the first of the markers in a text, as (index, marker); without one, (length of the text, "")."""
+    """(index, marker) of the first of the markers; without one, (length of the text, "")."""
     return min(((at, marker) for marker in markers if (at := text.find(marker)) >= 0), default=(len(text), ""))
 
 
 def overlap(text: str, marker: str) -> int:
-    """Return the length of the longest proper prefix of the marker with which the text ends."""
+    """Length of the longest proper prefix of the marker with which the text ends."""
     return next(n for n in range(min(len(marker) - 1, len(text)), -1, -1) if text.endswith(marker[:n]))

@@ -15,9 +15,8 @@ from onward.serving.jobs import Update
 
 
 class Splitter:
-    """Splits the marked text of an answer into events, whose texts, joined, are the same for all pieces in which the
-    text arrives. White space around reasoning and calls is left out; so are calls after the first if the request takes
-    only one."""
+    """Splits marked text into events whose texts, joined, do not depend on the pieces in which it arrives. White space
+    around reasoning and calls is left out, and so are calls after the first if the request takes only one."""
 
     def __init__(self, forms: Forms) -> None:
         self.forms, self.source = forms, Source()
@@ -27,7 +26,6 @@ class Splitter:
         self.num_calls, self.reasons = 0, False  # `reasons`: whether the text is inside reasoning
 
     def push(self, text: str) -> list[Event]:
-        """Add marked text; return the new events."""
         self.source.text += text
         result = list[Event]()
         for event in self.parser:
@@ -40,13 +38,12 @@ class Splitter:
         return result
 
     def finish(self, cut: bool = False) -> list[Event]:
-        """End the answer, which was `cut` at the limit of its length or not; return the last events."""
         self.source.ended, self.source.cut = True, cut
         result = self.push("")
         return result if self.kind or not self.held else [Event("content", self.held)]  # nothing but white space
 
     def trimmed(self, kind: Kind, text: str) -> list[Event]:
-        """Return an event of this kind and text, or none, without white space at the borders of reasoning and calls."""
+        """An event without white space at the borders of reasoning and calls, or none."""
         if kind == "reasoning":
             if self.kind != kind:
                 self.kind, self.held, self.begun = kind, "", False
@@ -69,11 +66,8 @@ class Splitter:
 
 
 class AnswerSplitter:
-    """Splits an answer, which follows the tokens `prompt`, into events by its updates.
-
-    The tokens are decoded once more, to text that marks control tokens, and read as far as the text of the updates
-    goes, which may be delayed and ends before a stop text. `num_reasoning` counts the tokens of the reasoning.
-    """
+    """Splits an answer into events by its updates. The tokens are decoded once more, to text that marks control tokens,
+    and read as far as the text of the updates goes, which may be delayed and ends before a stop text."""
 
     def __init__(self, forms: Forms, prompt: Sequence[int]) -> None:
         self.splitter, self.stream = Splitter(forms), MarkedStream(forms.markers, prompt)
@@ -83,11 +77,10 @@ class AnswerSplitter:
 
     @property
     def kind(self) -> Kind | None:
-        """The kind of the last event; None before the first."""
         return self.splitter.kind
 
     def push(self, update: Update) -> list[Event]:
-        """Add an update of the answer; return the new events, joined so that neighbors differ in kind."""
+        """The new events, joined so that neighbors differ in kind."""
         self.pending += map(self.stream.push, update.tokens)
         self.room += len(update.text)
         events = list[Event]()
@@ -109,9 +102,8 @@ class AnswerSplitter:
 
 
 class AnswerCheck:
-    """The check of a complete answer that follows the tokens `prompt`, whose calls and content are constrained: raises
-    a UserError if it breaks a keyword of their JSON schemas that the constraint does not enforce. `schema` is that of
-    the content, None for any text."""
+    """Checks a complete answer: raises a UserError for keywords of its schemas that the constraint does not enforce.
+    `schema` is that of the content, None for any text."""
 
     def __init__(self, forms: Forms, prompt: Sequence[int], schema: Prepared | None) -> None:
         self.forms, self.prompt, self.schema = forms, prompt, schema
@@ -119,7 +111,7 @@ class AnswerCheck:
 
     @property
     def notes(self) -> list[str]:
-        """Sentences about the keywords that are checked; empty if there are none."""
+        """Sentences about the keywords that are checked."""
         schemas = [*self.arguments.values(), *([self.schema] if self.schema else [])]
         return [schema.note for schema in schemas if schema.note]
 
@@ -135,6 +127,5 @@ class AnswerCheck:
 
 
 def joined(events: Sequence[Event]) -> list[Event]:
-    """Join neighbors of the same kind, whose texts continue each other."""
     groups = ((kind, [event.text for event in group]) for kind, group in groupby(events, lambda event: event.kind))
     return [Event(kind, "".join(texts)) for kind, texts in groups]

@@ -22,8 +22,8 @@ OBJECT = ANNOTATIONS | {"type", "properties", "required", "additionalProperties"
 
 
 def read_xml(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
-    """Read an answer with calls as `<tool_call><function=NAME><parameter=X>value</parameter></function></tool_call>`,
-    where `<tool_call>` may be left out."""
+    """Read calls as `<tool_call><function=NAME><parameter=X>value</parameter></function></tool_call>`, where
+    `<tool_call>` may be missing."""
     begin, end = markers.text("<tool_call>"), markers.text("</tool_call>")
     by_name = {function.name: function for function in functions}
     while marker := (yield from source.until([begin, FUNCTION], "content")):
@@ -50,8 +50,7 @@ def read_xml(source: Source, functions: Sequence[Function], markers: Markers) ->
 
 
 def read_arguments(source: Source, schema: Mapping[str, Any]) -> Parser[bool]:
-    """Read the arguments of a call, and pass them on as the text of a JSON object, each with the type that the schema
-    gives it; return whether they are complete."""
+    """Read arguments, and pass them on as a JSON object with the schema's types; return whether they are complete."""
     properties = resolved(schema, schema).get("properties") or {}
     before = "{"
     while (yield from source.skip(PARAMETER)):
@@ -72,8 +71,8 @@ def read_arguments(source: Source, schema: Mapping[str, Any]) -> Parser[bool]:
 
 
 def read_value(source: Source, types: set[str]) -> Parser[bool]:
-    """Read an argument, a text up to the tag that ends it, and pass it on as JSON; return whether it is complete. The
-    tag counts only if another tag follows. A string is passed on as it arrives."""
+    """Read an argument up to the tag that ends it, and pass it on as JSON; return whether it is complete. The tag
+    counts only if another tag follows."""
     text, streamed = "", types == {"string"}
     if (yield from source.peek()) == "\n":
         source.take(1)
@@ -97,8 +96,7 @@ def read_value(source: Source, types: set[str]) -> Parser[bool]:
 
 
 def undecided(text: str) -> int:
-    """Return the index from which a text may be the beginning of the tags that end an argument, and of the line break
-    before them."""
+    """Index from which a text may begin the tags that end an argument, or the line break before them."""
     at = text.rfind(VALUE_END)
     rest = text[at + len(VALUE_END) :].lstrip()
     if at < 0 or not any(tag.startswith(rest) for tag in FOLLOWING):
@@ -107,8 +105,7 @@ def undecided(text: str) -> int:
 
 
 def json_of(text: str, types: set[str]) -> str:
-    """Return an argument as JSON: as the value that its text spells, if it has one of these types, else as a string. An
-    empty set stands for all types."""
+    """An argument as the value that it spells, if that has one of these types (empty: all), else as a string."""
     spelled = CONSTANTS.get(text.strip(), text.strip())
     value = parsed(spelled)
     if value is None and spelled != "null":
@@ -119,8 +116,8 @@ def json_of(text: str, types: set[str]) -> str:
 
 
 def xml_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str | None:
-    """Return grammar rules of calls between tags; None if a function has arguments that plain text cannot be held to,
-    such as strings with a pattern."""
+    """Rules of calls between tags; None if plain text cannot be held to an argument, such as a string with a
+    pattern."""
     begin, end = markers.symbol("<tool_call>"), markers.symbol("</tool_call>")
     rules = []
     for number, function in enumerate(functions):
@@ -136,8 +133,8 @@ def xml_grammar(functions: Sequence[Function], parallel: bool, markers: Markers)
 
 
 def parameter_rules(function: Function, number: int) -> tuple[str, str] | None:
-    """Return (symbols, rules) of a grammar for the arguments of the function with this number; None if its schema has
-    keywords that are not about single arguments, or arguments that plain text cannot be held to."""
+    """(symbols, rules) of arguments; None if the schema's keywords are not about single arguments, or plain text cannot
+    be held to one."""
     root = function.parameters
     schema = resolved(root, root)
     properties = schema.get("properties") or {}
@@ -165,8 +162,7 @@ def parameter_rules(function: Function, number: int) -> tuple[str, str] | None:
 
 
 def within(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Return a schema that stands in `root` as a schema of its own, with `root` among its definitions if it refers to
-    it."""
+    """A schema inside `root` as one of its own, with `root` among its definitions if it refers to it."""
     if not isinstance(schema, Mapping) or '"$ref"' not in json.dumps(schema):
         return schema
     return {**moved(schema, "root"), "$defs": {"root": moved(root, "root")}}

@@ -20,16 +20,16 @@ import torch
 
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder
-from onward.planning.laws import Loss
+from onward.planning.laws import LossLaw
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.calibration import precisions_of
 from onward.training.config import RunConfig
 from onward.training.inputs.texts import Inputs
 from onward.training.step.build import build_trainer
-from onward.training.step.loss import Loss as LossFunction
+from onward.training.step.loss import Loss
 from onward.training.step.trainer import StepPlan
 
-LAW = Loss(E=0.5, A=129, B=6.31, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
+LAW = LossLaw(E=0.5, A=129, B=6.31, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
 REPEATS = 15.4  # repetitions of the text after which 63 % of their possible effect is reached (R* of the paper)
 TIE = 0.005  # of forecasts, below which the larger size is chosen: the law underrates it in runs of a minute
 SPREAD = 0.1  # the runs that the law was fitted to are within this share of it
@@ -108,7 +108,7 @@ def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
     return Compression(bits, len(data) / max(1, sum(map(len, pieces))))
 
 
-def step_seconds(config: RunConfig, model: Decoder, inputs: Inputs, loss: LossFunction | None) -> float:
+def step_seconds(config: RunConfig, model: Decoder, inputs: Inputs, loss: Loss | None) -> float:
     """Measure the seconds of an optimizer step of `model`, the fastest of three after a first one that compiles
     kernels, in the precision that is likely the fastest. `loss` defaults to the configured cross-entropy."""
     if config.precision == "auto":
@@ -126,7 +126,7 @@ def dial(
     inputs: Inputs,
     device: torch.device,
     limit: float,
-    loss: LossFunction | None = None,
+    loss: Loss | None = None,
     timing: Callable[..., float] = step_seconds,
     clock: Callable[[], float] = perf_counter,
 ) -> tuple[RunConfig, Choice | None]:

@@ -16,8 +16,8 @@ from onward.generation.cache.growing import STEP
 from onward.model.decoder import Decoder
 from onward.planning import choice
 from onward.planning.arrangements import arrangements
+from onward.planning.device_memory import device_memory, with_engine
 from onward.planning.memory import TrainingMemory
-from onward.planning.mesh import device_memory, with_engine
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.examples import row_length

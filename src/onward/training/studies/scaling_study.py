@@ -19,7 +19,7 @@ from onward.base.device import choose_device
 from onward.base.errors import UserError
 from onward.base.files import read_json, write_json
 from onward.data.progress import Progress, silent
-from onward.planning.fits import LEAST, Forecast, Run
+from onward.planning.fits import LEAST, Forecast, RunPoint
 from onward.planning.fitted import LARGER, FittedLaw
 from onward.planning.tables import amount
 from onward.text.tokenizer import Tokenizer
@@ -75,11 +75,13 @@ class ScalingStudy:
             )
         return sentences
 
-    def runs(self, outcomes: Sequence[Outcome]) -> list[Run]:
+    def runs(self, outcomes: Sequence[Outcome]) -> list[RunPoint]:
         """Return the completed runs of the grid as points for a scaling law. `outcomes` are the results of the grid's
         cells, in their order. Raises a UserError if the completed runs are too few for a law."""
         pairs = zip(self.cells, outcomes)
-        ended = [Run(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one]
+        ended = [
+            RunPoint(cell.parameters, cell.tokens, one["loss"]) for cell, done in pairs for one in done.figures if one
+        ]
         if len(ended) < LEAST:
             raise UserError(
                 f"{len(ended)} runs ended in the time, and a law needs {LEAST}: give a longer --budget; the runs "

@@ -23,7 +23,7 @@ from onward.base.files import read_json, write_json
 from onward.checkpoint.saves.folder import saves
 from onward.config.decoder import DecoderConfig
 from onward.data.progress import Progress, silent
-from onward.planning.descriptions import Change, differences
+from onward.planning.descriptions import ConfigChange, differences
 from onward.planning.parameters import active_parameters, parameters
 from onward.text.tokenizer import Tokenizer
 from onward.training import presets
@@ -71,7 +71,7 @@ class Variant:
             for name in fields.hints(RunConfig)
             if name not in ("out", "model", "seed", "learning_rate", *LENGTHS)
         }
-        changes = [Change(name, before, after, "") for name, (before, after) in pairs.items() if before != after]
+        changes = [ConfigChange(name, before, after, "") for name, (before, after) in pairs.items() if before != after]
         changes += differences(*models)
         return [presets.in_words(change) for change in changes if change.what not in presets.FIGURES]
 

@@ -81,7 +81,7 @@ def optimum(options: Options) -> dict[str, Any]:
     from onward.planning.laws import LAWS, NEWEST, REFIT, flops_for, smaller_models
     from onward.planning.laws import optimum as best
     from onward.planning.tables import amount
-    from onward.reports.pictures.laws import optimum_picture
+    from onward.reports.pictures.law_pictures import optimum_picture
 
     given = [name for name in ("flops", "params", "tokens", "hours") if getattr(options, name)]
     if len(given) != 1:

@@ -20,7 +20,7 @@ from onward.training.config import RunConfig, Tokens, seconds
 from onward.training.presets import merge
 
 if TYPE_CHECKING:
-    from onward.planning.fits import Run
+    from onward.planning.fits import RunPoint
     from onward.training.studies.scaling_study import ScalingStudy
 
 ABOUT = """\
@@ -148,7 +148,7 @@ def show_check(result: dict[str, Any]) -> None:
     console.print(sentence, markup=False, soft_wrap=True)
 
 
-def table(runs: "Sequence[Run]") -> None:
+def table(runs: "Sequence[RunPoint]") -> None:
     """Print the finished runs of a scaling study as a table of operations, parameters, tokens and loss."""
     rows = [
         {

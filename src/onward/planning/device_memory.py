@@ -14,6 +14,7 @@ from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at, eac
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.data.windows import Batch
 from onward.generation.cache.growing import CHUNK
+from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
 from onward.planning.dry import DryStep, Segment, dry_step
 from onward.planning.memory import (
     AUTOCAST,
@@ -25,17 +26,14 @@ from onward.planning.memory import (
     weight_bytes,
 )
 from onward.planning.parameters import kinds, modules, parameters, size
-from onward.planning.pieces import Group, groups, matrices_by_shape, of_stage
 from onward.planning.stages import of_later_batch, of_one_batch
 
 LOOKUP = 9  # bytes per token that a divided embedding keeps: its row index, and whether another process has the row
 
 
 def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
-    """Return the configuration of a decoder whose activations have the sizes of one process's activations in tensor
-    parallelism over `tensor` processes. The decoder has the heads and feed-forward units of one process and, if the
-    vocabulary is divided, its part of the vocabulary. With fewer key/value heads than processes, each process has a
-    copy of one of these heads."""
+    """The decoder with the heads, units and vocabulary rows of one of `tensor` processes, so that its activations have
+    the sizes of that process. Each process has at least one key/value head, if need be a copy."""
 
     def experts(part: Any) -> Any:
         if not isinstance(part, Experts):
@@ -66,9 +64,8 @@ def device_memory(
     holes: float = HOLES,
     stage: int | None = None,
 ) -> TrainingMemory:
-    """Compute the memory of training on one device of a mesh: a device in the pipeline stage `stage` or, by default,
-    the device that needs the most memory. A device computes batches of `rows` windows of `length` tokens, and as many
-    batches in a step as there are stages. The other arguments are those of `training_memory`. Raises a UserError for a
+    """Memory of training on a device of a mesh, by default the one that needs the most; a step has as many batches of
+    `rows` windows as there are stages. The other arguments are those of `training_memory`. Raises a UserError for a
     decoder that the mesh cannot divide."""
     options: dict[str, Any] = {"precision": precision, "optimizer": optimizer, "recompute": recompute, "holes": holes}
     if mesh.count == 1:
@@ -132,9 +129,8 @@ def device_memory(
 
 
 def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows: int, length: int) -> TrainingMemory:
-    """Return the memory of training plus that of a generation engine in each process. The engine samples `rows`
-    completions at a time, each of `length` tokens including its prompt. If the mesh has shards, the engine has an
-    unsharded copy of the weights."""
+    """Add the engine that samples `rows` completions of `length` tokens in each process."""
+    # unsharded, since gathers while decoding would need as many forwards in all processes
     weights = weight_bytes(config) if mesh.shard > 1 else 0
     chunk = min(CHUNK, config.context_length)
     cache = cache_bytes(config, rows, min(length, config.context_length), torch.float32, chunk=chunk)
@@ -142,9 +138,7 @@ def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows:
 
 
 def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:
-    """Return a dry step of tensor parallelism over `tensor` processes with the memory of the gathered queries and keys
-    added. Query and key norms over all heads keep the queries and keys of the other processes, for `tokens` tokens,
-    until the backward of their layer."""
+    """Add the queries and keys that norms over all heads gather and keep until the backward of their layer."""
     heads = config.n_heads + config.n_kv_heads - config.n_heads // tensor - max(1, config.n_kv_heads // tensor)
     attention = (at(config.attention, layer) for layer in range(config.n_layers))
     norms = [part.qk_norm if isinstance(part, SelfAttention) else "none" for part in attention]
@@ -158,10 +152,8 @@ def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) ->
     )
 
 
-def orthogonalizing(param_groups: list[Group], count: int) -> int:
-    """Compute the peak memory in bytes in which the optimizer Muon orthogonalizes the matrices of one shape, divided
-    over `count` processes: the matrices of one process, and one result from each process. `param_groups` are the
-    parameters of the decoder."""
+def orthogonalizing(param_groups: list[ParameterGroup], count: int) -> int:
+    """Peak bytes while Muon orthogonalizes one shape: a process's own matrices, and a result of each process."""
     return max(
         ORTHOGONAL * -(-number // count) * math.prod(shape) + 2 * count * math.prod(shape)
         for shape, number in matrices_by_shape(param_groups).items()
@@ -169,8 +161,7 @@ def orthogonalizing(param_groups: list[Group], count: int) -> int:
 
 
 def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
-    """Return a dry step with the memory of a replica in data parallelism (DDP). A replica allocates its gradients in
-    buckets (joined tensors) at the beginning of the step, not during the backward."""
+    """Add the gradients that DDP allocates in buckets (joined tensors) at the beginning of the step."""
     made, total, order = (
         [4 * size(module) for module, _ in modules(config)],
         4 * parameters(config),
@@ -185,19 +176,14 @@ def with_buckets(dry: DryStep, config: DecoderConfig) -> DryStep:
 
 
 def kind_of_layers(config: DecoderConfig) -> list[int]:
-    """Return, for each layer, the index in the list `modules(config)` of the block with the same components."""
+    """For each layer, the index of its block in `modules(config)`."""
     numbers = {layer: i for i, layers in enumerate(kinds(config)) for layer in layers}
     return [numbers[layer] for layer in range(config.n_layers)]
 
 
-def with_gathers(dry: DryStep, part: DecoderConfig, param_groups: list[Group], width: int) -> DryStep:
-    """Return a dry step of the decoder `part` with the memory of a process that has shards of the weights (FSDP): the
-    gathered weights and the gradients to reduce are added. `param_groups` are the parameters of the decoder, and
-    `width` is the number of bytes of a gathered element of a block.
-
-    The embedding, the final norm and the head are gathered in fp32 for the entire step. Two blocks at a time are
-    gathered. In the backward, the fp32 gradients of one more block take memory until they are reduced.
-    """
+def with_gathers(dry: DryStep, part: DecoderConfig, param_groups: list[ParameterGroup], width: int) -> DryStep:
+    """Add the weights that shards gather, and the gradients to reduce. Embedding, final norm and head are gathered in
+    fp32 for the entire step, blocks two at a time (`width` bytes per element)."""
     *blocks, rest = param_groups
     order = kind_of_layers(part)
     weights = [width * group.total("gathered") for group in blocks]

@@ -42,16 +42,11 @@ def head_scores(maps: Sequence[Tensor]) -> Tensor:
 
 
 def most_selective(maps: Sequence[Tensor]) -> int:
-    """Return the index of the layer whose attention `maps`, one (H, T, T) per layer, have the greatest mean of
-    `head_scores`; pictures show this layer by default."""
+    """Layer with the greatest mean of `head_scores`, which pictures show by default."""
     return int(head_scores(maps).mean((1, 2)).argmax())
 
 
 def next_tokens(model: Decoder, tokens: Sequence[int], top: int = 10) -> list[list[tuple[int, float]]]:
-    """Return the `top` most probable next tokens at each position of a sequence of token ids, as (id, probability), the
-    most probable first.
-
-    Position t sees tokens 0 to t; the last entry predicts the token after the sequence.
-    """
+    """The `top` likeliest next tokens after each position, as (id, probability)."""
     probabilities = logits(model, tokens).softmax(-1, dtype=torch.float32).topk(min(top, model.config.vocab_size))
     return [list(zip(ids, p)) for ids, p in zip(probabilities.indices.tolist(), probabilities.values.tolist())]

@@ -33,7 +33,7 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RequestLimits:
     """What a client may ask for."""
 
     max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; further ones get status 429
@@ -42,7 +42,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening(Limits):
+class Listening(RequestLimits):
     """Where the server listens, and whom it answers."""
 
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
@@ -54,15 +54,14 @@ class Listening(Limits):
     drain: Annotated[float, Range(0, 86400)] = 30.0  # time limit in seconds for running answers after SIGTERM
 
     def keys(self) -> list[str]:
-        """Return the API keys that clients may use, from the options, the environment and the file of keys; [] if no
-        key is needed. Raises a UserError for a file that cannot be read or has no keys, and for an empty key."""
+        """The API keys that clients may use; [] if none is needed."""
         keys = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
         if self.api_key_file:
             try:
                 lines = Path(self.api_key_file).read_text(encoding="utf-8").split()
             except (OSError, UnicodeDecodeError) as error:
                 reason = getattr(error, "strerror", None) or "it is not text"
-                raise UserError(f"api_key_file {self.api_key_file} cannot be read ({reason}): name a file") from None
+                raise UserError(f"Cannot read api_key_file {self.api_key_file} ({reason}): name a file") from None
             if not lines:
                 raise UserError(f"api_key_file {self.api_key_file} is empty: write a key into it, or leave it out")
             keys += lines
@@ -72,5 +71,4 @@ class Listening(Limits):
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach the server."""
         return self.host in LOCAL

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from onward.planning.fits import LossFit, Parabola, Run
-from onward.planning.laws import FITTED, LAWS, REFIT, Frontier, Loss
+from onward.planning.fits import LossFit, Parabola, RunPoint
+from onward.planning.laws import FITTED, LAWS, REFIT, Frontier, LossLaw
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Panel, Picture
 
@@ -20,7 +20,9 @@ def optimum_picture(flops: float) -> Picture:
     budgets = np.logspace(np.log10(flops) - 2, np.log10(flops) + 2, POINTS)
     best = {law.name: np.array([law.optimum(c) for c in budgets]) for law in LAWS}
     powers, mark = np.log10(budgets), {"here": float(np.log10(flops))}
-    losses = {law.name: [law.law.loss(*law.optimum(c)) for c in budgets] for law in LAWS if isinstance(law.law, Loss)}
+    losses = {
+        law.name: [law.law.loss(*law.optimum(c)) for c in budgets] for law in LAWS if isinstance(law.law, LossLaw)
+    }
     x_name = "FLOPs, as a power of ten"
     sizes = {name: points[:, 0] for name, points in best.items()}
     tokens = {name: points[:, 1] for name, points in best.items()}
@@ -40,9 +42,8 @@ def optimum_picture(flops: float) -> Picture:
     return Picture(f"The best model for {flops:.3g} FLOPs", caption, panels)
 
 
-def profiles(law: Loss, flops: float) -> Panel:
-    """Return a panel of IsoFLOP curves: the loss by model size that the scaling law `law` predicts, for budgets of a
-    tenth, one and ten times `flops`."""
+def profiles(law: LossLaw, flops: float) -> Panel:
+    """Loss by model size for a tenth, one and ten times `flops`."""
     best = law.optimum(flops)[0]
     sizes = np.logspace(np.log10(best) - 1, np.log10(best) + 1, POINTS)
     budgets = {f"{scale * flops:.1e} FLOPs": scale * flops for scale in (0.1, 1, 10)}
@@ -50,10 +51,8 @@ def profiles(law: Loss, flops: float) -> Panel:
     return curves("IsoFLOP curves", np.log10(sizes).tolist(), series, x_name="parameters, as a power of ten")
 
 
-def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola]) -> Panel:
-    """Return a panel of the loss by model size, for each compute budget with runs of different sizes: the curve that
-    the scaling law `law` predicts, and the runs as points. `profiles_of_runs` has, for each such budget, the parabola
-    fitted to its runs."""
+def isoflops(law: LossLaw, runs: Sequence[RunPoint], profiles_of_runs: Sequence[Parabola]) -> Panel:
+    """Loss by model size for each budget of several sizes: the curve of `law`, and the runs as points."""
     sizes = np.log10([run.parameters for run in runs])
     x = np.linspace(sizes.min() - 0.1, sizes.max() + 0.1, POINTS)
     budgets = [parabola.flops for parabola in profiles_of_runs]
@@ -63,15 +62,10 @@ def isoflops(law: Loss, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola
 
 
 def fit_picture(
-    fit: LossFit, runs: Sequence[Run], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
+    fit: LossFit, runs: Sequence[RunPoint], profiles_of_runs: Sequence[Parabola], frontier: Frontier | None
 ) -> Picture:
-    """Draw a scaling law fitted to runs: the loss of the best model by compute budget, IsoFLOP curves, the best number
-    of parameters N and of tokens D by budget (left out if the runs do not determine the law), and the residual of each
-    run.
-
-    `profiles_of_runs` has the parabola fitted to the runs of each budget with several model sizes; `frontier` is the
-    law of best sizes fitted to the minima of these parabolas, None without one.
-    """
+    """Draw a law fitted to runs: the loss by budget, IsoFLOP curves, best sizes (unless the runs do not determine the
+    law), and residuals."""
     low, high = min(run.flops for run in runs), max(run.flops for run in runs)
     made, x_name = np.log10([run.flops for run in runs]), "FLOPs, as a power of ten"
     panels = [isoflops(fit.law, runs, profiles_of_runs)] if profiles_of_runs else []

@@ -34,8 +34,7 @@ BY = 8.0  # the factor by which the residual stream is multiplied
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """An attention module of the model under test, whose projections are recognized by their names, with the number and
-    the size of its heads."""
+    """An attention whose projections are recognized by their names."""
 
     name: str
     module: nn.Module
@@ -46,7 +45,7 @@ class AttentionLayer:
 
 
 def width(module: nn.Module) -> int:
-    """Return the number of outputs of a linear layer, or of transformers' Conv1D; 0 for any other module."""
+    """Outputs of a linear layer, or of transformers' Conv1D; 0 for any other module."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
         return 0
@@ -54,14 +53,11 @@ def width(module: nn.Module) -> int:
 
 
 def number(module: nn.Module, names: Sequence[str]) -> int:
-    """Return the value of the first attribute among `names` of a module that is a positive integer, such as its number
-    of heads; 0 if there is none."""
+    """The first attribute among `names` that is a positive integer."""
     return next((value for name in names if isinstance(value := getattr(module, name, None), int) and value > 0), 0)
 
 
 def attention_layers(s: Subject) -> list[AttentionLayer]:
-    """Return the attention modules of the model whose projections are recognized by their names, with the number and
-    the size of their heads."""
     result = []
     for name, module in s.model.named_modules():
         children = {child: m for child, m in module.named_children() if width(m)}
@@ -85,8 +81,7 @@ def attention_layers(s: Subject) -> list[AttentionLayer]:
 
 
 def experts(s: Subject) -> Outcome:
-    """Check that, in each mixture of experts, the weights of a token's experts have the same sum for all tokens.
-    Returns the status and the measurement of this check of `onward doctor`."""
+    """Check that the weights of a token's experts have the same sum for all tokens."""
     notes = []
     for name, module in s.model.named_modules():
         lists = [m for _, m in module.named_children() if isinstance(m, nn.ModuleList) and len(m) > 1]
@@ -106,9 +101,7 @@ def experts(s: Subject) -> Outcome:
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
-    """Run the model on the test tokens while each of the submodules `items` of `module` (such as experts) returns the
-    constant `value`. Returns the result of the first call of `module`, or None if it is not called or returns no
-    tensor."""
+    """Result of `module` on the test tokens while its submodules `items` return the constant `value`."""
     inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
     record = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)
@@ -118,8 +111,7 @@ def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) 
 
 
 def norms(s: Subject) -> Outcome:
-    """Check that all branches of a block, or none, have a norm before them. Returns the status and the measurement of
-    this check of `onward doctor`."""
+    """Check that all branches of a block, or none, have a norm before them."""
     if not s.blocks:
         return "not applicable", "no list of blocks that take and return (B, T, D) was recognized"
     scaled = lambda x: x * BY if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 else x
@@ -165,8 +157,7 @@ def norms(s: Subject) -> Outcome:
 
 
 def embedding(s: Subject) -> Outcome:
-    """Check that the embedding is not scaled twice before the first block. Returns the status and the measurement of
-    this check of `onward doctor`."""
+    """Check that the embedding is not scaled twice before the first block."""
     tables = [m for m in s.model.modules() if isinstance(m, nn.Embedding) and m.num_embeddings >= s.vocab_size]
     stream = s.given_to(s.blocks[0][1], s.tokens) if s.blocks else None
     if not tables or stream is None or stream.size(-1) != tables[0].embedding_dim:

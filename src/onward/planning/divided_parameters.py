@@ -22,8 +22,7 @@ from onward.planning.parameters import modules
 
 @dataclass(frozen=True)
 class Piece:
-    """The division of a parameter over the processes of a mesh. Each process of the tensor axis has a part of the
-    parameter with the shape `shape`, which FSDP divides again into `shards` shards."""
+    """A parameter as the mesh divides it: each process of the tensor axis has a part, and FSDP shards the part."""
 
     full_shape: tuple[int, ...]  # shape of the parameter
     shape: tuple[int, ...]  # shape of one process's part in tensor parallelism, over all its shards
@@ -35,67 +34,60 @@ class Piece:
 
     @property
     def full_size(self) -> int:
-        """The number of elements of the whole parameter."""
         return math.prod(self.full_shape)
 
     @property
     def size(self) -> int:
-        """The number of elements of one process's part in tensor parallelism, over all its shards."""
         return math.prod(self.shape)
 
     @property
     def local(self) -> int:
-        """The number of elements of the first shard, the largest one."""
+        """Elements of the first shard, the largest."""
         dim = shard_dim(self.shape, self.shards)
         return self.size // max(1, self.shape[dim]) * -(-self.shape[dim] // self.shards)
 
     @property
     def gathered(self) -> int:
-        """The number of elements of a gather of all shards, including the padding of smaller shards."""
         return self.local * self.shards
 
 
 @dataclass(frozen=True)
-class Group:
-    """The parameters that FSDP gathers together: the parameters of one block, or the parameters outside of blocks."""
+class ParameterGroup:
+    """The parameters that FSDP gathers together: those of one block, or those outside of blocks."""
 
     pieces: tuple[Piece, ...]
     count: int  # number of blocks of this kind; 1 outside of blocks
     is_block: bool
 
     def total(self, attribute: str, trained: bool = False) -> int:
-        """Sum an attribute of Piece, given by name such as "local", over the parameters of one module; with `trained`,
-        over its trained parameters only."""
+        """Sum an attribute of Piece over the (trained) parameters of one module."""
         return sum(getattr(piece, attribute) for piece in self.pieces if piece.trained or not trained)
 
     @property
     def matrices(self) -> int:
-        """The number of elements that one device holds of the matrices that the optimizer Muon trains in one block; 0
-        outside of blocks."""
+        """Elements that a device holds of the matrices of one block that Muon trains."""
         return sum(piece.local for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
 
 
 def of_stage(config: DecoderConfig, mesh: Mesh, stage: int) -> DecoderConfig:
-    """Return the decoder with only the layers of a pipeline stage."""
     if mesh.pipeline == 1:
         return config
     return reduced(config, [*layers_of_stage(config.n_layers, mesh.pipeline, stage)])
 
 
-def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[Group]:
-    """Return the parameters of a pipeline stage, divided over the devices of a mesh: a Group for each kind of block,
-    then a Group for the embedding, final norm and head. Without a pipeline, stage 0 is the entire decoder."""
+def groups(config: DecoderConfig, mesh: Mesh, stage: int = 0) -> list[ParameterGroup]:
+    """Parameters of a pipeline stage: one group per kind of block, then embedding, final norm and head."""
     *blocks, (rest, _) = modules(of_stage(config, mesh, stage))
+    # a tied weight is on the first and the last stage, which exchange its gradient
     held = [holds(name, config, stage, mesh.pipeline) for name, _ in rest.named_parameters()]
     return [
-        *(Group(tuple(pieces_of(block, mesh)), count, True) for block, count in blocks),
-        Group(tuple(compress(pieces_of(rest, mesh), held)), 1, False),
+        *(ParameterGroup(tuple(pieces_of(block, mesh)), count, True) for block, count in blocks),
+        ParameterGroup(tuple(compress(pieces_of(rest, mesh), held)), 1, False),
     ]
 
 
 def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
-    """Yield a Piece for each parameter of a block, or of a decoder without blocks, as the mesh divides it. Raises a
-    UserError for a module that the tensor axis cannot divide."""
+    """Pieces of a block, or of a decoder without blocks; raises a UserError if the tensor axis cannot divide it."""
     rules: dict[int, Rule | None] = {}
     for kind in ("attn", "mlp") if mesh.tensor > 1 else ():
         if branch := module._modules.get(kind):
@@ -114,9 +106,8 @@ def pieces_of(module: nn.Module, mesh: Mesh) -> Iterator[Piece]:
         yield Piece(full_shape, tuple(shape), mesh.shards, parameter.requires_grad, matrix, summed, stream)
 
 
-def matrices_by_shape(param_groups: list[Group]) -> Counter[tuple[int, ...]]:
-    """Count the matrices that the optimizer Muon trains in a decoder by shape, (O, I) or, for stacks of experts, (X, O,
-    I); a shape and its transpose count as the same. `param_groups` are the parameters of the decoder."""
+def matrices_by_shape(param_groups: list[ParameterGroup]) -> Counter[tuple[int, ...]]:
+    """Count the matrices that Muon trains by shape, (O, I) or (X, O, I); a transposed shape counts as the same."""
     alike = Counter[tuple[int, ...]]()
     for group in param_groups:
         for piece in group.pieces if group.is_block else ():

@@ -18,14 +18,12 @@ TEXTS = "text", "input_text", "output_text", "reasoning_text", "summary_text"  #
 
 
 def is_text(kind: str) -> str:
-    """Return the type of a content part. Raises a ValueError unless it is text."""
     if kind not in TEXTS:
         raise ValueError("this model reads text only")
     return kind
 
 
 def hold_table(arguments: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    """Return the arguments of a call. Raises a ValueError for a text that is not the JSON of an object."""
     if isinstance(arguments, str) and not isinstance(json.loads(arguments or "null"), dict | None):
         raise ValueError("not an object")
     return arguments
@@ -38,7 +36,7 @@ Arguments = Annotated[
 
 
 @with_config(OPEN)
-class Part(TypedDict, total=False):
+class ContentPart(TypedDict, total=False):
     """A part of a message's content."""
 
     type: TextType
@@ -77,7 +75,7 @@ class Call(Calling, total=False):
 
 
 @with_config(OPEN)
-class Function(TypedDict, total=False):
+class FunctionSpec(TypedDict, total=False):
     """A function that the model may call."""
 
     name: str
@@ -87,15 +85,15 @@ class Function(TypedDict, total=False):
 
 
 @with_config(OPEN)
-class Tool(Function, total=False):
+class Tool(FunctionSpec, total=False):
     """A tool: its function, or the fields of the function as /v1/responses has them."""
 
     type: str
-    function: Function
+    function: FunctionSpec
 
 
 @with_config(OPEN)
-class Schema(TypedDict, total=False):
+class AnswerSchema(TypedDict, total=False):
     """The JSON schema of an answer, with its name."""
 
     name: str | None
@@ -109,19 +107,19 @@ class ResponseFormat(TypedDict, total=False):
     """The form of an answer in chat completions; `schema` is that of json_object, as llama.cpp has it."""
 
     type: str
-    json_schema: Schema | None
+    json_schema: AnswerSchema | None
     schema: dict[str, Any] | None
 
 
 @with_config(OPEN)
-class TextFormat(Schema, total=False):
+class TextFormat(AnswerSchema, total=False):
     """The form of an answer in responses."""
 
     type: str
 
 
 @with_config(OPEN)
-class Text(TypedDict, total=False):
+class TextField(TypedDict, total=False):
     """The field text of responses."""
 
     format: TextFormat | None
@@ -138,18 +136,18 @@ class Reasoning(TypedDict, total=False):
 
 
 @with_config(OPEN)
-class Item(TypedDict, total=False):
+class InputItem(TypedDict, total=False):
     """An item of the input of responses: a message, a call, its output, or reasoning."""
 
     type: str | None
     role: str
-    content: str | list[Part] | None
+    content: str | list[ContentPart] | None
     id: str | None
     status: str | None
     phase: str | None
     call_id: str | None
     name: str | None
     arguments: Arguments
-    output: str | list[Part] | None
+    output: str | list[ContentPart] | None
     summary: list[Any] | None
     encrypted_content: str | None
