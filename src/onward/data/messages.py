@@ -22,9 +22,8 @@ TEXTS = "text", "input_text", "output_text"  # types of content parts that are t
 
 
 def message(value: Any, role: str = "") -> dict[str, Any]:
-    """Make a message {"role", "content"} from a table {from, value}, {role, content} or a mixture of both, or from a
-    text with a role. Other fields are kept, apart from those that are None. Raises a UserError for any other value, and
-    for an unknown name after `from`."""
+    """A message {"role", "content"} of {from, value}, {role, content} or a mixture, or of a text and a role; other
+    fields are kept."""
     if isinstance(value, str) and role:
         return {"role": role, "content": value}
     if not isinstance(value, Mapping) or not ({"from", "role"} & value.keys()):
@@ -43,8 +42,7 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
 
 
 def read_messages(values: Sequence[Any]) -> list[Any]:
-    """Return messages as `message` makes them, with content parts joined; values that are no messages unchanged. Raises
-    a UserError, which names the message."""
+    """Messages as `message` makes them, with content parts joined; other values unchanged."""
     result = list[Any]()
     for number, value in enumerate(values, 1):
         if not isinstance(value, Mapping) or not ({"from", "role"} & value.keys()):
@@ -55,8 +53,7 @@ def read_messages(values: Sequence[Any]) -> list[Any]:
 
 
 def with_text(value: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a message whose content, if it is a list of parts, is joined to one text. Raises a UserError for a part
-    that is not text, such as an image; `number` is the number of the message, for errors."""
+    """The message with its content parts, which must be texts, joined."""
     content = value.get("content")
     if not isinstance(content, list | tuple):
         return value
@@ -72,9 +69,7 @@ def with_text(value: dict[str, Any], number: int) -> dict[str, Any]:
 
 
 def with_system(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the text of a column such as `system` into the messages of a row (`values`), as their first message. Raises
-    a UserError if it is not a text, if the messages begin with another system message, and if the row's prompt is a
-    text, which has no place for it."""
+    """Move the text of a column such as `system` into the messages of a row, as their first message."""
     name = next((name for name in SYSTEM if values.get(name)), "")
     if not name or not (talks := [field for field in TALKS if values.get(field)]):
         return values
@@ -98,9 +93,7 @@ def with_system(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained_messages(messages: Sequence[Mapping[str, Any]], given: int) -> list[bool]:
-    """Return for each message whether it is trained: messages of the assistant after the first `given` ones, unless a
-    flag such as `weight` is 0 or false. Raises a UserError for a flag with another value, and for a flag that asks to
-    train another role."""
+    """Whether each message is trained: the assistant's after the first `given`, unless a flag such as `weight` is 0."""
     result = []
     for number, one in enumerate(messages, 1):
         own = one["role"] in ASSISTANT

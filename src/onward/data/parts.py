@@ -45,8 +45,6 @@ TOKENIZER = "tokenizer*.json"  # the files of a tokenizer
 
 
 def part_folder(folder: Path, part: Part) -> Path:
-    """Return the folder of a part (the share of one of several machines) of the preparation of `folder`, such as
-    OUT.part-3-of-16 for OUT."""
     return folder.with_name(f"{folder.name}.part-{part.number}-of-{part.of}")
 
 
@@ -63,12 +61,8 @@ def prepare_part(
     progress: Progress = silent,
     sizes: Sizes = SIZES,
 ) -> Path:
-    """Encode one part of a preparation, the share of one of several machines, and return its folder. Arguments are
-    those of `prepare`; `folder` is the folder that the joined parts will have.
-
-    An interrupted part continues if the same arguments are given again. Raises a UserError for a tokenizer that would
-    be learned, and for a stream, which only one machine can read; otherwise as `prepare`.
-    """
+    """Encode one machine's share of a preparation, and return its folder. Arguments are those of `prepare`; `folder` is
+    the folder that the joined parts will have. An interrupted part continues with the same arguments."""
     check_named(sources)
     if streams := [source for source in sources if is_stream(source)]:
         raise UserError(f"{streams[0]} is a stream, which is read once: prepare it on one machine, without part")
@@ -103,8 +97,6 @@ def prepare_part(
 
 
 def inspect(preparation: Preparation, unit: Unit) -> None:
-    """Inspect a unit of work (a group of documents) as `Preparation.inspect` does, and write verdicts that keep all
-    documents that pass the filters: duplicates are not known before the parts are joined."""
     preparation.inspect(unit)
     with np.load(preparation.part(unit, ".npz")) as arrays:
         verdicts = arrays["verdicts"]
@@ -112,12 +104,8 @@ def inspect(preparation: Preparation, unit: Unit) -> None:
 
 
 def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -> TokenData:
-    """Check the parts of the preparation of `folder`, which several machines have made, and join them to `folder`,
-    equal to one that a single machine prepares. Returns its tokens, memory-mapped.
-
-    The sources are read again to find the units of work, but not encoded. Raises a UserError for a part that is
-    missing, was prepared from other sources or settings, or has changed since.
-    """
+    """Check the parts of a preparation and join them to `folder`, equal to one that a single machine prepares. The
+    sources are read again to find the units of work, but not encoded."""
     parts, facts = parts_of(folder)
     settings, units = facts["settings"], facts["units"]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -148,8 +136,7 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
 
 
 def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Return the folders of all parts of the preparation of `folder`, in order, and the content of part.json of the
-    first. Raises a UserError if a part is missing, or differs from the first."""
+    """(folders of all parts, in order; part.json of the first)."""
     pattern = re.compile(re.escape(folder.name) + r"\.part-(\d{1,5})-of-(\d{1,5})")
     names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     numbers = {(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match}
@@ -171,8 +158,7 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
 
 
 def collect(part: Path, work: Path, number: int) -> None:
-    """Link or copy the files of the unit of work `number` from `part`, the folder of one machine's share, to `work`,
-    the folder of the joined preparation. Raises a UserError if a file is missing or has changed."""
+    """Link or copy the files of a unit of work from `part` to `work`, and check their checksums."""
     record = read_json(part / "parts" / f"{number:05}.json")
     shard = record["shard"]
     files = [(f"parts/{path.name}", "") for path in (part / "parts").glob(f"{number:05}.*")]
@@ -188,9 +174,8 @@ def collect(part: Path, work: Path, number: int) -> None:
 
 
 def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Move the tokens of the unit of work `number`, in the folder `work`, to a .whole.npz file, from which
-    `Preparation.encode` cuts them again without the documents that repeat one in another part. `kept` (N,) is whether
-    each document of the unit is among the encoded ones; `dtype` is that of the token ids."""
+    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` cuts them again without the documents
+    that repeat one in another part. `kept` (N,): whether each document of the unit was encoded."""
     ids, ends = (
         np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
         for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))

@@ -35,8 +35,7 @@ SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reas
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit of work of `onward data prepare`: documents of about `Sizes.piece_chars` characters in total, or a part of
-    a larger document."""
+    """Documents of about `Sizes.piece_chars` characters in total, or a part of a larger document."""
 
     number: int
     source: int
@@ -44,24 +43,20 @@ class Unit:
 
     @property
     def begins(self) -> bool:
-        """Whether the unit starts with the start of a document."""
         return self.pieces[0].begins
 
     @property
     def ends(self) -> bool:
-        """Whether the unit ends with the end of a document."""
         return self.pieces[-1].ends
 
     @property
     def size(self) -> int:
-        """The size on disk of all pieces of the unit, in bytes."""
         return sum(piece.size for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The encoding of sources into a folder of tokens: its settings, and its steps for each unit of work. Each worker
-    process gets a copy."""
+    """The encoding of sources into a folder of tokens, unit by unit. Each worker process gets a copy."""
 
     sources: Sequence[Source]
     folder: Path  # the folder FOLDER.unfinished
@@ -72,21 +67,17 @@ class Preparation:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded from the folder of the preparation."""
         return Tokenizer.load(self.folder)
 
     @cached_property
     def encoder(self) -> tuple[str, Encoder]:
-        """The fastest encoder of the tokenizer, as (name of the library, function)."""
         return named_encoder(self.tokenizer)
 
     def part(self, unit: Unit, suffix: str) -> Path:
-        """Return the path of a file that a worker process writes for a unit of work: parts/NUMBER followed by `suffix`,
-        such as .json."""
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
     def units(self) -> Iterator[Unit]:
-        """Yield all units of work, in order. Each part of a document that is larger than a unit is a separate unit."""
+        """All units of work, in order; each part of a document larger than a unit is a separate unit."""
         number = 0
         for index, source in enumerate(self.sources):
             group: list[Piece] = []
@@ -101,12 +92,11 @@ class Preparation:
             number += 1
 
     def documents(self, unit: Unit) -> list[tuple[str, str]]:
-        """Return the documents of a unit of work as (name of the file, text)."""
+        """(name of the file, text) of each document."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
 
     def inspect(self, unit: Unit) -> None:
-        """Write the filter verdicts, hashes and MinHash signatures of the documents of a unit of work, from which
-        duplicates are found; see `data.duplicates`."""
+        """Write the filter verdicts, hashes and MinHash signatures of a unit, from which duplicates are found."""
         texts = [text for _, text in self.documents(unit)]
         verdicts = np.full(len(texts), CONTINUED, np.uint8)
         if unit.begins:
@@ -121,8 +111,7 @@ class Preparation:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
     def encode(self, unit: Unit) -> None:
-        """Write the token shard of a unit of work, unless all of it is dropped, and then its record (NUMBER.json).
-        Raises a UserError if a source has changed while it was read."""
+        """Write the token shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
         start = perf_counter()
         documents = self.documents(unit)
         verdicts = (
@@ -165,17 +154,15 @@ class Preparation:
         write_json(self.part(unit, ".json"), record)
 
     def encoded(self, unit: Unit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode `texts`, the kept documents of a unit of work. Returns (token ids, the index after the last token of
-        each document that ends in the unit)."""
+        """(token ids, the index after the last token of each document that ends in the unit)."""
         ids, ends = encode(self.tokenizer, texts, self.encoder[1])
         if texts and not unit.ends:
             ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
         return ids, ends
 
     def kept_of_encoded(self, unit: Unit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return (token ids, ends of documents), as `encoded` does, for a unit of work that was encoded before
-        duplicates were known: its tokens in the file .whole.npz, without documents that are dropped now. `kept` (N,) is
-        whether each document of the unit is kept. None if there is no such file."""
+        """As `encoded`, for a unit encoded before duplicates were known (.whole.npz), without the documents that are
+        dropped now; None if there is no such file."""
         path = self.part(unit, ".whole.npz")
         if not path.exists():
             return None
@@ -187,8 +174,7 @@ class Preparation:
         return ids[np.repeat(kept, lengths.astype(np.int64))], np.cumsum(lengths[kept], dtype=np.uint64)
 
     def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of data.json: the `settings` of the preparation, and, from `records` (the contents of
-        NUMBER.json of all units of work), their shards and a report."""
+        """The content of data.json: settings, shards of all sources and a report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
             units = [record for record in records if record["source"] == number]
@@ -220,8 +206,7 @@ class Preparation:
         return header | {"sources": sources, "report": report, "settings": settings}
 
     def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
-        """Say why the tokens of a preparation cannot be used, such as a source that has changed; "" if they can.
-        `records` are the contents of NUMBER.json of all units of work, `index` is the content of data.json."""
+        """Why the tokens cannot be used, such as a source that has changed; "" if they can."""
         for number, source in enumerate(self.sources):
             if provenance(source) != index["settings"][f"content of {source}"]:
                 return f"{source} has changed while it was read: run the same command again"

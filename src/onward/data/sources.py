@@ -48,7 +48,7 @@ HUB = "hf://"
 
 @dataclass(frozen=True)
 class Stored:
-    """A stream, which can be read only once, stored as a file; `str` gives the stream's own name."""
+    """A stream, which can be read only once, stored as a file."""
 
     source: str
     path: Path
@@ -92,8 +92,7 @@ def passages(
 
 
 def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
-    """Yield (piece, text) for each text, a document or a part of a large one, in the pieces of all sources. Arguments
-    as of `documents`. Raises a UserError if all documents of a source are empty."""
+    """(piece, text) for each document, or part of a large one; UserError if all documents of a source are empty."""
     check_named(sources)
     for source in sources:
         blank = True
@@ -106,31 +105,26 @@ def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) ->
 
 
 def check_named(sources: Sequence[Source]) -> None:
-    """Raise a UserError if no source is given."""
     if not sources:
         raise UserError("no text is named: give files, folders, globs, - or the name of a corpus")
 
 
 def is_blank(text: str) -> bool:
-    """Return whether a text is empty or white space."""
     return not text or text.isspace()
 
 
 def no_text(source: Source) -> str:
-    """Return the message of the error for a source whose documents are all empty."""
     return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
-    """Download the sources that are names of published corpora, such as tinyshakespeare, and are not stored locally.
-    They are later read from the stored files."""
     for source in sources:
         if isinstance(source, str) and source in corpora.DOWNLOADS and not os.path.exists(source):
             corpora.get(source, progress=progress)
 
 
 def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """Yield the pieces of a source, in order. The lines of a .jsonl are not parsed yet. Arguments as of `documents`."""
+    """Yield the pieces of a source, in order. Arguments as of `documents`."""
     if isinstance(source, Stored):
         yield from read_file(source.path, stream_name(source), field, encoding, sizes)
     elif source in corpora.BUILT_IN:
@@ -148,12 +142,11 @@ def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> I
 
 
 def is_stream(source: Source) -> bool:
-    """Return whether a source is a stream, standard input or a pipe, which can be read only once."""
     return isinstance(source, Stored) or source == "-" or is_pipe(source)
 
 
 def is_pipe(source: str) -> bool:
-    """Return whether a source is a named pipe, such as those that `mkfifo` and `<(...)` make. Never raises."""
+    """Whether a source is a named pipe, such as `mkfifo` and `<(...)` make. Never raises."""
     try:
         return stat.S_ISFIFO(os.stat(source).st_mode)
     except (OSError, ValueError):
@@ -161,17 +154,12 @@ def is_pipe(source: str) -> bool:
 
 
 def stream_name(source: Source) -> str:
-    """Return the name of a source for messages; "standard input" for `-`."""
     return "standard input" if str(source) == "-" else str(source)
 
 
 @contextmanager
 def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress = silent) -> Iterator[list[Source]]:
-    """Return a context that gives the sources with each stream stored as a file in `folder`, a new folder, which is
-    removed when the context ends.
-
-    A stream may take half of the free space: its tokens need space too, and some streams have no end.
-    """
+    """Give the sources with each stream stored as a file in `folder`, a new folder that is removed at the end."""
     try:
         yield [
             store(source, folder / str(number), progress) if isinstance(source, str) and is_stream(source) else source
@@ -182,8 +170,7 @@ def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress =
 
 
 def store(source: str, path: Path, progress: Progress, most: int | None = None) -> Stored:
-    """Copy the stream `source` to the file `path` until the writer closes the stream. Raises a UserError if the stream
-    has more than `most` bytes, by default half of the free space."""
+    """Copy a stream of at most `most` bytes (by default half of the free space) to `path`."""
     name, done = stream_name(source), 0
     with atomic_write(path) as new, open(new, "wb") as file:
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most
@@ -202,7 +189,6 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
 
 
 def blocks(source: str) -> Iterator[bytes]:
-    """Read a stream, standard input or a pipe, and yield its content in blocks of COPY_BYTES."""
     with reading(stream_name(source)):
         if source == "-":
             yield from iter(lambda: sys.stdin.buffer.read(COPY_BYTES), b"")
@@ -212,8 +198,7 @@ def blocks(source: str) -> Iterator[bytes]:
 
 
 def provenance(source: Source) -> dict[str, Any]:
-    """Return, for data.json, a dict of a source: its name, its size in bytes, and a hash that changes when the source
-    changes."""
+    """Name, size in bytes and a hash of a source, for data.json."""
     if isinstance(source, Stored):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source in corpora.BUILT_IN:
@@ -230,8 +215,7 @@ def provenance(source: Source) -> dict[str, Any]:
 
 
 def source_files(source: str) -> list[Path]:
-    """Return the files of a source: a file, the files of a folder (see `folder_files`) or of a glob, or the file of a
-    corpus, which is downloaded if it is missing. Raises a UserError if there is no file."""
+    """The files of a source: a file, a folder, a glob, or a corpus, which is downloaded if it is missing."""
     path = Path(source)
     if os.path.isdir(path):
         files, _ = folder_files(path)
@@ -252,8 +236,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """Return the readable files of a folder, recursively, sorted by name; and, as {reason: files}, the files that are
-    skipped."""
+    """(readable files of a folder, recursively, sorted; {reason: skipped files})."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):
@@ -274,12 +257,10 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
 
 
 def raise_error(error: OSError) -> None:
-    """Raise an error; for `os.walk`, which ignores errors by default."""
     raise error
 
 
 def skip_reason(path: Path) -> str:
-    """Return the reason why an entry of a folder is skipped; "" if it is read."""
     if path.name.startswith("."):
         return "hidden"
     if path.name.endswith(".unfinished"):
@@ -296,8 +277,7 @@ def skip_reason(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def dataset(source: str) -> "Dataset":
-    """Load the dataset `hf://NAME?split=...` memory-mapped; the options are those of `datasets.load_dataset`. Raises a
-    UserError if it cannot be loaded, or is more than one table."""
+    """Load the dataset `hf://NAME?split=...`, memory-mapped; options are those of `datasets.load_dataset`."""
     try:
         from datasets import Dataset, load_dataset
     except ImportError:
