@@ -86,8 +86,8 @@ def test_part_is_a_number_of_a_number(text: str) -> None:
 
 
 def test_part_needs_a_tokenizer_and_files(sources: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="learned from all texts"):
+    with pytest.raises(UserError, match="cannot learn from all texts"):
         prepare_part(sources, "bpe:300", tmp_path / "out", Part(1, 2))
-    with pytest.raises(UserError, match="is a stream"):
+    with pytest.raises(UserError, match="because a stream can be read only once"):
         prepare_part(["-"], BYTE, tmp_path / "out", Part(1, 2))
     assert part_folder(tmp_path / "out", Part(3, 16)) == tmp_path / "out.part-3-of-16"

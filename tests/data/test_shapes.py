@@ -253,12 +253,12 @@ WRONG: dict[str, tuple[str, str, str]] = {  # a file, its content, and the sente
     "an image": (
         "a.jsonl",
         json.dumps({"messages": [IMAGE]}),
-        "line 1: message 1 has a part of type 'image_url', and Onward trains on text",
+        "line 1: cannot train on message 1, because its part of type 'image_url' is not text",
     ),
     "a column of images": (
         "a.jsonl",
         '{"messages": [], "images": ["x.png"]}',
-        "line 1: it has images, and Onward trains on text: remove",
+        "line 1: cannot train on its images, because Onward trains on text: remove",
     ),
     "a history of texts": (
         "a.jsonl",
@@ -293,8 +293,8 @@ def test_wrong_files_are_one_sentence(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ("prompt", "columns has 'prompt': write our name and theirs, prompt=question"),
-        ("prompt=", "columns has 'prompt=': write our name"),
+        ("prompt", "columns has 'prompt': write Onward's name and the data's, prompt=question"),
+        ("prompt=", "columns has 'prompt=': write Onward's name"),
         ("prompt=questoin", "line 1: it has no column 'questoin': did you mean question"),
     ],
 )

@@ -12,10 +12,12 @@ def renaming(columns: str) -> dict[str, str]:
     for name, equal, theirs in pairs:
         if not (name.strip() and theirs.strip()):
             wrong = f"{name}{equal}{theirs}".strip()
-            raise UserError(f"columns has {wrong!r}: write our name and theirs, prompt=question,completion=answer")
+            raise UserError(
+                f"columns has {wrong!r}: write Onward's name and the data's, prompt=question,completion=answer"
+            )
     names = [name.strip() for name, _, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"columns has {twice[0]} twice: name one column for it")
+        raise UserError(f"columns names two columns for {twice[0]}: name one")
     return {name.strip(): theirs.strip() for name, _, theirs in pairs}
 
 

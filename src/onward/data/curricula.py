@@ -32,7 +32,7 @@ class Constant:
 
     def __init__(self, weights: Sequence[float]) -> None:
         if not min(weights) * BLOCK > sum(weights):  # false for nan, too
-            raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
+            raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of their sum")
         exact = np.array(weights) / sum(weights) * BLOCK
         self.counts = rounded(exact)
         self.source, self.rank = spread([(np.arange(n) + 0.5) / n for n in self.counts])

@@ -64,14 +64,12 @@ def datasketch() -> Any:
     try:
         import datasketch
     except ImportError:
-        raise UserError(
-            "near duplicates are found with datasketch, which is missing: pip install 'onward[data]'"
-        ) from None
+        raise UserError("Cannot find near duplicates without datasketch: pip install 'onward[data]'") from None
     return datasketch
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    np.save(content := io.BytesIO(), array)
+    np.save(content := io.BytesIO(), array)  # np.save of a path does not give the system's reason on a full disk
     with atomic_write(path) as new:
         new.write_bytes(content.getbuffer())
 

@@ -154,14 +154,14 @@ def check_variables(variables: Variables, source: str) -> None:
         raise UserError(f"tools are {shown(tools)}: give a list of JSON schemas, as the chat template reads them")
     if tools and not occurs("tools", source):
         raise UserError(
-            "it has tools, and the chat template does not write them: name another, such as --template hermes, or "
-            "leave them out with --ignore tools"
+            "cannot use its tools, because the chat template does not write them: name another template, such as "
+            "--template hermes, or leave them out with --ignore tools"
         )
     for name, value in variables.items():
         if any(texts_in([value])) and not occurs(name, source):
             raise UserError(
-                f"chat_template_kwargs has {name}, and the chat template has no such variable: name another template, "
-                "or leave the column out with --ignore chat_template_kwargs"
+                f"cannot use {name} of chat_template_kwargs, because the chat template has no such variable: name "
+                "another template, or leave the column out with --ignore chat_template_kwargs"
             )
 
 
@@ -170,8 +170,8 @@ def check_no_variables(variables: Variables) -> None:
         if name == "tools" or any(texts_in([value])):
             column = name if name == "tools" else "chat_template_kwargs"
             raise UserError(
-                f"it has {column} for a chat template, and its prompt is a text: write the prompt as a list of "
-                f"messages, or leave the column out with --ignore {column}"
+                f"cannot use its {column}, because its prompt is a text, without a chat template: write the prompt as "
+                f"a list of messages, or leave the column out with --ignore {column}"
             )
 
 
@@ -192,7 +192,7 @@ def check_messages(messages: Any, source: str) -> None:
     if not isinstance(messages, list | tuple) or not all(
         isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages
     ):
-        raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them so")
+        raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them in this form")
     for i, message in enumerate(messages, 1):
         content = message.get("content")
         if not isinstance(content, str) and (content is not None or not any(message.get(name) for name in SPOKEN)):

@@ -265,7 +265,7 @@ def pyarrow(name: str) -> Any:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{name} is read with pyarrow, which is missing: pip install 'onward[data]'") from None
+        raise UserError(f"Cannot read {name} without pyarrow: pip install 'onward[data]'") from None
     return pyarrow
 
 

@@ -55,8 +55,8 @@ def columns(values: Mapping[str, Any]) -> str:
     text = f"{{{', '.join(sorted(kept))}}}" if kept else ""
     if len(text) > MOST_COLUMNS:  # of ASCII
         raise UserError(
-            f"its fields besides prompt take {len(text):,} bytes as JSON, and rewards get {MOST_COLUMNS:,} at most: "
-            "leave out those that no reward reads"
+            f"cannot give rewards its fields besides prompt, because they take {len(text):,} bytes as JSON, more than "
+            f"{MOST_COLUMNS:,}: leave out those that no reward reads"
         )
     return text
 
@@ -106,8 +106,8 @@ def own_sequences(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequ
         check_unread(values, ("prompt", "completion", *FOR_TEMPLATES, *OF_PAIRS, "label"))
         if values.get("label") in (0, False):
             raise UserError(
-                f"it has the label {values['label']!r}, an unwanted answer, which this method would train: use kto, or "
-                "remove the record"
+                f"cannot train its completion, because its label {values['label']!r} marks an unwanted answer: use "
+                "kto, or remove the record"
             )
         if isinstance(completion := values["completion"], str):
             check_text(completion, "answer")
@@ -157,7 +157,7 @@ def number(value: Any, name: str) -> float:
             return float(value)
     except OverflowError:  # of a huge whole number
         pass
-    raise UserError(f"{name} is {shown(value)}: it must be a finite number")
+    raise UserError(f"{name} is {shown(value)}: give a finite number")
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
@@ -187,7 +187,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         with placed(record):
             if partner is None:
                 raise UserError(
-                    "all examples have the same prompt, and answers to other prompts estimate the divergence: add some"
+                    "cannot estimate the divergence, because all examples have the same prompt: add other prompts"
                 )
             other = encoder.answer(prompt, rows[partner][1], record.values)
             yield Example([sequence, other], record.place, {"label": label}, source=record.source)
@@ -195,7 +195,7 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 def wanted(label: Any) -> float:
     if not isinstance(label, int | float) or label not in (0, 1):
-        raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
+        raise UserError(f"label is {shown(label)}: give 1 or true for a wanted answer, 0 or false for another")
     return float(label)
 
 
@@ -259,4 +259,4 @@ def missing(values: Mapping[str, Any], wanted: str) -> UserError:
     empty = ", ".join(repr(name) for name, value in values.items() if value is None)
     has = given or (f"no value in {empty}" if empty else "no fields")
     way = "" if not given else ": rename columns, such as --columns prompt=question,completion=answer"
-    return UserError(f"it has {has}, and needs {wanted}{way or ': remove the record, or fill it in'}")
+    return UserError(f"it needs {wanted}, but has {has}{way or ': remove the record, or fill it in'}")

@@ -62,7 +62,8 @@ def with_text(value: dict[str, Any], number: int) -> dict[str, Any]:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind not in TEXTS or not isinstance(part.get("text"), str):
             raise UserError(
-                f"message {number} has a part of type {shown(kind)}, and Onward trains on text: remove the record"
+                f"cannot train on message {number}, because its part of type {shown(kind)} is not text: remove the "
+                "record"
             )
         texts.append(part["text"])
     return {**value, "content": "".join(texts)}
@@ -79,15 +80,15 @@ def with_system(values: dict[str, Any]) -> dict[str, Any]:
     wholes = ("messages", "prompt") if "prompt" in lists else ("messages", "chosen", "rejected")
     if not {*wholes} & {*lists}:
         raise UserError(
-            f"it has a {name} text, and its {talks[0]} is a text: write the {talks[0]} as a list of messages, join "
-            f"both texts, or leave the column out with --ignore {name}"
+            f"cannot put its {name} text before its {talks[0]}, because that is a text, too: write the {talks[0]} as a "
+            f"list of messages, join both texts, or leave the column out with --ignore {name}"
         )
     result = {key: value for key, value in values.items() if key != name}
     for field in {*wholes} & {*lists}:
         first = values[field][0]
         begins = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
         if begins and first.get("content") != text:
-            raise UserError(f"it has a {name} text, and its {field} begin with another system message: remove one")
+            raise UserError(f"its {name} text differs from the system message in its {field}: remove one")
         result[field] = [*([] if begins else [message(text, "system")]), *values[field]]
     return result
 
@@ -103,8 +104,8 @@ def trained_messages(messages: Sequence[Mapping[str, Any]], given: int) -> list[
                 raise UserError(f"message {number} has the {name} {shown(flag)}: give 1 to train the message, or 0")
             if not own and flag and name != "weight":
                 raise UserError(
-                    f"message {number} has the {name} {shown(flag)} and the role {one['role']!r}, and only messages of "
-                    "the assistant are trained: remove the field"
+                    f"cannot train message {number} ({name} {shown(flag)}), because its role is {one['role']!r} and not "
+                    "assistant: remove the field"
                 )
         result.append(number > given and own and all(flags.values()))
     return result

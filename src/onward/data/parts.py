@@ -65,11 +65,13 @@ def prepare_part(
     the folder that the joined parts will have. An interrupted part continues with the same arguments."""
     check_named(sources)
     if streams := [source for source in sources if is_stream(source)]:
-        raise UserError(f"{streams[0]} is a stream, which is read once: prepare it on one machine, without part")
+        raise UserError(
+            f"Cannot prepare parts of {streams[0]}, because a stream can be read only once: prepare it on one machine"
+        )
     if isinstance(tokenizer, str) and (tokenizer == "char" or tokenizer.startswith("bpe:")):
         raise UserError(
-            f"tokenizer is {tokenizer!r}, which is learned from all texts: learn it once with onward tokenizer train, "
-            "and name its folder"
+            f"tokenizer is {tokenizer!r}, which a part cannot learn from all texts: learn it with onward tokenizer "
+            "train, and name its folder"
         )
     download_corpora(sources, progress)
     target = part_folder(folder, part)
@@ -145,15 +147,22 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
             f"{folder} has no parts to join: prepare them with onward data prepare --part 1/2 --out {folder}"
         )
     if len(counts := sorted({of for _, of in numbers})) > 1:
-        raise UserError(f"{folder} has parts of {' and of '.join(map(str, counts))}: remove those that are not joined")
+        raise UserError(
+            f"Cannot join {folder}, because it has parts of {' and of '.join(map(str, counts))}: remove the wrong ones"
+        )
     paths = [part_folder(folder, Part(number, counts[0])) for number in range(1, counts[0] + 1)]
     if missing := [path.name for path in paths if not (path / PART).exists()]:
-        raise UserError(f"{', '.join(missing[:5])} of {counts[0]} parts is missing or not complete: prepare it first")
+        raise UserError(
+            f"Cannot join {folder}, because {', '.join(missing[:5])} of {counts[0]} parts is missing or not complete: "
+            "prepare it first"
+        )
     first, *others = [read_json(path / PART) for path in paths]
     for path, other in zip(paths[1:], others):
         check_settings(first["settings"], other["settings"], path)
         if any(first[fact] != other[fact] for fact in ("units", "sizes", "tokenizer")):
-            raise UserError(f"{path} has another tokenizer or other units than {paths[0].name}: prepare it again")
+            raise UserError(
+                f"Cannot join {path} to {paths[0].name}, because their tokenizers or texts differ: prepare it again"
+            )
     return paths, first
 
 

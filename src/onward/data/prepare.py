@@ -90,7 +90,7 @@ def prepare(
     cannot be read, or if the folder was prepared from other sources or settings.
     """
     if workers < 0:
-        raise UserError(f"workers is {workers}: it is a number of processes, or 0 for one per core")
+        raise UserError(f"workers is {workers}: give a number of processes, or 0 for one per core")
     check_named(sources)
     download_corpora(sources, progress)
     folder = Path(folder)

@@ -92,6 +92,7 @@ def parquet_records(path: Path) -> Iterator[Record]:
 
 
 def without_nulls(value: Any) -> Any:
+    # Arrow fills nested tables with nulls until all have the same keys
     if isinstance(value, Mapping):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value

@@ -135,7 +135,9 @@ def converted(record: Record) -> Record:
             values["tools"] = [{"type": "function", "function": one} for one in values.pop("functions")]
         for name in MEDIA:
             if values.get(name):
-                raise UserError(f"it has {name}, and Onward trains on text: remove the field, or the record")
+                raise UserError(
+                    f"cannot train on its {name}, because Onward trains on text: remove the field, or the record"
+                )
         for name in TALKS:
             if isinstance(values.get(name), list | tuple):
                 values[name] = read_messages(values[name])

@@ -114,7 +114,7 @@ def is_blank(text: str) -> bool:
 
 
 def no_text(source: Source) -> str:
-    return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
+    return f"{stream_name(source)} has no text, since all its documents are empty: name another source"
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
@@ -173,6 +173,7 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
     """Copy a stream of at most `most` bytes (by default half of the free space) to `path`."""
     name, done = stream_name(source), 0
     with atomic_write(path) as new, open(new, "wb") as file:
+        # the tokens need space, too, and some streams have no end
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most
         for block in blocks(source):
             if not block.strip(b"\0"):  # text in no encoding; /dev/zero has no end
@@ -180,8 +181,8 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
             done += len(block)
             if done > most:
                 raise UserError(
-                    f"{name} is longer than {most:,} bytes, half of the free space of {path.parent.parent}, where it "
-                    "is stored while it is read: end it earlier (head -c), or free some space"
+                    f"Cannot store {name} while it is read, because it is longer than {most:,} bytes, half of the free "
+                    f"space of {path.parent.parent}: end it earlier (head -c), or free some space"
                 )
             file.write(block)
             progress(f"reading {name}", done, 0)
@@ -257,6 +258,7 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
 
 
 def raise_error(error: OSError) -> None:
+    # os.walk ignores errors by default
     raise error
 
 
@@ -281,7 +283,7 @@ def dataset(source: str) -> "Dataset":
     try:
         from datasets import Dataset, load_dataset
     except ImportError:
-        raise UserError(f"{source} is read with datasets, which is missing: pip install 'onward[data]'") from None
+        raise UserError(f"Cannot read {source} without datasets: pip install 'onward[data]'") from None
     name, _, options = source.removeprefix(HUB).partition("?")
     try:
         loaded = load_dataset(name, **{"split": "train"} | dict(parse_qsl(options)))

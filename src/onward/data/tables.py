@@ -69,7 +69,9 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
             if way != "cut":
                 continue
         if not learns:
-            raise UserError(f"{example.place}: it has no token that is trained after another one: make it longer")
+            raise UserError(
+                f"{example.place}: cannot train on it, because no trained token follows another one: make it longer"
+            )
         per_example = len(rows)
         for ids, mask in rows:
             tokens.append(np.array(ids, np.uint32))
@@ -84,9 +86,8 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
     if left.count and too_long == "error":
         total = sum(one.examples for one in sources.values())
         raise UserError(
-            f"{left.count:,} of {total:,} examples are longer than {length:,} tokens, {place} with {longest:,} the "
-            "longest: --too-long drop leaves them out, --too-long cut keeps their first tokens, and --length allows "
-            "more"
+            f"{left.count:,} of {total:,} examples are longer than {length:,} tokens ({place} has {longest:,}): leave "
+            "them out with --too-long drop, keep their first tokens with --too-long cut, or allow more with --length"
         )
     if not per_example:
         sentences = "; ".join(one.sentence(name, length) for name, one in sources.items())

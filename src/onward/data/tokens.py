@@ -257,6 +257,7 @@ def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: s
 
 @lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process
 def memory_map(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
+    # the checksum is part of the cache's key, since a file can be replaced
     try:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     except OSError as error:

@@ -50,8 +50,8 @@ def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
     for name in WEIGHTS:
         if name not in read and str(values.get(name, 1)).lower() not in ("1", "1.0", "true", "none"):
             raise UserError(
-                f"it has the {name} {shown(values[name])}, and all examples weigh the same: remove the example, or "
-                f"leave the field out with --ignore {name}"
+                f"cannot use its {name} {shown(values[name])}, because all examples weigh the same: remove the "
+                f"example, or leave the field out with --ignore {name}"
             )
     if values.get("tools") and "tools" not in read:
         raise UserError("it has tools, which only messages use: write messages, or leave them out with --ignore tools")
@@ -63,7 +63,8 @@ def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
         if not repeats(text, known):
             names = ", ".join(name for name in values if name in read and values[name] is not None)
             raise UserError(
-                f"it has the text {shown(text)} in {path}, which is not read beside {names}: name its use with "
+                f"cannot use its text {shown(text)} in {path}, because nothing but {names} is read: name its "
+                "use with "
                 f"--columns, such as --columns prompt={path}, or leave it out with --ignore {path.partition('.')[0]}"
             )
 

@@ -110,7 +110,7 @@ class Windows:
         sizes = np.array([len(tokens) for tokens in self.sources])
         if (least := sizes.min()) <= context_length:
             raise UserError(
-                f"{'a source' if weights else 'the text'} has {least} tokens, and one window takes "
+                f"{'a source' if weights else 'the text'} has {least} tokens, too few for a window of "
                 f"{context_length + 1}: give it more text or a smaller --model.context-length"
             )
         fitting = (sizes - 1) // context_length
