@@ -11,8 +11,8 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template as Jinja source, with the control tokens that it needs and the control token that ends an answer;
-    `{{ bos_token }}` and `{{ eos_token }}` in the source are the tokenizer's own."""
+    """Jinja source, the control tokens that it needs and the one that ends an answer; `{{ bos_token }}` and `{{
+    eos_token }}` are the tokenizer's own."""
 
     source: str
     controls: tuple[str, ...] = ()
