@@ -69,8 +69,6 @@ OUT_OF_REACH = -10_000.0  # the score of tokens that are never formed by merges
 
 
 def read_tokenizer(header: Header) -> Tokenizer | None:
-    """Read the tokenizer in the header of a GGUF file; None if it has none. Raises a UserError for a kind that Onward
-    does not read."""
     keys = {name.removeprefix("tokenizer.ggml."): value for name, value in header.keys.items()}
     kind, tokens = keys.get("model", "none"), keys.get("tokens")
     if kind == "none" or tokens is None:
@@ -117,9 +115,7 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
 
 
 def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
-    """Build the byte-level BPE tokenizer of a GGUF file (a `tokenizers.Tokenizer`). `keys` are the metadata keys whose
-    names begin with "tokenizer.ggml.", without this prefix; `typed` are the tokens with their type codes, by id. Raises
-    a UserError if the name of the patterns that split texts is unknown, or if there are no merges."""
+    """The byte-level tokenizer of a file; `typed` are (token, type code) by id."""
     pre, merges = keys.get("pre", "default"), keys.get("merges")
     if pre not in PRE:
         raise UserError(
@@ -144,8 +140,7 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
 
 
 def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Return {character: id} if the vocabulary `typed`, tokens with their type codes, consists of single characters and
-    control tokens only; else {}."""
+    """{character: id} if the vocabulary consists of single characters and control tokens only, else {}."""
     ids = {}
     for i, (token, kind) in enumerate(typed):
         if kind in (NORMAL, UNKNOWN):
@@ -158,8 +153,6 @@ def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
-    """Return the control token whose id is under the key `name`_token_id of a GGUF file, such as bos_token_id; None
-    without a valid id. `tokens` is the vocabulary."""
     i = keys.get(f"{name}_token_id")
     return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
 
@@ -168,12 +161,11 @@ def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None
 
 
 class TokenizerNotice(UserWarning):
-    """Warning that llama.cpp may split some texts differently with the tokenizer written to a GGUF file."""
+    """Warning that llama.cpp may split some texts differently."""
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """Return the metadata keys of a GGUF file for a tokenizer, for a model with `rows` rows of embeddings. Raises a
-    UserError if llama.cpp does not support the tokenizer."""
+    """Metadata keys for a tokenizer and a model with `rows` rows of embeddings."""
     table = json.loads(tokenizer.inner.to_str())
     if tokenizer.vocab_size > rows:
         raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {rows:,} rows of embeddings")
@@ -216,8 +208,8 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
 
 
 def general_name(name: str, tokenizer: Tokenizer) -> str:
-    """Return `name`, changed if necessary, as the model's name in a GGUF file: llama.cpp decides by it whether control
-    tokens absorb the white space after them, as in Phi 3. Warns if no name gives the tokenizer's behavior."""
+    """`name`, changed if necessary: llama.cpp decides by it whether control tokens absorb the white space after them,
+    as in Phi 3. Warns if no name gives the tokenizer's behavior."""
     added = tokenizer.inner.get_added_tokens_decoder().values()
     strips = {token.content: (token.lstrip, token.rstrip) for token in added}
     if strips.keys() >= PHI3 and strips == {text: (False, text not in KEPT) for text in strips}:
@@ -230,15 +222,13 @@ def general_name(name: str, tokenizer: Tokenizer) -> str:
 
 @dataclass(frozen=True)
 class Spelling:
-    """The metadata keys of a GGUF file for a vocabulary; the function `own` that spells a token's text as GGUF does;
-    and the text of the unknown token, None without one."""
+    """The keys for a vocabulary, and how the file spells a token's text."""
 
     keys: dict[str, Any]
     own: Callable[[str], str] = lambda text: text
     unknown: str | None = None
 
     def type(self, i: int, text: str, added: Mapping[int, Any]) -> int:
-        """Return GGUF's type code of the token with the id `i` and this text. `added` are the added tokens by id."""
         if text == self.unknown:
             return UNKNOWN
         if i in added:
@@ -247,9 +237,7 @@ class Spelling:
 
 
 def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
-    """Return the metadata keys of a byte-level BPE tokenizer: the name of its split patterns, and its merges. `table`
-    is the tokenizer's parsed JSON. Raises a UserError if llama.cpp has no name for the patterns, or does not normalize
-    texts as the tokenizer does."""
+    """The name of the split patterns, and the merges."""
     model, patterns = table["model"], patterns_of(table["pre_tokenizer"])
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     if patterns == () and not merges:
@@ -287,9 +275,8 @@ NO_MERGE = "\u00ff \u00fe"  # bytes that do not occur in UTF-8; the key must not
 
 
 def characters(table: Mapping[str, Any]) -> Spelling:
-    """Return the metadata keys of a character tokenizer, written as byte-level BPE: merges make one token of the bytes
-    of each character. llama.cpp drops a character outside the vocabulary, which is an unknown token in Onward. `table`
-    is the tokenizer's parsed JSON. Raises a UserError for any other WordLevel tokenizer."""
+    """A character tokenizer written as byte-level BPE: merges make one token of the bytes of each character. llama.cpp
+    drops a character outside the vocabulary, which is an unknown token in Onward."""
     if table["pre_tokenizer"] != {
         "type": "Split",
         "pattern": {"Regex": r"[\s\S]"},
@@ -308,8 +295,7 @@ def characters(table: Mapping[str, Any]) -> Spelling:
 
 
 def piece_keys(table: Mapping[str, Any]) -> Spelling:
-    """Return the metadata keys of a SentencePiece tokenizer, whose scores follow the order of the merges. `table` is
-    the tokenizer's parsed JSON. Raises a UserError if llama.cpp would split texts differently."""
+    """A SentencePiece tokenizer, whose scores follow the order of the merges."""
     model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
     scheme = first.get("prepend_scheme", "") if first.get("split") is False else ""
