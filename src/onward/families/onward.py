@@ -26,5 +26,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    """Yield no rows of the tensor name mapping, since a tensor without a row keeps its name."""
+    """A tensor without a row keeps its name."""
     yield from ()
