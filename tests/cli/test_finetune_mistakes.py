@@ -211,7 +211,11 @@ METHODS: dict[str, Case] = {
     "a role without a template": (PROMPT, f"{GRPO} exact --environment calculator(role=tool)", "environment.role is"),
     "no teacher": (TEXT, "--method distill", "teacher is missing, which distill needs"),
     "another vocabulary": (TEXT, "--method distill --teacher other", "another vocabulary"),
-    "an adapter as teacher": (TEXT, "--method distill --teacher adapter", "adapter holds an adapter: onward merge"),
+    "an adapter as teacher": (
+        TEXT,
+        "--method distill --teacher adapter",
+        "because it holds an adapter: make a model of it with",
+    ),
     "mix 2": (TEXT, "--method distill --teacher other --mix 2", "--mix is 2.0: it must be a number from 0 to 1"),
 }
 REWARDS: dict[str, Case] = {
@@ -273,7 +277,7 @@ OTHERS: dict[str, Case] = {
     "an option of onward train": (TEXT, "--config fine.toml", "encoding is given, which a run on examples"),
     "a field of another method in a file": (TEXT, "--config method.toml", "method.sft.beta is not a known option"),
     "no module": (TEXT, "--import none_such", "there is no module none_such: --import takes the name"),
-    "show and json": (TEXT, "--show 1 --json", "prints examples and ends, and json is given: choose one"),
+    "show and json": (TEXT, "--show 1 --json", "prints examples and ends, with --json"),
     "show nothing": (TEXT, "--show 0", "--show is 0: give the number of examples to print, at least 1"),
     "the folder of a model": (TEXT, "--out {base}", "base holds a model, which a run would overwrite: choose another"),
     "a file as folder": (TEXT, "--out data.jsonl", "cannot write data.jsonl: File exists; choose another --out"),

@@ -294,7 +294,7 @@ def test_an_answer_is_continued_right_after_its_text(content: str) -> None:
             own = chat.inner.token_to_id("<|assistant|>")
             assert ids[len(before) :][0] == own
             assert chat.tokenizer.inner.decode(ids[len(before) + 1 :]) == expected
-    with pytest.raises(UserError, match="cannot be continued"):
+    with pytest.raises(UserError, match="Cannot continue the last message"):
         chat_of(TRIMMED).encode([ASK, {"role": "assistant", "content": " "}], continue_final_message=True)
 
 

@@ -239,8 +239,8 @@ def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, Stor
     if None in pair or equal(*pair):  # type: ignore[arg-type]
         return False
     warnings.warn(
-        f"config.json ties the head to the embedding, and {names[1]} differs from {names[0]} in the weights: both are "
-        "kept, as transformers does; set tie_word_embeddings to false if that is meant",
+        f"config.json ties the head to the embedding, although {names[1]} differs from {names[0]} in the weights: both "
+        "are kept, as in transformers; set tie_word_embeddings to false if that is meant",
         UntiedHead,
         stacklevel=1,
     )
@@ -294,7 +294,7 @@ def find(
             raise UserError(f"the checkpoint has no tensor {name}, which its config.json asks for")
         tensor = matched[name] = left.pop(short)
         if tensor.shape != shape:
-            raise UserError(f"tensor {short} has shape {tensor.shape}, and config.json asks for {shape}")
+            raise UserError(f"tensor {short} has shape {tensor.shape}, but config.json asks for {shape}")
         if tensor.dtype not in FLOATS:
             raise UserError(f"tensor {short} holds {tensor.dtype}: Onward reads weights as {', '.join(FLOATS)}")
     if config.tied:  # a head in the files equals the embedding: see `head_differs`

@@ -102,8 +102,8 @@ def refuse_pickles(folder: Path) -> None:
         pickles = [folder.name] if folder.is_file() and folder.suffix in PICKLES else []
     if pickles:
         raise UserError(
-            f"{pickles[0]} is a pickle, and reading it can run any code that is in it: download the model's "
-            "safetensors files, or, of a pytorch_model.bin, make them with "
+            f"Cannot read {pickles[0]}, because it is a pickle, which can run any code: download the model's "
+            "safetensors files, or make them of a pytorch_model.bin with "
             f"onward convert {shlex.quote(str(folder))} OUT --from-bin"
         )
 

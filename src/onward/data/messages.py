@@ -104,7 +104,7 @@ def trained_messages(messages: Sequence[Mapping[str, Any]], given: int) -> list[
                 raise UserError(f"message {number} has the {name} {shown(flag)}: give 1 to train the message, or 0")
             if not own and flag and name != "weight":
                 raise UserError(
-                    f"cannot train message {number} ({name} {shown(flag)}), because its role is {one['role']!r} and not "
+                    f"cannot train message {number} ({name} {shown(flag)}), because its role is {one['role']!r}, not "
                     "assistant: remove the field"
                 )
         result.append(number > given and own and all(flags.values()))

@@ -72,8 +72,8 @@ class Asking:
         fitting = [k for k in range(len(self.shots)) if size(replace(self, shots=self.shots[:k])) <= length]
         advice = f"{fitting[-1]} fit" if fitting else "it is too long even without examples"
         raise UserError(
-            f"a question with its {len(self.shots)} examples has {size(self)} tokens, and the context has {length} for "
-            f"it: use fewer examples ({advice})"
+            f"Cannot ask a question with its {len(self.shots)} examples, because that takes {size(self)} tokens and "
+            f"the context has {length} for it: use fewer examples ({advice})"
         )
 
 
@@ -97,13 +97,13 @@ def run_task(
     if isinstance(task, ScoredTask):
         if examples or chat:
             option = f"examples is {examples}" if examples else "chat is given"
-            raise UserError(f"{option}, and the task {task.label} has its own: leave it out")
+            raise UserError(f"{option}, but the task {task.label} has its own: leave it out")
         right = [float(one) for one in task.score(model, tokenizer, limit, kept, report)]
         return TaskResult(task.label, *mean_of(right), None, task.chance, task.shots, tuple(right))
     given = task.questions(limit + examples)
     shots, questions = given[:examples], given[examples:]
     if not questions:
-        raise UserError(f"the task {task.label} has {len(given)} questions, and {examples} are examples: use fewer")
+        raise UserError(f"the task {task.label} has {len(given)} questions, but {examples} are examples: use fewer")
     asking = Asking(tokenizer, shots, task.separator, ChatPrompts(tokenizer) if chat else None)
     if questions[0].choices:
         right, by_length = chosen(questions, asking, model, kept, report)

@@ -85,7 +85,7 @@ def score_continuations(
     for pair in pairs:
         if len(pair.continuation) > length:
             raise UserError(
-                f"a continuation has {len(pair.continuation)} tokens, and the model's context {length}: shorten it"
+                f"Cannot score a continuation of {len(pair.continuation)} tokens in a context of {length}: shorten it"
             )
         tokens = (*pair.context, *pair.continuation)
         check_ids(min(tokens), max(tokens), model.config)

@@ -61,7 +61,7 @@ def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
     for example in examples:
         longest = max(len(sequence.tokens) for sequence in example.sequences)
         if longest > length:
-            raise UserError(f"{example.place} has {longest:,} tokens, and the model's context {length:,}: shorten it")
+            raise UserError(f"{example.place} has {longest:,} tokens, more than the context of {length:,}: shorten it")
         yield example
 
 

@@ -85,7 +85,7 @@ def alternatives(
         fitting = [count for count, tokens in zip(counts, prompts) if len(tokens) <= room]
         advice = f"give at most {fitting[-1]} of them" if fitting else "shorten the question"
         raise UserError(
-            f"the prompt with {counts[-1]} examples has {len(prompts[-1])} tokens, and the model's context room for "
+            f"the prompt with {counts[-1]} examples has {len(prompts[-1])} tokens, but the context has room for "
             f"{max(0, room)}: {advice}"
         )
     if not candidates and max_new_tokens == 1:

@@ -73,7 +73,9 @@ class JudgeServer:
                 return grade
             except Repeat as why:
                 if attempt == ATTEMPTS:
-                    raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: fix it") from None
+                    raise UserError(
+                        f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: check the server"
+                    ) from None
                 time.sleep(max(WAIT * 2 ** (attempt - 1), why.wait))
         raise AssertionError("the last attempt returns or raises")
 
@@ -83,7 +85,7 @@ def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) ->
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
     if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):
-        raise UserError(f"{name}.prompt is {shown(prompt)}: write {{{lacking}}} where that is to be")
+        raise UserError(f"{name}.prompt is {shown(prompt)}: it must contain {{{lacking}}}")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_env):
         raise UserError(f"{name}.key_env is not the name of an environment variable: do not give the key itself")
 

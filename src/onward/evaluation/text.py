@@ -40,8 +40,8 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
     context, length = tokenizer.begin(tokens), model.config.context_length
     if len(context) > length:
         raise UserError(
-            f"the text is {len(context)} tokens and the model's context {length}: shorten it, or use evaluate, which "
-            "slides"
+            f"the text has {len(context)} tokens, more than the context of {length}: shorten it, or use evaluate, "
+            "whose window slides"
         )
     values: list[float | None] = [None] * (len(tokens) - len(context) + 1) if tokens else []
     if len(context) > 1:

@@ -143,7 +143,7 @@ def family(model_type: str) -> Family:
     known one."""
     if model_type not in families():
         raise UserError(
-            f"model_type {model_type!r} is not a family that Onward knows, and docs/families.md shows how to add one: "
+            f"model_type {model_type!r} is not a family that Onward knows (docs/families.md shows how to add one): "
             f"{nearest(model_type, families())}"
         )
     return families()[model_type]

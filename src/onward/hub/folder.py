@@ -66,7 +66,7 @@ class HubName:
             return None
         named = match[2] or match[3] or ""
         if named and revision and named != revision:
-            raise UserError(f"{text} names a revision, and revision is {revision!r}: give one of them")
+            raise UserError(f"Cannot use the revision {revision!r}, because {text} names another: give one of them")
         return cls(match[1], named or revision or "main")
 
     def __str__(self) -> str:
@@ -97,7 +97,7 @@ def locate(
     hub_name = HubName.of(text, revision)
     if not address and os.path.exists(text):
         if revision:
-            raise UserError(f"revision is {revision!r}, and {text} is a path on this machine: name hf://{text} instead")
+            raise UserError(f"revision is {revision!r}, but {text} is a path on this machine: name hf://{text} instead")
         if hub_name and hub_name.name in cached_names():
             say(f"{text} is a local path, which is used; the model of that name on the hub is hf://{text}")
         return Path(name)
@@ -204,8 +204,8 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
     missing = {path: entries[path] for path in paths if not cached(model.name, path, commit)}
     if missing and offline:
         raise UserError(
-            f"{model} is in the cache without {', '.join(sorted(missing)[:3])}, and the hub cannot be reached: try "
-            "again with a network"
+            f"Cannot load {model}, because the cache lacks {', '.join(sorted(missing)[:3])} and the hub cannot be "
+            "reached: try again with a network"
         )
     return paths, missing
 
@@ -227,8 +227,8 @@ def check(model: HubName, paths: Collection[str], there: Collection[str], files:
         raise UserError(f"{model} on the hub has no config.json but {kind}: name the model that it was made from")
     if files.fullmatch(SINGLE) and not {SINGLE, INDEX} & {*paths}:
         raise UserError(
-            f"{model} on the hub has no {SINGLE}, and pickles (.bin) can run any code when they are read: give the "
-            "revision of another commit, such as refs/pr/1, if one has safetensors files, or make them yourself with "
+            f"Cannot load {model}, because on the hub it has no {SINGLE} but pickles (.bin), which can run any code: "
+            "give the revision of another commit, such as refs/pr/1, if one has safetensors files, or make them with "
             f"onward convert {model} OUT --from-bin"
         )
 

@@ -129,7 +129,7 @@ class Chat:
         if continue_final_message:
             text = text[: talk.end_of(text, len(given) - 1, "content")]
             if not text:
-                raise UserError("the last message has no text that the template writes: it cannot be continued")
+                raise UserError("Cannot continue the last message, because the chat template writes no text of it")
         return [i for i, _, _ in self.tokens(text)]
 
     def conversations(
@@ -197,8 +197,8 @@ class Chat:
         if same < len(before):  # a finished answer begins differently, for example without an open <think>
             if same < shared_length(before, talk.rendered(talk.messages[:index], False)):
                 raise UserError(
-                    f"the chat template writes the messages before message {index + 1} differently once it is there: "
-                    "name another template"
+                    f"Cannot train message {index + 1}, because the chat template writes the messages before it "
+                    "differently once it is there: name another template"
                 )
             same = next((at for _, at, end in self.controls(text) if at < same < end), same)
             other = text[same : same + SHOWN]

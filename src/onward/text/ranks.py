@@ -86,8 +86,8 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
         raise UserError(
-            f"{path} has {len(ranks):,} ranks but no pattern that splits texts: give the pattern to "
-            "onward.text.ranks.load_ranks(path, pattern)"
+            f"Cannot read {path}, because its {len(ranks):,} ranks are of no vocabulary whose pattern Onward knows: "
+            "take a tokenizer.json of this model"
         )
     inner = ranked_bpe(ranks, pattern or known.pattern, path)  # type: ignore[union-attr]
     if known is None:

@@ -177,7 +177,7 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
     """A setting that Onward's tokenizer does not support, in words that follow the file's name; "" if there is none."""
     kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
     if kind != "bpe":
-        return f"is of kind {kind}, and Onward reads bpe"
+        return f"is of kind {kind}, and Onward reads only bpe"
     if last(normalizer, "precompiled_charsmap", b""):
         rules = last(normalizer, "name", b"").decode("utf-8", "replace") or "its own"
         return (
@@ -199,13 +199,13 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
         return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"
     wanted = {f"<0x{byte:02X}>" for byte in range(256)} if fallback else set()
     if wanted != {*of_type[BYTE]}:
-        return f"has {len(of_type[BYTE])} pieces for bytes, and byte_fallback is {str(fallback).lower()}"
+        return f"has {len(of_type[BYTE])} pieces for bytes, although byte_fallback is {str(fallback).lower()}"
     if short := next((text for text in of_type[CONTROL] + of_type[UNKNOWN] if len(text) == 1), ""):
         return f"has the control token {short!r}, which is a character of texts"
     if squeeze and (spaced := next((text for text in of_type[USER_DEFINED] if "  " in text), "")):
         return f"has the symbol {spaced!r}, in which spaces are kept (remove_extra_whitespaces)"
     if not fallback and (byte := next(filter(BYTE_PIECE.fullmatch, of_type[USER_DEFINED] + of_type[NORMAL]), "")):
-        return f"has {byte!r} as text, and byte_fallback is false"
+        return f"has {byte!r} as text, although byte_fallback is false"
     ordinary, symbols = {*of_type[NORMAL], *of_type[UNUSED]}, {*of_type[USER_DEFINED]}
     scores = Counter[float]()
     for piece in pieces:
@@ -228,7 +228,7 @@ def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tup
     for text, expected in samples:
         pieces = inner.encode(text, add_special_tokens=False).tokens
         if unknown not in pieces and pieces != expected.split(" "):
-            raise UserError(f"{path} says that {text!r:.60} has other pieces (self_test_data): take a tokenizer.json")
+            raise UserError(f"{path} has other pieces for {text!r:.60} in its self_test_data: take a tokenizer.json")
 
 
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:

@@ -250,7 +250,8 @@ def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str,
         (inner.add_special_tokens if options["special"] else inner.add_tokens)([added])
         if inner.token_to_id(added.content) != int(i):
             raise UserError(
-                f"tokenizer_config.json gives {added.content!r} the id {i}, which is another in {file.name}"
+                f"Cannot add the token {added.content!r} of tokenizer_config.json, because {file.name} gives it "
+                f"another id than {i}: copy or download both files again"
             )
 
 

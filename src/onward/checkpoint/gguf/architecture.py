@@ -157,7 +157,9 @@ def sizes_of(keys: Keys) -> Parts:
         raise UserError("values and keys have different widths, which Onward supports in latent attention alone")
     layers = keys.number("block_count")
     if layers > len(keys.header.tensors):
-        raise UserError(f"block_count is {layers}, and the file has {len(keys.header.tensors)} tensors: get it again")
+        raise UserError(
+            f"block_count is {layers}, more than the file has tensors ({len(keys.header.tensors)}): get it again"
+        )
     return {
         "vocab_size": embedding.shape[0],
         "d_model": width,

@@ -85,7 +85,9 @@ def read_header(path: Path) -> Header:
     for number in range(2, count + 1):
         part = path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf")
         if not part.exists():
-            raise UserError(f"{path.parent} has no {part.name}, and {path.name} is the first of {count} parts")
+            raise UserError(
+                f"{path.parent} has no {part.name}, one of the {count} parts of the model: copy or download it"
+            )
         for name, info in read_one(part).tensors.items():
             if tensors.setdefault(name, info) is not info:
                 raise UserError(f"{part} has a tensor {shown(name)}, which another part also has: get the parts again")

@@ -92,7 +92,9 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
         inner = bpe_of_pieces(pieces, prefix=bool(keys.get("add_space_prefix", True)), squeeze=squeeze)
         add_bos = keys.get("add_bos_token", True)
     else:
-        raise UserError(f"{header.path} has a tokenizer of kind {kind!r:.40}, and Onward reads gpt2 and llama")
+        raise UserError(
+            f"Cannot read the tokenizer of {header.path}, because its kind is {kind!r:.40} and not gpt2 or llama"
+        )
     named = {name: special(keys, name, tokens) for name in ("bos", "eos", "padding")}
     if add_bos and (bos := named["bos"]):
         inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, tokens.index(bos))])
@@ -119,7 +121,8 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
     pre, merges = keys.get("pre", "default"), keys.get("merges")
     if pre not in PRE:
         raise UserError(
-            f"{header.path} splits texts as {pre!r:.40} does, which Onward does not know: {nearest(str(pre), PRE)}"
+            f"Cannot read the tokenizer of {header.path}, because Onward does not know how {pre!r:.40} splits texts: "
+            f"{nearest(str(pre), PRE)}"
         )
     if not isinstance(merges, list):
         raise UserError(f"{header.path} has no tokenizer.ggml.merges: get the file again")
@@ -168,7 +171,10 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     """Metadata keys for a tokenizer and a model with `rows` rows of embeddings."""
     table = json.loads(tokenizer.inner.to_str())
     if tokenizer.vocab_size > rows:
-        raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {rows:,} rows of embeddings")
+        raise UserError(
+            f"Cannot write the tokenizer, because it has {tokenizer.vocab_size:,} ids and the model only {rows:,} rows "
+            "of embeddings"
+        )
     model, added = table["model"], {token["id"]: token for token in table["added_tokens"]}
     if model["type"] == "WordLevel":
         kind, spelled = "gpt2", characters(table)
@@ -195,7 +201,9 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     plain = tokenizer.encode("a", special=False)
     front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
     if front not in ([], [tokenizer.bos_id]):
-        raise UserError("the tokenizer adds control tokens other than a beginning-of-text token")
+        raise UserError(
+            "Cannot write the tokenizer, because it adds control tokens other than a beginning-of-text token"
+        )
     values = {"model": kind, **spelled.keys, "tokens": tokens, "token_type": types}
     if "scores" in values:
         values["scores"] = [values["scores"].get(i, OUT_OF_REACH) for i in range(rows)]
@@ -314,6 +322,6 @@ def piece_keys(table: Mapping[str, Any]) -> Spelling:
     vocab, own = model["vocab"], {token["content"] for token in table["added_tokens"]}
     for text in vocab.keys() - order.keys() - own:
         if not BYTE_PIECE.fullmatch(text) and any(text[:i] in vocab and text[i:] in vocab for i in range(1, len(text))):
-            raise UserError(f"the tokenizer never merges {text!r}, and llama.cpp would: write the model without one")
+            raise UserError(f"the tokenizer never merges {text!r}, but llama.cpp would: write the model without one")
     scores = {i: -float(order.get(text, 0)) for text, i in vocab.items()}
     return Spelling({"pre": "default", "scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"])

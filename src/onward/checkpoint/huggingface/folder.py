@@ -56,7 +56,10 @@ def read_config(folder: Path) -> dict[str, Any]:
     refuse_pickles(folder)
     if folder.is_dir():
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-            raise UserError(f"{folder} holds an adapter: onward merge {folder} OUT makes a model of it, name OUT")
+            raise UserError(
+                f"Cannot load {folder} as a model, because it holds an adapter: make a model of it with onward merge "
+                f"{folder} OUT, and name OUT"
+            )
         return read_json(folder / "config.json")
     if folder.exists():
         raise UserError(f"{folder} is a file: name its folder, which holds a config.json and the weights")
@@ -65,4 +68,4 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:
     if layers > len(stored):
-        raise UserError(f"config.json asks for {layers} layers, and the files hold only {len(stored)} tensors")
+        raise UserError(f"config.json asks for {layers} layers, but the files hold only {len(stored)} tensors")

@@ -158,10 +158,10 @@ def split(
     own = stored.key if stored.stack else f"{stored.module}.weight"  # its name where it is targeted as a parameter
     name = own if any(matches(pattern, own) for pattern in config.target_parameters or ()) else stored.module
     if rank != config.rank_of(name):
-        raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(name)}")
+        raise ValueError(f"its rank is {rank}, but {config.rank_of(name)} in adapter_config.json")
     if config.use_dora != (magnitude is not None):
         raise ValueError(
-            f"use_dora is {config.use_dora}, and magnitudes are {'present' if magnitude is not None else 'missing'}"
+            f"use_dora is {config.use_dora}, but magnitudes are {'present' if magnitude is not None else 'missing'}"
         )
     scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
     kind: dict[str, Any] = {"dropout": config.lora_dropout, "rslora": config.use_rslora}
@@ -189,7 +189,7 @@ def split(
             pairs.append((adapter.magnitude, magnitude[start:end]))
         for parameter, tensor in pairs:
             if parameter.shape != tensor.shape:
-                raise ValueError(f"its shape is {tuple(tensor.shape)}, and the model asks for {tuple(parameter.shape)}")
+                raise ValueError(f"its shape is {tuple(tensor.shape)}, but the model asks for {tuple(parameter.shape)}")
             parameter.data.copy_(tensor)
         parts.append(adapter)
         start = end

@@ -288,7 +288,8 @@ def load_rows(
     tensor = rows.get(f"{module}.{ROWS}")
     if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
         raise UserError(
-            f"{folder} has trainable_token_indices of {min(rows)}, and Onward reads those of {module} alone"
+            f"Cannot load {folder}, because it has trainable_token_indices of {min(rows)} and Onward reads only those "
+            f"of {module}"
         )
     ids = torch.tensor(given[0])
     if tensor.shape != (len(ids), model.embed.weight.size(1)) or int(ids.max()) >= model.config.vocab_size:
@@ -325,9 +326,10 @@ def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> Non
     other."""
     others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
     if adapter_names(model) and (full or others):
-        what = f"{folder} has" if full else "the adapter that is loaded has"
+        what = str(folder) if full else "the loaded adapter"
         raise UserError(
-            f"{what} {min(full or others)}, fully trained, which would change the base of both adapters: load one"
+            f"Cannot load two adapters, because {what} has {min(full or others)}, fully trained, which changes the base "
+            "of both: load one"
         )
 
 

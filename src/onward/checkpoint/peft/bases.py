@@ -60,8 +60,8 @@ def base_folder(adapter_folder: Path) -> Path:
         return locate(base, "")
     except UserError:
         raise UserError(
-            f"{adapter_folder} is an adapter of {base or 'an unknown base'}, and there is no model there: name "
-            "its base as the model, and give this folder as adapter_folder, or --adapter"
+            f"Cannot find {base or 'the unknown base'}, the base of the adapter {adapter_folder}: name the base as the "
+            "model, and give this folder as adapter_folder, or --adapter"
         ) from None
 
 

@@ -94,8 +94,10 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
                     dtype = torch.float64 if isinstance(value, float) else torch.int64
                     tensors[f"number/{key}/{owner}"] = torch.tensor(value, dtype=dtype)
                 else:
-                    kind = f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key}"
-                    raise UserError(f"{kind}, and only tensors and numbers can be saved: choose another optimizer")
+                    raise UserError(
+                        f"Cannot save the state of {type(optimizer).__name__}, because it keeps a "
+                        f"{type(value).__name__} as {key}, and not a tensor or a number: choose another optimizer"
+                    )
     return tensors
 
 

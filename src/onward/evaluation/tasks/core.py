@@ -104,7 +104,9 @@ class Core(ScoredTask, kind="core"):
     ) -> list[bool]:
         items = self.items(count)
         if self.shots >= len(items):
-            raise UserError(f"{self.task} has {len(items)} items and needs {self.shots} examples: use a higher limit")
+            raise UserError(
+                f"{self.task} needs {self.shots} examples, but has only {len(items)} items: use a higher limit"
+            )
         right: list[bool] = []
         for group in batched(range(len(items)), TOGETHER * kept.replicas.count):
             pairs = {i: self.pairs(items, i, tokenizer, model.config.context_length) for i in group}
@@ -139,7 +141,7 @@ class Core(ScoredTask, kind="core"):
             cut = max(0, len(one) - length)
             if start <= cut:
                 raise UserError(
-                    f"a continuation of {self.task} has {len(one) - start} tokens, and the model's context {length}: "
+                    f"a continuation of {self.task} has {len(one) - start} tokens, more than the context of {length}: "
                     "evaluate a model with a longer one"
                 )
             result.append(Pair(tuple(one[cut:start]), tuple(one[start:])))
@@ -217,6 +219,6 @@ def read_items(path: Path, entry: CoreEntry) -> list[dict[str, Any]]:
             raise UserError(f"{where} has no {wrong[0]} ({needed[wrong[0]].__name__}), as {entry.label} needs")
         for options in (item[name] for name, kind in needed.items() if kind is list):
             if not all(isinstance(one, str) for one in options) or not 0 <= item["gold"] < len(options):
-                raise UserError(f"{where}: gold is {item['gold']}, and must be the index of one of its texts from 0")
+                raise UserError(f"{where}: gold is {item['gold']}: give the index of one of its texts, from 0")
         items.append(item)
     return items

@@ -43,9 +43,9 @@ class Programs(Task, kind="programs"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.k or 1) > self.samples:
-            raise UserError(f"k is {self.k}, and each row has {self.samples} samples: give samples={self.k}")
+            raise UserError(f"k is {self.k}, more than the {self.samples} samples of each row: give samples={self.k}")
         if self.samples > 1 and not self.temperature:
-            raise UserError(f"samples is {self.samples}, and at temperature 0 all are equal: give temperature=0.8")
+            raise UserError(f"samples is {self.samples}, but all are equal at temperature 0: give temperature=0.8")
 
     @property
     def label(self) -> str:
