@@ -132,6 +132,7 @@ def to_ours(
         if source.quantized and moves_rows(into, source.shape[0]):
             read = stored_codes(source.quantized, into, source.shape[0], device)
         elif names[0] in precisions:
+            # a few rows at a time, so that memory never holds all plain weights and all integers
             if into is same:
                 plain = partial(checked_rows, source, kept, device, pieces[0], allow_nonfinite)
             else:

@@ -18,7 +18,7 @@ from onward.checkpoint.weights import FLOATS, StoredTensor
 from onward.kernels.quantized import GROUP, unpack
 from onward.transforms.quantize import Precision, QuantizedLinear
 
-FORMAT = "pack-quantized"
+FORMAT = "pack-quantized"  # read by transformers and vLLM, unlike any format of our own
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 
 

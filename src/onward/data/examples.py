@@ -43,6 +43,7 @@ class TokenSequence:
 
     def until_trained(self) -> Sequence[int]:
         """Tokens up to the last trained one, where reward models and classifiers give their output."""
+        # this token ends the turn: text that the chat template writes after it is not scored
         return self.tokens[: len(self.trained) - [*reversed(self.trained)].index(True)]
 
 

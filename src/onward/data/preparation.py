@@ -84,7 +84,7 @@ class Preparation:
             size = 0
             for piece in pieces(source, self.field, self.encoding, self.sizes):
                 if group and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not group[-1].ends):
-                    yield Unit(number, index, group)
+                    yield Unit(number, index, group)  # a shard, so that no result depends on the number of processes
                     number, group, size = number + 1, [], 0
                 group.append(piece)
                 size += len(piece)

@@ -169,6 +169,7 @@ def run(
     if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
         if isinstance(tokenizer, str):
             progress("learning the tokenizer", 0, 0)
+            # of all texts, the validation text included, as is customary for character tokenizers
             texts = passages(preparation.sources, field=preparation.field, encoding=preparation.encoding)
             tokenizer = train_tokenizer(tokenizer, texts)
         tokenizer.save(folder)

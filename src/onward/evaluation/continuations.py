@@ -147,6 +147,7 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
 
     The common prefix of all inputs is read once, then the rest of each different context (an input without these last
     tokens), then the last tokens of each input. `inputs` must be sorted by the length of the context."""
+    # three levels, as tasks have examples, questions and choices: a deeper tree would save little
     contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
     lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]
     keys = list(zip(contexts, lengths))

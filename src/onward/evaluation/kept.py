@@ -108,6 +108,7 @@ class Kept:
 
 
 def key_of(kind: str, request: tuple[Any, ...]) -> str:
+    # without the name of the task: another task or number of examples asks only the questions that are new
     return hashlib.sha256(repr((kind, *request)).encode(errors="replace")).hexdigest()[:32]
 
 

@@ -64,7 +64,7 @@ REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: there is n
         (250, 219),
     ),  # shmget, ..., keyctl
 }
-libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)  # Landlock and seccomp need no privileges, where namespaces often do
 
 
 def limit_resources(seconds: float, memory: int) -> None:

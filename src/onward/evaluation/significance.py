@@ -31,6 +31,7 @@ def paired_difference(one: Sequence[float], other: Sequence[float], level: float
     if len(differences) < 2:
         return None
     mean, count = fmean(differences), len(differences)
+    # Student's t, since the usual three seeds are too few for a bootstrap
     reach = t_quantile(level, count - 1) * stdev(differences) / math.sqrt(count)
     return Difference(mean, mean - reach, mean + reach)
 

@@ -263,7 +263,7 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
         hf = {**original, **family.to_hf(config)}
     except Inexpressible:
         return None
-    try:
+    try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
         return hf if family.config(hf) == config else None
     except UserError:
         return None

@@ -30,6 +30,7 @@ class MaskedString(str):
     select or join characters keep their mask. The result of any other operation has the source OTHER.
     """
 
+    # An operation that loses the mask is safe: text from anywhere else never has control tokens.
     _mask: str  # templates cannot read private attributes
 
     def __new__(cls, text: str, mask: str | None = None) -> MaskedString:

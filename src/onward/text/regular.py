@@ -16,7 +16,7 @@ REPEATS = re.compile(r"(\)?)\{(\d*)(?:,(\d*))?\}")
 def compiled(pattern: str, where: str) -> Any:
     """Compile a regular expression in Python's notation, whose dots match line breaks; `where` names the option in
     errors."""
-    import regex
+    import regex  # `re` has no time limit, and cannot be interrupted in a thread
 
     counts = [(group, int(most or least or 0)) for group, least, most in REPEATS.findall(pattern)]
     copies = max([1, *(count for _, count in counts)]) * prod(max(1, count) for group, count in counts if group)

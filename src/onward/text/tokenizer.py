@@ -50,7 +50,7 @@ class Tokenizer:
         templates: Mapping[str, str] | None = None,
     ) -> None:
         self.inner = inner
-        self.inner.encode_special_tokens = True
+        self.inner.encode_special_tokens = True  # control tokens written in a user's text stay plain text
         self.inner.no_truncation()
         self.inner.no_padding()
         self.bos, self.eos, self.pad = bos, eos, pad

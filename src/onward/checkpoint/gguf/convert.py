@@ -105,6 +105,7 @@ def matching(
     tried: list[tuple[int, int, str, list[str]]] = []
     for number, kind in enumerate(candidates):
         candidate = outlined(kind, c, ours, name)
+        # the keys are read again, so that whatever llama.cpp fixes without a key appears as a difference
         header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
         try:
             theirs = kind.config(header)

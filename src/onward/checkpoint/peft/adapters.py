@@ -156,6 +156,8 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
         tensors[f"{PREFIX}{embedding(kind, model)}.{ROWS}"] = rows.rows.detach()
         config["trainable_token_indices"] = rows.ids.tolist()
     layers = [one for name, one in adapters.items() if not isinstance(targets[name].module, nn.Embedding)]
+    # initial values are stored as a second half of the rank: PEFT would subtract them from the base, also for other
+    # adapters, and values computed again would differ by rounding
     subtracted = bool(layers) and all(adapter.start_a is not None for adapter in layers)
     return AdapterFiles(tensors, config, replace(base, labels=head_labels(model), subtracted=subtracted))
 
@@ -328,8 +330,8 @@ def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> Non
     if adapter_names(model) and (full or others):
         what = str(folder) if full else "the loaded adapter"
         raise UserError(
-            f"Cannot load two adapters, because {what} has {min(full or others)}, fully trained, which changes the base "
-            "of both: load one"
+            f"Cannot load two adapters, because {what} has {min(full or others)}, fully trained, which changes the "
+            "base of both: load one"
         )
 
 

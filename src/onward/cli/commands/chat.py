@@ -118,6 +118,7 @@ class Conversation:
         from onward.generation.cache.growing import CHUNK, STEP
         from onward.model.cache import KVCache
 
+        # one contiguous row, not blocks: each turn continues in place, and there are no other rows to share blocks with
         model, chunk = self.lm.model, min(CHUNK, self.length)
         return ConversationCache(
             KVCache(self.lm.config, 1, self.length, chunk, step=STEP, device=model.device, dtype=model.dtype)

@@ -147,8 +147,9 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
     from onward.planning.choice import first_that_fits, holes_on, in_words
     from onward.planning.evaluation import evaluation_meshes, memory_of_questions, memory_of_text
 
+    # never shards: processes with different numbers of questions would wait for each other
     replicas = Mesh(replicate=count), ""
-    if options.quantize:
+    if options.quantize:  # quantized weights cannot be divided
         return replicas
     asks, names = options.tasks or options.choices or options.answers, [options.model]
     if asks:
