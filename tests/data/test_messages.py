@@ -9,9 +9,9 @@ import pytest
 from onward.base.errors import UserError
 from onward.data.examples import Encoder
 from onward.data.forms import supervised
+from onward.data.layouts import Records, converted
 from onward.data.messages import ROLES
 from onward.data.records import Record
-from onward.data.shapes import Records, converted
 from onward.text.templates import TEMPLATES, with_template
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 

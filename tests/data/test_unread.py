@@ -12,9 +12,9 @@ import pytest
 from onward.base.errors import UserError
 from onward.data.examples import Encoder, Example
 from onward.data.forms import classified, judged, preferred, prompted, supervised
+from onward.data.layouts import Records, converted
 from onward.data.messages import with_system
 from onward.data.records import Record
-from onward.data.shapes import Records, converted
 from onward.data.unread import is_harmless
 from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer, train_tokenizer

@@ -37,7 +37,7 @@ SEARCH_CHARS = 1 << 8, 1 << 12, 1 << 20
 
 
 @dataclass(frozen=True)
-class Sizes:
+class PieceSizes:
     """The sizes of the pieces in which sources are read."""
 
     piece_chars: int = 1 << 24  # approximate number of characters in a piece
@@ -46,12 +46,12 @@ class Sizes:
     serial_bytes: int = 1 << 22  # encode smaller sources in this process, because starting workers takes longer
 
 
-SIZES = Sizes()
+SIZES = PieceSizes()
 
 
 @dataclass(frozen=True)
-class Piece:
-    """Some documents of a source, or a part of a document larger than `Sizes.piece_chars`."""
+class SourcePiece:
+    """Some documents of a source, or a part of a document larger than `PieceSizes.piece_chars`."""
 
     name: str  # the file, for messages
     text: bytes = b""  # content of a text file, or a part of it; UTF-8 bytes take less memory than str
@@ -108,7 +108,7 @@ def suffixes(name: str) -> tuple[str, str]:
     return PurePath(lower.removesuffix(compression)).suffix, compression
 
 
-def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
+def read_file(path: Path, name: str, field: str, encoding: str, sizes: PieceSizes) -> Iterator[SourcePiece]:
     """Yield the pieces of a file, whose format follows from `name`; `field` is the column of the text in a table."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
@@ -162,7 +162,7 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
     return stream
 
 
-def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
+def read(name: str, file: BinaryIO, encoding: str, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
     """Yield the pieces of a text or .jsonl file, decompressed according to its `name`."""
     lines = suffixes(name)[0] == ".jsonl"
     parts: list[bytes] = []
@@ -186,7 +186,7 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
             content = b"".join(parts)
             before, offset = offset, file.tell() if file.seekable() else 0
             bounds = {"line": line} if lines else {"begins": begins, "ends": last}
-            yield Piece(name, content, size=offset - before, **bounds)
+            yield SourcePiece(name, content, size=offset - before, **bounds)
             parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
 
 
@@ -269,7 +269,7 @@ def pyarrow(name: str) -> Any:
     return pyarrow
 
 
-def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
+def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[SourcePiece]:
     arrow = pyarrow(name)
     try:
         opened = arrow.parquet.ParquetFile(file, buffer_size=1 << 20)  # without a buffer, row groups are read whole
@@ -285,7 +285,7 @@ def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
 
 def table_pieces(
     name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
-) -> Iterator[Piece]:
+) -> Iterator[SourcePiece]:
     """Yield the pieces of a table of `rows` rows and `size` bytes; a row without a text is an empty document."""
     columns = ", ".join(map(ascii, schema.names))
     name_in_table = field if field in schema.names else field.partition(".")[0]
@@ -300,7 +300,7 @@ def table_pieces(
     for batch in batches:
         values = batch[name_in_table].to_pylist()
         if texts := [value_at({name_in_table: value}, field) or "" for value in values]:
-            yield Piece(name, records=texts, size=size * len(texts) // rows)
+            yield SourcePiece(name, records=texts, size=size * len(texts) // rows)
 
 
 def type_at(schema: Any, path: str) -> Any:

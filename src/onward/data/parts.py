@@ -23,11 +23,11 @@ from onward.base.files import atomic_write, file_sha256, flush, read_json, write
 from onward.base.workers import available_cores
 from onward.data.cleaning import Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, Verdicts, write_array
-from onward.data.formats import SIZES, Sizes
-from onward.data.preparation import Preparation, Unit
+from onward.data.formats import SIZES, PieceSizes
+from onward.data.preparation import Preparation, WorkUnit
 from onward.data.prepare import (
     EXACT,
-    Part,
+    MachinePart,
     check_settings,
     open_work_folder,
     process_units,
@@ -44,7 +44,7 @@ PART = "part.json"  # written last
 TOKENIZER = "tokenizer*.json"  # the files of a tokenizer
 
 
-def part_folder(folder: Path, part: Part) -> Path:
+def part_folder(folder: Path, part: MachinePart) -> Path:
     return folder.with_name(f"{folder.name}.part-{part.number}-of-{part.of}")
 
 
@@ -52,14 +52,14 @@ def prepare_part(
     sources: Sequence[Source],
     tokenizer: Tokenizer | str,
     folder: Path,
-    part: Part,
+    part: MachinePart,
     *,
     field: str = "text",
     encoding: str = "utf-8",
     cleaning: Cleaning = EXACT,
     workers: int = 0,
     progress: Progress = silent,
-    sizes: Sizes = SIZES,
+    sizes: PieceSizes = SIZES,
 ) -> Path:
     """Encode one machine's share of a preparation, and return its folder. Arguments are those of `prepare`; `folder` is
     the folder that the joined parts will have. An interrupted part continues with the same arguments."""
@@ -98,7 +98,7 @@ def prepare_part(
     return target
 
 
-def inspect(preparation: Preparation, unit: Unit) -> None:
+def inspect(preparation: Preparation, unit: WorkUnit) -> None:
     preparation.inspect(unit)
     with np.load(preparation.part(unit, ".npz")) as arrays:
         verdicts = arrays["verdicts"]
@@ -119,7 +119,9 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
     for path in parts[0].glob(TOKENIZER):
         shutil.copyfile(path, work / path.name)
     cleaning = fields.build(Cleaning, {name: settings[name] for name in asdict(EXACT)})
-    preparation = Preparation(sources, work, settings["field"], settings["encoding"], cleaning, Sizes(**facts["sizes"]))
+    preparation = Preparation(
+        sources, work, settings["field"], settings["encoding"], cleaning, PieceSizes(**facts["sizes"])
+    )
     for number in range(units):
         progress("checking", number, units)
         collect(parts[number % len(parts)], work, number)
@@ -150,7 +152,7 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
         raise UserError(
             f"Cannot join {folder}, because it has parts of {' and of '.join(map(str, counts))}: remove the wrong ones"
         )
-    paths = [part_folder(folder, Part(number, counts[0])) for number in range(1, counts[0] + 1)]
+    paths = [part_folder(folder, MachinePart(number, counts[0])) for number in range(1, counts[0] + 1)]
     if missing := [path.name for path in paths if not (path / PART).exists()]:
         raise UserError(
             f"Cannot join {folder}, because {', '.join(missing[:5])} of {counts[0]} parts is missing or not complete: "

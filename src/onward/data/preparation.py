@@ -16,7 +16,7 @@ from onward.base.files import atomic_write, file_sha256, write_json
 from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, fingerprint, signature, write_array
 from onward.data.filters import failed_filter
-from onward.data.formats import Piece, Sizes
+from onward.data.formats import PieceSizes, SourcePiece
 from onward.data.sources import (
     Source,
     is_blank,
@@ -34,12 +34,12 @@ SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reas
 
 
 @dataclass(frozen=True)
-class Unit:
-    """Documents of about `Sizes.piece_chars` characters in total, or a part of a larger document."""
+class WorkUnit:
+    """Documents of about `PieceSizes.piece_chars` characters in total, or a part of a larger document."""
 
     number: int
     source: int
-    pieces: list[Piece]
+    pieces: list[SourcePiece]
 
     @property
     def begins(self) -> bool:
@@ -63,7 +63,7 @@ class Preparation:
     field: str
     encoding: str
     cleaning: Cleaning
-    sizes: Sizes
+    sizes: PieceSizes
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -73,29 +73,31 @@ class Preparation:
     def encoder(self) -> tuple[str, Encoder]:
         return named_encoder(self.tokenizer)
 
-    def part(self, unit: Unit, suffix: str) -> Path:
+    def part(self, unit: WorkUnit, suffix: str) -> Path:
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[WorkUnit]:
         """All units of work, in order; each part of a document larger than a unit is a separate unit."""
         number = 0
         for index, source in enumerate(self.sources):
-            group: list[Piece] = []
+            group: list[SourcePiece] = []
             size = 0
             for piece in pieces(source, self.field, self.encoding, self.sizes):
                 if group and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not group[-1].ends):
-                    yield Unit(number, index, group)  # a shard, so that no result depends on the number of processes
+                    yield WorkUnit(
+                        number, index, group
+                    )  # a shard, so that no result depends on the number of processes
                     number, group, size = number + 1, [], 0
                 group.append(piece)
                 size += len(piece)
-            yield Unit(number, index, group)
+            yield WorkUnit(number, index, group)
             number += 1
 
-    def documents(self, unit: Unit) -> list[tuple[str, str]]:
+    def documents(self, unit: WorkUnit) -> list[tuple[str, str]]:
         """(name of the file, text) of each document."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
 
-    def inspect(self, unit: Unit) -> None:
+    def inspect(self, unit: WorkUnit) -> None:
         """Write the filter verdicts, hashes and MinHash signatures of a unit, from which duplicates are found."""
         texts = [text for _, text in self.documents(unit)]
         verdicts = np.full(len(texts), CONTINUED, np.uint8)
@@ -110,7 +112,7 @@ class Preparation:
         with atomic_write(self.part(unit, ".npz")) as new:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
-    def encode(self, unit: Unit) -> None:
+    def encode(self, unit: WorkUnit) -> None:
         """Write the token shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
         start = perf_counter()
         documents = self.documents(unit)
@@ -153,14 +155,14 @@ class Preparation:
             record["longest"] = {"tokens": int(lengths[at]), "file": name, "text": text[:SAMPLE_CHARS]}
         write_json(self.part(unit, ".json"), record)
 
-    def encoded(self, unit: Unit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encoded(self, unit: WorkUnit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """(token ids, the index after the last token of each document that ends in the unit)."""
         ids, ends = encode(self.tokenizer, texts, self.encoder[1])
         if texts and not unit.ends:
             ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
         return ids, ends
 
-    def kept_of_encoded(self, unit: Unit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    def kept_of_encoded(self, unit: WorkUnit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
         """As `encoded`, for a unit encoded before duplicates were known (.whole.npz), without the documents that are
         dropped now; None if there is no such file."""
         path = self.part(unit, ".whole.npz")

@@ -24,8 +24,8 @@ from onward.base.files import flush, read_json, remove_leftovers, write_json
 from onward.base.workers import run_tasks
 from onward.data.cleaning import Cleaning
 from onward.data.duplicates import Verdicts
-from onward.data.formats import SIZES, Sizes
-from onward.data.preparation import VERSION, Preparation, Unit
+from onward.data.formats import SIZES, PieceSizes
+from onward.data.preparation import VERSION, Preparation, WorkUnit
 from onward.data.progress import Measured, Progress, silent
 from onward.data.sources import (
     Source,
@@ -43,14 +43,14 @@ EXACT = Cleaning()  # drops exact duplicates
 
 
 @dataclass(frozen=True)
-class Part:
+class MachinePart:
     """The units that one of several machines prepares: every `of`-th, beginning with unit `number - 1`."""
 
     number: int = 1
     of: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> "Part":
+    def parse(cls, text: str) -> "MachinePart":
         """Parse "3/16", the third of 16 parts."""
         match = re.fullmatch("([0-9]{1,5})/([0-9]{1,5})", text)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
@@ -61,7 +61,7 @@ class Part:
         return unit % self.of == self.number - 1
 
 
-ALL_UNITS = Part()
+ALL_UNITS = MachinePart()
 
 
 def prepare(
@@ -75,7 +75,7 @@ def prepare(
     workers: int = 0,
     progress: Progress = silent,
     measured: Measured | None = None,
-    sizes: Sizes = SIZES,
+    sizes: PieceSizes = SIZES,
 ) -> TokenData:
     """Encode texts into a folder of token shards, and return them memory-mapped.
 
@@ -200,21 +200,21 @@ def process_units(
     workers: int,
     progress: Progress,
     task: str,
-    work: Callable[[Unit], None],
+    work: Callable[[WorkUnit], None],
     suffix: str,
-    part: Part = ALL_UNITS,
+    part: MachinePart = ALL_UNITS,
 ) -> int:
     """Call `work` on each unit of `part` without a result (parts/NUMBER + `suffix`), in `workers` processes (0: one per
     core). Returns the number of all units."""
     total = sum(provenance(source)["size"] for source in preparation.sources)
     done, count = 0, 0
 
-    def advance(unit: Unit) -> None:
+    def advance(unit: WorkUnit) -> None:
         nonlocal done
         done += unit.size
         progress(task, done, total)
 
-    def pending() -> Iterator[Unit]:
+    def pending() -> Iterator[WorkUnit]:
         nonlocal count
         for unit in preparation.units():
             count = unit.number + 1

@@ -12,7 +12,7 @@ from onward.base.errors import UserError
 from onward.data.formats import (
     SIZES,
     NotText,
-    Piece,
+    SourcePiece,
     as_text,
     decompressed,
     one_line,
@@ -66,7 +66,7 @@ def jsonl_records(path: Path) -> Iterator[Record]:
             yield Record(value, place)
 
 
-def utf8_pieces(path: Path) -> Iterator[Piece]:
+def utf8_pieces(path: Path) -> Iterator[SourcePiece]:
     try:
         yield from read_file(path, str(path), "", "utf-8", SIZES)
     except NotText as error:

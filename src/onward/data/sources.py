@@ -24,8 +24,8 @@ from onward.data import corpora
 from onward.data.formats import (
     SIZES,
     TEXT,
-    Piece,
-    Sizes,
+    PieceSizes,
+    SourcePiece,
     is_blank_file,
     one_line,
     read,
@@ -47,7 +47,7 @@ HUB = "hf://"
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredStream:
     """A stream, which can be read only once, stored as a file."""
 
     source: str
@@ -58,11 +58,11 @@ class Stored:
         return self.source
 
 
-Source = str | Stored
+Source = str | StoredStream
 
 
 def documents(
-    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", sizes: Sizes = SIZES
+    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", sizes: PieceSizes = SIZES
 ) -> Iterator[str]:
     """Yield the documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
 
@@ -91,7 +91,7 @@ def passages(
         yield from split(text, size)
 
 
-def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
+def texts(sources: Sequence[Source], field: str, encoding: str, sizes: PieceSizes) -> Iterator[tuple[SourcePiece, str]]:
     """(piece, text) for each document, or part of a large one; UserError if all documents of a source are empty."""
     check_named(sources)
     for source in sources:
@@ -123,12 +123,12 @@ def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
             corpora.get(source, progress=progress)
 
 
-def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
+def pieces(source: Source, field: str, encoding: str, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
     """Yield the pieces of a source, in order. Arguments as of `documents`."""
-    if isinstance(source, Stored):
+    if isinstance(source, StoredStream):
         yield from read_file(source.path, stream_name(source), field, encoding, sizes)
     elif source in corpora.BUILT_IN:
-        yield Piece(source, records=corpora.BUILT_IN[source].collect().documents)
+        yield SourcePiece(source, records=corpora.BUILT_IN[source].collect().documents)
     elif source == "-":
         with reading(name := stream_name(source)):
             yield from read(name, sys.stdin.buffer, encoding, sizes)
@@ -142,7 +142,7 @@ def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> I
 
 
 def is_stream(source: Source) -> bool:
-    return isinstance(source, Stored) or source == "-" or is_pipe(source)
+    return isinstance(source, StoredStream) or source == "-" or is_pipe(source)
 
 
 def is_pipe(source: str) -> bool:
@@ -169,7 +169,7 @@ def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress =
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def store(source: str, path: Path, progress: Progress, most: int | None = None) -> Stored:
+def store(source: str, path: Path, progress: Progress, most: int | None = None) -> StoredStream:
     """Copy a stream of at most `most` bytes (by default half of the free space) to `path`."""
     name, done = stream_name(source), 0
     with atomic_write(path) as new, open(new, "wb") as file:
@@ -186,7 +186,7 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
                 )
             file.write(block)
             progress(f"reading {name}", done, 0)
-    return Stored(source, path, file_sha256(path))
+    return StoredStream(source, path, file_sha256(path))
 
 
 def blocks(source: str) -> Iterator[bytes]:
@@ -200,7 +200,7 @@ def blocks(source: str) -> Iterator[bytes]:
 
 def provenance(source: Source) -> dict[str, Any]:
     """Name, size in bytes and a hash of a source, for data.json."""
-    if isinstance(source, Stored):
+    if isinstance(source, StoredStream):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source in corpora.BUILT_IN:
         corpus = corpora.BUILT_IN[source].collect()

@@ -36,13 +36,13 @@ class TooLongCounts:
 
 
 @dataclass(frozen=True)
-class Left:
+class LongExamples:
     count: int
     longest: int
     sources: Mapping[str, TooLongCounts]
 
 
-def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
+def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, LongExamples]:
     """Collect examples in a table, in which no sequence has more than `length` tokens that the model reads.
 
     For a longer sequence, `too_long` "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a
@@ -82,7 +82,7 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
         for name, value in example.numbers.items():
             column = numbers.setdefault(name, [])
             column += [0.0] * (before - len(column)) + [value]
-    left = Left(sum(one.longer for one in sources.values()), longest, sources)
+    left = LongExamples(sum(one.longer for one in sources.values()), longest, sources)
     if left.count and too_long == "error":
         total = sum(one.examples for one in sources.values())
         raise UserError(

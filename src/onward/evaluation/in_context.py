@@ -39,7 +39,7 @@ class Shots:
 
 
 @dataclass(frozen=True)
-class Alternatives:
+class LikelyAnswers:
     """The likeliest answers to a question, for each number of solved examples in the prompt."""
 
     counts: tuple[int, ...]  # numbers of examples before the question
@@ -70,7 +70,7 @@ def alternatives(
     candidates: Sequence[str] = (),
     max_new_tokens: int = 1,
     top: int = 8,
-) -> Alternatives:
+) -> LikelyAnswers:
     """Return the `top` likeliest answers to a question, ranked by their highest probability over the numbers of
     examples in the prompt, to show how examples change a model's answer.
 
@@ -107,7 +107,7 @@ def alternatives(
 @torch.inference_mode()
 def next_tokens(
     model: Decoder, tokenizer: Tokenizer, counts: tuple[int, ...], prompts: Sequence[Sequence[int]], top: int
-) -> Alternatives:
+) -> LikelyAnswers:
     columns = []
     with without_dropout(model):
         for tokens in prompts:
@@ -146,8 +146,8 @@ def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:
     return max(len(tokenizer.encode(f" {answer}", special=False)) for answer in answers)
 
 
-def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> Alternatives:
+def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> LikelyAnswers:
     """The `top` answers with the highest probability anywhere, sorted by that with all examples, highest first."""
     best = sorted(table, key=lambda answer: -max(table[answer]))[:top]
     best.sort(key=lambda answer: -table[answer][-1])
-    return Alternatives(counts, tuple(best), tuple(table[answer] for answer in best))
+    return LikelyAnswers(counts, tuple(best), tuple(table[answer] for answer in best))

@@ -32,7 +32,7 @@ from onward.base.arguments import OutOfRange
 from onward.base.errors import UserError
 from onward.base.fields import Part, nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
-from onward.families._keys import Keys
+from onward.families._keys import RecordedKeys
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -152,7 +152,7 @@ def family(model_type: str) -> Family:
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
     """(family, decoder's configuration) of a config.json, whose path is `where`. Warns of keys that were not read,
     unless they are known to be harmless."""
-    keys = Keys(hf)
+    keys = RecordedKeys(hf)
     try:
         kind = family(str(keys.get("model_type")))
     except UserError as error:

@@ -22,7 +22,7 @@ HARMLESS = re.compile(
 )
 
 
-class Keys(Mapping[str, Any]):
+class RecordedKeys(Mapping[str, Any]):
     """A config.json that records which keys a family has read, to warn of the others."""
 
     def __init__(self, hf: Mapping[str, Any]) -> None:

@@ -28,7 +28,7 @@ TEKKEN_SPECIALS = (
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedVocabulary:
     """The settings of a known vocabulary that its tiktoken file lacks."""
 
     pattern: str
@@ -50,11 +50,11 @@ LLAMA3_SPECIALS = (
 )
 FIM = "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"
 PUBLISHED = {  # by the number of ranks
-    50_256: Published(GPT2, {END: 50_256}, END, END),
-    100_256: Published(CL100K, numbered((END, *FIM), 100_257) | {"<|endofprompt|>": 100_276}, END, END),
-    128_000: Published(LLAMA3, numbered(LLAMA3_SPECIALS, 128_000), "<|begin_of_text|>", "<|end_of_text|>"),
-    151_643: Published(QWEN2, numbered((END, "<|im_start|>", "<|im_end|>"), 151_643), END, END),
-    199_998: Published(O200K, {END: 199_999, "<|endofprompt|>": 200_018}, END, END),
+    50_256: PublishedVocabulary(GPT2, {END: 50_256}, END, END),
+    100_256: PublishedVocabulary(CL100K, numbered((END, *FIM), 100_257) | {"<|endofprompt|>": 100_276}, END, END),
+    128_000: PublishedVocabulary(LLAMA3, numbered(LLAMA3_SPECIALS, 128_000), "<|begin_of_text|>", "<|end_of_text|>"),
+    151_643: PublishedVocabulary(QWEN2, numbered((END, "<|im_start|>", "<|im_end|>"), 151_643), END, END),
+    199_998: PublishedVocabulary(O200K, {END: 199_999, "<|endofprompt|>": 200_018}, END, END),
 }
 
 

@@ -47,7 +47,7 @@ MAX_BITS = 1 << 16  # of an integer
 
 
 @dataclass
-class Budget:
+class RenderBudget:
     """The remaining steps and time of a chat template, since one from a model's folder may never end."""
 
     steps: int = field(default_factory=lambda: MAX_STEPS)
@@ -59,7 +59,7 @@ class Budget:
             raise jinja2.TemplateError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:.0f} seconds")
 
 
-BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
+BUDGET: ContextVar[RenderBudget] = ContextVar("BUDGET")
 
 
 def compiled(source: str) -> jinja2.Template:
@@ -68,7 +68,7 @@ def compiled(source: str) -> jinja2.Template:
 
 
 def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString:
-    token, pieces, length = BUDGET.set(Budget()), list[str](), 0
+    token, pieces, length = BUDGET.set(RenderBudget()), list[str](), 0
     try:
         for piece in template.generate(values):
             length += len(piece)
@@ -111,7 +111,7 @@ def filtered(node: nodes.Expr, name: str) -> nodes.Filter:
     return result
 
 
-class Environment(ImmutableSandboxedEnvironment):
+class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox with limits of steps and lengths, and strings that know their sources (MaskedString)."""
 
     intercepted_binops = frozenset(["+", "*", "**"])
@@ -144,7 +144,7 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 def formatted(
-    environment: Environment, text: MaskedString, args: Any, kwargs: Mapping[str, Any], numbers: Iterator[int]
+    environment: Sandbox, text: MaskedString, args: Any, kwargs: Mapping[str, Any], numbers: Iterator[int]
 ) -> str:
     """`text.format(*args, **kwargs)`; the sandbox looks up attributes safely, and `numbers` are the indices of fields
     without a name. Values that are neither padded nor converted keep their masks."""
@@ -169,7 +169,7 @@ def check_width(*widths: Any) -> None:
         raise TooLarge
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """The tag `{% generation %}` around the text that the assistant generates."""
 
     tags = {"generation"}  # noqa: RUF012
@@ -198,7 +198,7 @@ def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
     return MaskedString(json.dumps(value, ensure_ascii=ensure_ascii, **how))
 
 
-def environment() -> Environment:
+def environment() -> Sandbox:
     """The sandbox with the functions that transformers gives to templates, such as raise_exception."""
 
     def raise_exception(message: str) -> None:
@@ -220,7 +220,7 @@ def environment() -> Environment:
 
         return checked
 
-    result = Environment(trim_blocks=True, lstrip_blocks=True, finalize=as_text, extensions=[Generation, loopcontrols])
+    result = Sandbox(trim_blocks=True, lstrip_blocks=True, finalize=as_text, extensions=[GenerationTag, loopcontrols])
     result.filters |= {name: narrow(name) for name in ("center", "indent", "batch", "slice")}
     result.filters |= {"literal": literal, "concat": concat, "counted": counted, "generated": generated}
     result.filters |= {"tojson": tojson, "join": join, "string": as_text}

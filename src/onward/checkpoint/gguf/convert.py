@@ -22,7 +22,7 @@ from onward.checkpoint.gguf.header import Header, TensorInfo
 from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
 from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
-from onward.checkpoint.gguf.writer import Outline, type_of, write_gguf
+from onward.checkpoint.gguf.writer import TensorOutline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
 from onward.config.decoder import DecoderConfig, Experts, LatentAttention, LayerNorm, RMSNorm, SelfAttention, at
 from onward.config.scaling import Llama3Scaling, LongRoPEScaling, YaRNScaling
@@ -50,7 +50,7 @@ class Plan:
     config: DecoderConfig
     keys: Mapping[str, Any]
     constants: Mapping[str, Tensor]  # non-parameter tensors: factors of rotary frequencies
-    outlines: Mapping[str, Outline]  # outlines of all tensors, in file order
+    outlines: Mapping[str, TensorOutline]  # outlines of all tensors, in file order
     differences: tuple[str, ...] = ()  # accepted differences from llama.cpp's computation
 
     @property
@@ -139,7 +139,7 @@ def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], n
     constants = rope_tensors(c)
     tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    outlines = {name: Outline(shape, type_of(name, shape, "F32")) for name, shape in shapes.items()}
+    outlines = {name: TensorOutline(shape, type_of(name, shape, "F32")) for name, shape in shapes.items()}
     return Plan(kind, c, keys_of(kind, c, name), constants, outlines)
 
 
@@ -155,7 +155,7 @@ def infos(plan: Plan) -> dict[str, TensorInfo]:
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
-def size_label(outlines: Mapping[str, Outline]) -> str:
+def size_label(outlines: Mapping[str, TensorOutline]) -> str:
     """The number of parameters as the reference converter writes it, such as 7.2B; of experts, their number x the
     parameters with one expert: 8x7.2B."""
     experts = [own.shape[0] for name, own in outlines.items() if is_expert(name, own)]
@@ -167,7 +167,7 @@ def size_label(outlines: Mapping[str, Outline]) -> str:
     return f"{count}{total / unit:.{digits}f}{letter}"
 
 
-def is_expert(name: str, outline: Outline) -> bool:
+def is_expert(name: str, outline: TensorOutline) -> bool:
     """Whether a tensor holds the matrices (E, ...) of E experts."""
     return "_exps." in name and len(outline.shape) > 2
 

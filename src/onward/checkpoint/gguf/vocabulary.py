@@ -229,7 +229,7 @@ def general_name(name: str, tokenizer: Tokenizer) -> str:
 
 
 @dataclass(frozen=True)
-class Spelling:
+class SpelledVocabulary:
     """The keys for a vocabulary, and how the file spells a token's text."""
 
     keys: dict[str, Any]
@@ -244,7 +244,7 @@ class Spelling:
         return BYTE if "scores" in self.keys and BYTE_PIECE.fullmatch(text) else NORMAL
 
 
-def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
+def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> SpelledVocabulary:
     """The name of the split patterns, and the merges."""
     model, patterns = table["model"], patterns_of(table["pre_tokenizer"])
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
@@ -276,13 +276,13 @@ def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
             f"llama.cpp has no name for the pattern by which the tokenizer splits texts, {shown:.200}: "
             "train one with bpe:N"
         )
-    return Spelling({"pre": names[0], "merges": merges or [NO_MERGE]})
+    return SpelledVocabulary({"pre": names[0], "merges": merges or [NO_MERGE]})
 
 
 NO_MERGE = "\u00ff \u00fe"  # bytes that do not occur in UTF-8; the key must not be empty
 
 
-def characters(table: Mapping[str, Any]) -> Spelling:
+def characters(table: Mapping[str, Any]) -> SpelledVocabulary:
     """A character tokenizer written as byte-level BPE: merges make one token of the bytes of each character. llama.cpp
     drops a character outside the vocabulary, which is an unknown token in Onward."""
     if table["pre_tokenizer"] != {
@@ -299,10 +299,10 @@ def characters(table: Mapping[str, Any]) -> Spelling:
         spelled = spell(text)
         if len(text) == 1:
             merges |= dict.fromkeys(f"{spelled[:i]} {spelled[i]}" for i in range(1, len(spelled)))
-    return Spelling({"pre": "gpt-2", "merges": list(merges) or [NO_MERGE]}, spell, table["model"]["unk_token"])
+    return SpelledVocabulary({"pre": "gpt-2", "merges": list(merges) or [NO_MERGE]}, spell, table["model"]["unk_token"])
 
 
-def piece_keys(table: Mapping[str, Any]) -> Spelling:
+def piece_keys(table: Mapping[str, Any]) -> SpelledVocabulary:
     """A SentencePiece tokenizer, whose scores follow the order of the merges."""
     model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
@@ -324,4 +324,6 @@ def piece_keys(table: Mapping[str, Any]) -> Spelling:
         if not BYTE_PIECE.fullmatch(text) and any(text[:i] in vocab and text[i:] in vocab for i in range(1, len(text))):
             raise UserError(f"the tokenizer never merges {text!r}, but llama.cpp would: write the model without one")
     scores = {i: -float(order.get(text, 0)) for text, i in vocab.items()}
-    return Spelling({"pre": "default", "scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"])
+    return SpelledVocabulary(
+        {"pre": "default", "scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"]
+    )

@@ -26,7 +26,7 @@ ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
 
 
 @dataclass(frozen=True)
-class Outline:
+class TensorOutline:
     shape: tuple[int, ...]
     type: BlockType
 
@@ -38,7 +38,7 @@ class Outline:
 def write_gguf(
     path: Path,
     keys: Mapping[str, Any],
-    outlines: Mapping[str, Outline],
+    outlines: Mapping[str, TensorOutline],
     tensors: Iterable[tuple[str, Tensor]],
     progress: Callable[[int], object] = lambda done: None,
 ) -> None:

@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"context is {options.context}: it must be at least 2")
     warn_of_temperature(options.temperature)
     lm = load(options.model, options)
-    conversation, typed = Conversation(lm, options), sys.stdin.isatty()
+    conversation, typed = TerminalChat(lm, options), sys.stdin.isatty()
     if options.compile:
         compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), [1])
     if typed:
@@ -100,7 +100,7 @@ def main(argv: Sequence[str]) -> None:
             console.print(f"onward: {error}", markup=False, soft_wrap=True)
 
 
-class Conversation:
+class TerminalChat:
     """A conversation in the terminal: its messages, the settings of the answers, and the cache of the messages so
     far."""
 

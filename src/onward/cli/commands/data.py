@@ -104,9 +104,9 @@ def prepare(options: Options) -> None:
 
 def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) -> None:
     from onward.data.parts import prepare_part
-    from onward.data.prepare import Part
+    from onward.data.prepare import MachinePart
 
-    part = Part.parse(options.part)
+    part = MachinePart.parse(options.part)
     folder = prepare_part(options.sources, options.tokenizer, Path(options.out), part, progress=progress, **own)
     if options.json:
         print_json({"folder": str(folder), "part": part.number, "parts": part.of})

@@ -278,7 +278,7 @@ def own_questions(options: Options) -> "Iterator[Task]":
 def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
     """A function that evaluates a head on the examples of the options or, without any, on those that its run held
     out."""
-    from onward.data.shapes import Records
+    from onward.data.layouts import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 
     check_not_given(options, OF_TEXT, f"{options.model} is evaluated on examples")

@@ -1,7 +1,7 @@
-"""The shapes in which data sets come: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
+"""The layouts in which data sets come: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
 
 A record has `messages`; `prompt` and `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or `text`.
-Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that no shape names are kept."""
+Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that no layout names are kept."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +22,12 @@ QUESTIONS = "instruction", "question", "query", "input"  # columns with a questi
 
 
 @dataclass(frozen=True)
-class Shape:
+class Layout:
     """A layout in which data sets publish their rows, recognized by its fields."""
 
     name: str
     fields: tuple[str, ...]
-    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts the fields of a row in this shape
+    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts the fields of a row in this layout
 
 
 def sharegpt(values: dict[str, Any]) -> Values:
@@ -99,35 +99,35 @@ def implicit(values: dict[str, Any]) -> Values:
     return {**values, "prompt": chosen[:size], "chosen": chosen[size:], "rejected": rejected[size:]}
 
 
-SHAPES = (  # the first whose fields a row has
-    Shape("ShareGPT preferences", ("conversations", "chosen", "rejected"), sharegpt),
-    Shape("ShareGPT conversations", ("conversations",), sharegpt),
-    Shape("Alpaca instructions", ("instruction", "output"), alpaca),
-    Shape("messages", ("messages",)),
-    Shape("preferences", ("prompt", "chosen", "rejected"), prompted_pair),
-    Shape("Alpaca preferences", ("instruction", "chosen", "rejected"), asked_pair),
-    *(Shape("preferences after questions", (name, "chosen", "rejected"), asked_pair) for name in QUESTIONS[1:]),
-    Shape("preferences without prompts", ("chosen", "rejected"), implicit),
-    Shape("labeled completions", ("completion", "label")),
-    Shape("prompts and completions", ("prompt", "completion")),
-    Shape("prompts", ("prompt",)),
-    Shape("labeled texts", ("text", "label")),
-    Shape("texts", ("text",)),
+LAYOUTS = (  # the first whose fields a row has
+    Layout("ShareGPT preferences", ("conversations", "chosen", "rejected"), sharegpt),
+    Layout("ShareGPT conversations", ("conversations",), sharegpt),
+    Layout("Alpaca instructions", ("instruction", "output"), alpaca),
+    Layout("messages", ("messages",)),
+    Layout("preferences", ("prompt", "chosen", "rejected"), prompted_pair),
+    Layout("Alpaca preferences", ("instruction", "chosen", "rejected"), asked_pair),
+    *(Layout("preferences after questions", (name, "chosen", "rejected"), asked_pair) for name in QUESTIONS[1:]),
+    Layout("preferences without prompts", ("chosen", "rejected"), implicit),
+    Layout("labeled completions", ("completion", "label")),
+    Layout("prompts and completions", ("prompt", "completion")),
+    Layout("prompts", ("prompt",)),
+    Layout("labeled texts", ("text", "label")),
+    Layout("texts", ("text",)),
 )
 
 
-def shape_of(values: Values) -> Shape | None:
+def layout_of(values: Values) -> Layout | None:
     present = {name for name, value in values.items() if value is not None}
-    return next((shape for shape in SHAPES if present.issuperset(shape.fields)), None)
+    return next((layout for layout in LAYOUTS if present.issuperset(layout.fields)), None)
 
 
 def converted(record: Record) -> Record:
     """A row of a known layout as a record that fine-tuning reads; others are returned unchanged."""
-    shape = shape_of(record.values)
-    if shape is None:
+    layout = layout_of(record.values)
+    if layout is None:
         return record  # the form of the method says what it needs
     try:
-        values = dict(shape.convert(dict(record.values)))
+        values = dict(layout.convert(dict(record.values)))
         if isinstance(values.get("tools"), str):
             with suppress(ValueError, RecursionError):  # as in ShareGPT; another text is refused where it is read
                 values["tools"] = json.loads(values["tools"] or "null")
@@ -175,11 +175,11 @@ class Records:
                 record = renamed(row, self.columns) if self.columns else row
                 kept = {name: value for name, value in record.values.items() if name not in self.ignore}
                 record = Record(kept, record.place, source)
-                shape = shape_of(record.values)
-                name = shape.name if shape else "rows of an unknown shape"
+                layout = layout_of(record.values)
+                name = layout.name if layout else "rows of an unknown layout"
                 counts[name] = counts.get(name, 0) + 1
                 yield converted(record)
 
     def sentences(self) -> list[str]:
-        shapes = {s: ", ".join(f"{count:,} {name}" for name, count in c.items()) for s, c in self.counts.items()}
-        return [f"{source}: {description}" for source, description in shapes.items()]
+        layouts = {s: ", ".join(f"{count:,} {name}" for name, count in c.items()) for s, c in self.counts.items()}
+        return [f"{source}: {description}" for source, description in layouts.items()]
