@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from onward.checkpoint.weights import read_tensors, write_tensors
+from onward.checkpoint.weights import read_tensors
 from onward.cli import main, sentence
 
 from support.disk import with_room_for
@@ -181,7 +182,7 @@ def broken(kind: str, folder: Path) -> None:
     elif kind == "shape":
         tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4)
     path.unlink()
-    write_tensors(path, tensors)
+    save_file(tensors, path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from onward.base.errors import UserError
-from onward.base.files import atomic_write, read_json
+from onward.base.files import read_json
 from onward.hub.folder import INDEX, SINGLE
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -113,11 +113,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     another format."""
     file = open_file(path)
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-
-
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    with atomic_write(path) as new:
-        fill(new, tensors, tensors.items())
 
 
 def fill(
