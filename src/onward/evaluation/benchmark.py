@@ -36,6 +36,7 @@ class TaskResult:
 
     @property
     def questions(self) -> int:
+        """The number of questions that were asked."""
         return len(self.right)
 
 

@@ -51,7 +51,7 @@ TOGETHER = 4096  # tokens in one call
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The figures of a model on a text."""
+    """The figures of a model on a text, such as its loss and perplexity."""
 
     loss: float  # mean negative log-probability per token, in nats
     perplexity: float  # exp(loss)

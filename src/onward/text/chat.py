@@ -320,4 +320,5 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
+    """The Chat of a tokenizer, which renders and encodes messages; those of the last two tokenizers are cached."""
     return Chat(tokenizer)
