@@ -259,7 +259,8 @@ def test_offline_mode_sends_nothing(start, hub: Hub, look_up: Lookups) -> None:
     offline = start(HF_HUB_OFFLINE="1")
     assert offline("org/plain") == {"folder": folder, "said": []}
     assert (
-        "org/partly is in the cache without chat_template.jinja, model.safetensors" in offline("org/partly")["refused"]
+        "Cannot load org/partly, because the cache lacks chat_template.jinja, model.safetensors"
+        in offline("org/partly")["refused"]
     )
     assert "HF_HUB_OFFLINE is set" in offline("org/new")["refused"]
     assert "HF_HUB_OFFLINE is set" in offline("me/x", upload=folder)["refused"]

@@ -48,7 +48,7 @@ BAD = {
         lambda lm: lm.generate("The cat", 1000),
         "maximum context length is 32",
     ),
-    "a text longer than the context": (lambda lm: lm.score("a b c d e f " * 9), "use evaluate, which slides"),
+    "a text longer than the context": (lambda lm: lm.score("a b c d e f " * 9), "use evaluate, whose window slides"),
     "a temperature below 0": (lambda lm: lm.generate("The", temperature=-1), "temperature is -1"),
     "a device that is not there": (lambda lm: onward.load("x", device="tpu9"), "device is 'tpu9'"),
     "a folder that is not there": (lambda lm: onward.load("no/such"), r"there is no folder no/such"),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import onward
@@ -14,7 +15,6 @@ from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.adapters import load_adapter, save_adapter
 from onward.checkpoint.peft.bases import BaseModel, check_base, weights_checksum
-from onward.checkpoint.weights import write_tensors
 from onward.cli import main
 from onward.config.lora import LoRA
 from onward.model.decoder import Decoder
@@ -150,7 +150,7 @@ def per_expert(base: Path, folder: Path, ranks: tuple[int, int] = (2, 2), **keys
         "target_modules": ["w1", "w2", "w3"],
     }
     folder.mkdir()
-    write_tensors(folder / "adapter_model.safetensors", tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
     (folder / "adapter_config.json").write_text(json.dumps(config | keys))
     return folder
 
@@ -248,7 +248,7 @@ def test_an_adapter_that_does_not_fit_is_one_sentence(lm: Path, poems: Path, tmp
             load_adapter(load_model(lm)[0], folder, hf)
     publish(EXPERTS["mixtral"], tmp_path / "mixtral")
     routed = {"base_model.model.model.layers.0.mlp.gate.lora_A.weight": torch.ones(2, 2)}
-    write_tensors(changed(poems, tmp_path / "router") / "adapter_model.safetensors", routed)
+    save_file(routed, changed(poems, tmp_path / "router") / "adapter_model.safetensors")
     for message, folder in {
         "ranks or factors differ": per_expert(
             tmp_path / "mixtral", tmp_path / "ranks", ranks=(2, 3), rank_pattern={r"experts\.[1357]\.w.": 3}

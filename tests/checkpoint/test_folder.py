@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
-from onward.checkpoint.weights import read_tensors, write_tensors
+from onward.checkpoint.weights import fill, read_tensors
 from onward.config.decoder import DecoderConfig
 
 from support import disk
@@ -112,7 +112,7 @@ def test_a_full_disk_leaves_the_old_model_bit_for_bit(room: int, tmp_path: Path)
 def test_tensors_come_back_whatever_their_layout(tmp_path: Path) -> None:
     base = torch.arange(12.0).view(3, 4)
     wanted = {"turned": base.mT, "a slice": base[1:, :2], "none": torch.zeros(0, 3), "one": torch.tensor(2.0)}
-    write_tensors(tmp_path / "t.safetensors", wanted)
+    fill(tmp_path / "t.safetensors", wanted, wanted.items())
     got = read_tensors(tmp_path / "t.safetensors")
     assert got.keys() == wanted.keys()
     assert all(torch.equal(got[name], wanted[name]) for name in wanted)

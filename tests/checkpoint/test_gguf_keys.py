@@ -14,7 +14,7 @@ from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.convert import plan, size_label
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.vocabulary import TokenizerNotice, general_name
-from onward.checkpoint.gguf.writer import Outline
+from onward.checkpoint.gguf.writer import TensorOutline
 from onward.text.patterns import BYTE_OF, GPT2, LLAMA3, O200K, TEKKEN, byte_level_bpe
 from onward.text.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ def test_keys_of_the_reference_converter_are_written(case: str) -> None:
     ({"a": (1_000_000,), "blk.0.ffn_up_exps.weight": (8, 1000, 700), "blk.0.ffn_up_exps.bias": (8, 700)}, "8x1.7M"),
 ])  # fmt: skip
 def test_size_label_is_that_of_the_reference_converter(shapes: dict[str, Any], label: str) -> None:
-    assert size_label({name: Outline(shape, F32) for name, shape in shapes.items()}) == label
+    assert size_label({name: TensorOutline(shape, F32) for name, shape in shapes.items()}) == label
 
 
 def keys_of(tokenizer: Tokenizer, path: Path) -> dict[str, Any]:

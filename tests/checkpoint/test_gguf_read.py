@@ -17,7 +17,7 @@ from onward.base.errors import UserError
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.vocabulary import read_tokenizer
-from onward.checkpoint.gguf.writer import Outline, text, typed, write_gguf
+from onward.checkpoint.gguf.writer import TensorOutline, text, typed, write_gguf
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.bases import weights_checksum
 from onward.families import family
@@ -242,7 +242,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "rope.scaling.type is 'spiral'",
     ),
     "no epsilon": (lambda keys: keys.pop("llama.attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon"),
-    "an odd tokenizer": (lambda keys: keys.update({"tokenizer.ggml.model": "t5"}), "a tokenizer of kind 't5'"),
+    "an odd tokenizer": (lambda keys: keys.update({"tokenizer.ggml.model": "t5"}), "because its kind is 't5'"),
     "odd patterns": (lambda keys: keys.update({"tokenizer.ggml.pre": "gpt-3"}), "did you mean gpt-2"),
     "too many tokens": (
         lambda keys: keys.update({"tokenizer.ggml.tokens": list(map(str, range(20)))}),
@@ -256,7 +256,7 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
 def test_keys_that_cannot_be_are_refused_in_a_sentence(case: str, file: Path, tmp_path: Path) -> None:
     harm, message = DAMAGES[case]
     header = read_header(file)
-    outlines = {name: Outline(info.shape, info.type) for name, info in header.tensors.items()}
+    outlines = {name: TensorOutline(info.shape, info.type) for name, info in header.tensors.items()}
     tensors = [(name, tensor(file, name)) for name in outlines]
     write_gguf(tmp_path / "x.gguf", change(file, harm), outlines, tensors)
     with limited(5, ROOM), pytest.raises(UserError) as error:

@@ -17,7 +17,7 @@ from onward.base.errors import UserError
 from onward.checkpoint.gguf.architectures import ARCHITECTURES
 from onward.checkpoint.gguf.convert import comparable, differences, plan, write_model
 from onward.checkpoint.gguf.header import TensorInfo, read_header
-from onward.checkpoint.gguf.writer import Outline, write_gguf
+from onward.checkpoint.gguf.writer import TensorOutline, write_gguf
 from onward.checkpoint.load import load_model
 from onward.cli import main
 from onward.families import family
@@ -238,7 +238,7 @@ def test_a_vector_that_others_write_as_a_matrix_is_read(tmp_path: Path) -> None:
     header, vector = read_header(tmp_path / "x.gguf"), "blk.0.ffn_gate_inp_shexp.weight"
     assert header.tensors[vector].shape == (32,)
     shapes = {name: (1, 32) if name == vector else info.shape for name, info in header.tensors.items()}
-    outlines = {name: Outline(shape, header.tensors[name].type) for name, shape in shapes.items()}
+    outlines = {name: TensorOutline(shape, header.tensors[name].type) for name, shape in shapes.items()}
     tensors = [(name, tensor(tmp_path / "x.gguf", name).view(shape)) for name, shape in shapes.items()]
     write_gguf(tmp_path / "y.gguf", header.keys, outlines, tensors)
     back, _ = load_model(tmp_path / "y.gguf")

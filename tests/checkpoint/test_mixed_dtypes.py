@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.names import MixedDtypes
-from onward.checkpoint.weights import read_tensors, write_tensors
+from onward.checkpoint.weights import read_tensors
 from onward.families import read
 
 from support.decoders import DECODERS, decoder, token_ids
@@ -24,7 +25,7 @@ def cast(folder: Path, name: str, dtype: torch.dtype) -> None:
     """Store one tensor of a folder as another dtype."""
     path = folder / "model.safetensors"
     stored = {key: tensor.clone() for key, tensor in read_tensors(path).items()}
-    write_tensors(path, stored | {name: stored[name].to(dtype)})
+    save_file(stored | {name: stored[name].to(dtype)}, path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from onward.checkpoint.weights import read_tensors, write_tensors
+from onward.checkpoint.weights import read_tensors
 from onward.cli import main, sentence
 
 from support.disk import with_room_for
@@ -130,9 +131,9 @@ OTHERS = {
     "generate nowhere Once": "there is no folder nowhere: name the folder of a model",
     "generate folder Once": "there is no config.json in folder: name a folder that holds a model",
     "generate story.txt Once": "story.txt is a file: name its folder",
-    "generate folder Once --revision main": "and folder is a path on this machine: name hf://folder instead",
+    "generate folder Once --revision main": "but folder is a path on this machine: name hf://folder instead",
     "generate openai-community/gpt2@v1 Once": "there is no folder openai-community/gpt2@v1: name the folder",
-    "generate a/b@v1 Once --revision v2": "a/b@v1 names a revision, and revision is 'v2'",
+    "generate a/b@v1 Once --revision v2": "Cannot use the revision 'v2', because a/b@v1 names another",
     "generate a/b/c Once": "there is no folder a/b/c: name the folder of a model",
     "report openai-community/gpt2": "HF_HUB_OFFLINE is set",
     "generate folder/gone Once": "there is no folder folder/gone: name the folder of a model, such as runs/mybook",
@@ -181,7 +182,7 @@ def broken(kind: str, folder: Path) -> None:
     elif kind == "shape":
         tensors["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 4)
     path.unlink()
-    write_tensors(path, tensors)
+    save_file(tensors, path)
 
 
 @pytest.mark.parametrize(

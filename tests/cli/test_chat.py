@@ -20,7 +20,7 @@ import torch
 import onward
 from onward.api.language_model import LanguageModel
 from onward.cli import main
-from onward.cli.commands.chat import Conversation, Options
+from onward.cli.commands.chat import Options, TerminalChat
 from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import train_tokenizer
@@ -140,7 +140,7 @@ def test_a_conversation_that_gets_too_long_loses_its_beginning_and_says_so(folde
 def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, capsys, monkeypatch) -> None:
     lm = onward.load(make(tmp_path, 512, **changes))
     options = Options(model="", json=True, regex="[a-z]{60}", **HOW | {"max_new_tokens": 60})
-    conversation, read = Conversation(lm, options), tokens_read(monkeypatch)
+    conversation, read = TerminalChat(lm, options), tokens_read(monkeypatch)
     for turn, message in enumerate(["b" * 50, "c" * 30, "d" * 20]):
         read.clear()
         conversation.answer(message)
@@ -153,12 +153,12 @@ def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, c
 
 def test_a_conversation_is_decoded_by_compiled_steps(folder: Path) -> None:
     lm = onward.load(folder)
-    cache = Conversation(lm, Options(model="")).empty_cache()
+    cache = TerminalChat(lm, Options(model="")).empty_cache()
     assert onward.Engine(lm.model, rows=1, cache=cache).compile() == ""
 
 
 def test_an_answer_may_fill_the_context_to_its_last_token(folder: Path, capsys) -> None:
-    conversation = Conversation(onward.load(folder), Options(model="", json=True, context=37, seed=1, regex="[a-z]*"))
+    conversation = TerminalChat(onward.load(folder), Options(model="", json=True, context=37, seed=1, regex="[a-z]*"))
     conversation.settings = replace(conversation.settings, suppress_tokens=tuple(conversation.lm.stop_token_ids))
     conversation.answer("abc")
     assert len(conversation.turns[-1]["content"]) == 37 - 6

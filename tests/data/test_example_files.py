@@ -104,7 +104,7 @@ BAD: dict[str, tuple[Tokenizer, dict[str, Any], str]] = {
     "never closed before the user": (NO_END, {"messages": [USER, ANSWER, USER, ANSWER]}, "never closes"),
     "no answer": (CHATML, {"messages": [USER]}, "no token is trained, since the assistant says nothing"),
     "no messages": (CHATML, {"messages": "Hello"}, "messages are not a list"),
-    "half a form": (CHATML, {"prompt": "Hello"}, "it has 'prompt', and needs messages, prompt and completion, or text"),
+    "half a form": (CHATML, {"prompt": "Hello"}, "it needs messages, prompt and completion, or text, but has 'prompt'"),
     "both forms": (CHATML, {"prompt": "Hello", "completion": [ANSWER]}, "prompt and answer are str and list: "),
 }
 
@@ -202,7 +202,9 @@ def test_fields_for_rewards_are_stored_selected_and_read_again(tmp_path: Path) -
     assert columns_of(batch_of(Examples.load(tmp_path / "table"), [[0]])) == [{}]
     plain, _ = tabulated(prompted(Encoder(tokenizer()), [Record({"prompt": "1?"}, "")] * 2), 10, "error")
     assert columns_of(batch_of(plain, [[0], [1]])) == [{}, {}]
-    with pytest.raises(UserError, match=r"^line 5: its fields besides prompt take 70,014 bytes as JSON"):
+    with pytest.raises(
+        UserError, match=r"^line 5: cannot give rewards its fields .* because they take 70,014 bytes as JSON"
+    ):
         list(prompted(Encoder(tokenizer()), [Record({"prompt": "1?", "level": "1" * 70_001}, "line 5")]))
 
 
@@ -225,7 +227,9 @@ def test_an_answer_that_a_reward_compares_with_is_a_text_and_is_never_cut() -> N
 
 def test_long_examples_are_an_error_cut_or_dropped() -> None:
     made = examples([4, 8, 6])
-    with pytest.raises(UserError, match=r"2 of 3 examples are longer than 5 tokens, line 2 with 8 .*--too-long drop"):
+    with pytest.raises(
+        UserError, match=r"2 of 3 examples are longer than 5 tokens \(line 2 has 8\): .*--too-long drop"
+    ):
         tabulated(made, 5, "error")
     cut, left = tabulated(made, 5, "cut")
     assert (cut.lengths.tolist(), left.count) == ([4, 5, 5], 2)

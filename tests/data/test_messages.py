@@ -9,9 +9,9 @@ import pytest
 from onward.base.errors import UserError
 from onward.data.examples import Encoder
 from onward.data.forms import supervised
+from onward.data.layouts import Records, converted
 from onward.data.messages import ROLES
 from onward.data.records import Record
-from onward.data.shapes import Records, converted
 from onward.text.templates import TEMPLATES, with_template
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -107,7 +107,7 @@ def test_a_column_may_be_a_path(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"line 1: it has no column 'data\.b'"):
         list(Records([path], "prompt=data.b"))
     for row in {"text": None}, {"messages": None, "text": None}:
-        with pytest.raises(UserError, match=r"it has no value in .*'text', and needs messages, .*: remove the record"):
+        with pytest.raises(UserError, match=r"it needs messages, .*, but has no value in .*'text': remove the record"):
             list(supervised(Encoder(train_tokenizer("byte", [])), [Record(row, "")]))
 
 
@@ -136,5 +136,5 @@ def test_calls_and_tools_that_a_template_does_not_write_are_refused(name: str) -
         for talk in [user, made], [user, made, {**tool, "role": "tool"}, answer]:
             with pytest.raises(UserError, match=r"^a row: message 2 has tool_calls, .* such as --template hermes"):
                 list(supervised(encoder, [converted(Record({"messages": talk}, "a row"))]))
-    with pytest.raises(UserError, match=r"^a row: it has tools, and the chat template does not write them"):
+    with pytest.raises(UserError, match=r"^a row: cannot use its tools, because the chat template does not write them"):
         list(supervised(encoder, [converted(Record({"messages": [user, answer], "tools": [call]}, "a row"))]))

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from onward.base.errors import UserError
-from onward.data.formats import Sizes
+from onward.data.formats import PieceSizes
 from onward.data.parts import join_parts, part_folder, prepare_part
-from onward.data.prepare import Cleaning, Part, prepare
+from onward.data.prepare import Cleaning, MachinePart, prepare
 from onward.text.tokenizer import train_tokenizer
 
 from support.grids import first
 
 BYTE = train_tokenizer("byte", [])
-SMALL = Sizes(piece_chars=3000, block_bytes=500, serial_bytes=1 << 30)
+SMALL = PieceSizes(piece_chars=3000, block_bytes=500, serial_bytes=1 << 30)
 CLEANINGS = {
     "duplicates": Cleaning(),
     "near duplicates and filters": Cleaning(near=0.7, min_words=20),
@@ -45,7 +45,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def parts(sources: list[str], folder: Path, count: int, **options: Any) -> list[Path]:
     numbers = reversed(range(1, count + 1))
-    return [prepare_part(sources, BYTE, folder, Part(n, count), sizes=SMALL, **options) for n in numbers]
+    return [prepare_part(sources, BYTE, folder, MachinePart(n, count), sizes=SMALL, **options) for n in numbers]
 
 
 @pytest.mark.parametrize("count", first(1, [3, 1, 20]))
@@ -67,7 +67,7 @@ def test_part_that_is_missing_changed_or_different_is_named(sources: list[str], 
     shutil.move(second, tmp_path / "aside")
     with pytest.raises(UserError, match="part-2-of-3 of 3 parts is missing"):
         join_parts(folder)
-    prepare_part(sources[:1], BYTE, folder, Part(2, 3), sizes=SMALL)
+    prepare_part(sources[:1], BYTE, folder, MachinePart(2, 3), sizes=SMALL)
     with pytest.raises(UserError, match=r"part-2-of-3 was prepared from other sources or settings \(sources"):
         join_parts(folder)
     shutil.rmtree(second)
@@ -82,12 +82,12 @@ def test_part_that_is_missing_changed_or_different_is_named(sources: list[str], 
 @pytest.mark.parametrize("text", ["", "3", "0/2", "3/2", "1/2/3", "-1/2", "1/x", "١/٢"])
 def test_part_is_a_number_of_a_number(text: str) -> None:
     with pytest.raises(UserError, match="give its number, from 1, and the number of parts"):
-        Part.parse(text)
+        MachinePart.parse(text)
 
 
 def test_part_needs_a_tokenizer_and_files(sources: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="learned from all texts"):
-        prepare_part(sources, "bpe:300", tmp_path / "out", Part(1, 2))
-    with pytest.raises(UserError, match="is a stream"):
-        prepare_part(["-"], BYTE, tmp_path / "out", Part(1, 2))
-    assert part_folder(tmp_path / "out", Part(3, 16)) == tmp_path / "out.part-3-of-16"
+    with pytest.raises(UserError, match="cannot learn from all texts"):
+        prepare_part(sources, "bpe:300", tmp_path / "out", MachinePart(1, 2))
+    with pytest.raises(UserError, match="because a stream can be read only once"):
+        prepare_part(["-"], BYTE, tmp_path / "out", MachinePart(1, 2))
+    assert part_folder(tmp_path / "out", MachinePart(3, 16)) == tmp_path / "out.part-3-of-16"

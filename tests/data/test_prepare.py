@@ -18,7 +18,7 @@ import pytest
 
 from onward.base.errors import UserError
 from onward.data import sources
-from onward.data.formats import Sizes
+from onward.data.formats import PieceSizes
 from onward.data.prepare import Cleaning, prepare
 from onward.data.sources import documents
 from onward.data.tokens import Longest, load_tokens
@@ -29,7 +29,7 @@ from support.grids import first
 
 BYTE = train_tokenizer("byte", [])
 ALL = Cleaning(exact=False)  # keeps all documents
-SMALL = Sizes(piece_chars=3000, block_bytes=500, serial_bytes=0)  # many pieces, and worker processes for any size
+SMALL = PieceSizes(piece_chars=3000, block_bytes=500, serial_bytes=0)  # many pieces, and worker processes for any size
 
 
 def texts(folder: Path) -> list[list[str]]:

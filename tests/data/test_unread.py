@@ -12,9 +12,9 @@ import pytest
 from onward.base.errors import UserError
 from onward.data.examples import Encoder, Example
 from onward.data.forms import classified, judged, preferred, prompted, supervised
+from onward.data.layouts import Records, converted
 from onward.data.messages import with_system
 from onward.data.records import Record
-from onward.data.shapes import Records, converted
 from onward.data.unread import is_harmless
 from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer, train_tokenizer
@@ -82,14 +82,18 @@ def test_system_column_is_refused_where_it_has_no_place() -> None:
     other = {"messages": [{**system, "content": "Be long!"}, user, answer], "system": "Be brief!"}
     same = {"messages": [system, user, answer], "system": "Be brief!"}
     assert with_system(same)["messages"] == [system, user, answer]
-    refused(supervised, other, "it has a system text, and its messages begin with another system message")
+    refused(supervised, other, "its system text differs from the system message")
     texts = {"prompt": "Two?", "completion": "2", "system": "Be brief!"}
-    refused(supervised, texts, "it has a system text, and its prompt is a text: write the prompt as a list of messages")
-    refused(preferred, {"prompt": "Two?", "chosen": "2", "rejected": "3", "system": "Be!"}, "its prompt is a text")
-    refused(prompted, {"prompt": "Two?", "system": "Be!"}, "its prompt is a text")
+    refused(supervised, texts, "cannot put its system text before its prompt")
+    refused(
+        preferred, {"prompt": "Two?", "chosen": "2", "rejected": "3", "system": "Be!"}, "before its prompt, because"
+    )
+    refused(prompted, {"prompt": "Two?", "system": "Be!"}, "before its prompt, because")
     refused(supervised, {"messages": [user, answer], "system": ["Be!"]}, "system is ['Be!']: give a text")
     refused(
-        supervised, {"text": "Two", "system": "Be!"}, "it has the text 'Be!' in system, which is not read beside text"
+        supervised,
+        {"text": "Two", "system": "Be!"},
+        "cannot use its text 'Be!' in system, because nothing but text is read",
     )
 
 
@@ -110,7 +114,7 @@ def test_questions_are_the_prompts_of_preferences(question: str) -> None:
     answers = {question: "Two?", "chosen": [answer], "rejected": [worse]}
     assert [written(made(preferred, one)[0]) for one in (talks, answers)] == [written(first("questions"))] * 2
     lost = {question: "Three?", "chosen": [user, answer], "rejected": [user, worse]}
-    refused(preferred, lost, f"it has the text 'Three?' in {question}, which is not read beside chosen, rejected")
+    refused(preferred, lost, f"cannot use its text 'Three?' in {question}, because nothing but chosen, rejected")
 
 
 def test_text_prompt_of_answers_that_are_messages_is_a_message() -> None:
@@ -118,7 +122,7 @@ def test_text_prompt_of_answers_that_are_messages_is_a_message() -> None:
     assert written(made(preferred, row)[0]) == written(first("preferences"))
     whole = {"prompt": "Two?", "chosen": [user, answer], "rejected": [user, worse]}
     assert written(made(preferred, whole)[0]) == written(first("preferences"))
-    refused(preferred, {**whole, "prompt": "Three?"}, "it has the text 'Three?' in prompt, which is not read")
+    refused(preferred, {**whole, "prompt": "Three?"}, "cannot use its text 'Three?' in prompt, because")
 
 
 @pytest.mark.parametrize("name", [name for name in FORMS if name != "prompts"])
@@ -135,11 +139,11 @@ def test_columns_with_texts_to_learn_are_refused_by_name(name: str) -> None:
         "text2",
         "prompt_text",
     ):
-        refused(form, {**row, column: "Read this."}, f"it has the text 'Read this.' in {column}, which is not read")
-        refused(form, {**row, column: [{"note": "Read this."}]}, f"in {column}.note, which is not read")
+        refused(form, {**row, column: "Read this."}, f"cannot use its text 'Read this.' in {column}")
+        refused(form, {**row, column: [{"note": "Read this."}]}, f"in {column}.note, because nothing but")
         assert written(first(name, **{column: ""})) == written(first(name, **{column: None})) == written(first(name))
-    refused(form, {**row, "weight": 0.5}, "it has the weight 0.5, and all examples weigh the same")
-    refused(form, {**row, "train": False}, "it has the train False, and all examples weigh the same")
+    refused(form, {**row, "weight": 0.5}, "cannot use its weight 0.5, because all examples weigh the same")
+    refused(form, {**row, "train": False}, "cannot use its train False, because all examples weigh the same")
     assert written(first(name, weight=1, train=True)) == written(first(name))
 
 
@@ -176,7 +180,7 @@ def test_texts_that_repeat_what_is_read_are_harmless() -> None:
     made(supervised, {"instruction": "Add", "input": "1 2", "output": "3 is the sum", "text": rendered})
     made(supervised, {"prompt": "Two?", "prompt_id": "7", "messages": [user, answer]})
     made(preferred, {**FORMS["conversations"][1], "prompt": "Two?", "messages": [user, answer]})
-    refused(supervised, {"messages": [user, answer], "response": "is"}, "it has the text 'is' in response")
+    refused(supervised, {"messages": [user, answer], "response": "is"}, "cannot use its text 'is' in response")
 
 
 def test_rewards_get_all_other_columns() -> None:
@@ -200,10 +204,8 @@ def test_tools_and_variables_of_the_template_are_honored(name: str) -> None:
     assert written(first(name, **more)) == f"<tools>{json.dumps(TOOLS)}</tools><mood>glad{plain}"
     assert written(first(name, functions=[TOOLS[0]["function"]])) == f"<tools>{json.dumps(TOOLS)}</tools>{plain}"
     form, row = FORMS[name]
-    refused(form, {**row, "tools": TOOLS}, "it has tools, and the chat template does not write them", PLAIN)
-    refused(
-        form, {**row, "chat_template_kwargs": {"tone": "x"}}, "chat_template_kwargs has tone, and the chat template"
-    )
+    refused(form, {**row, "tools": TOOLS}, "cannot use its tools, because the chat template", PLAIN)
+    refused(form, {**row, "chat_template_kwargs": {"tone": "x"}}, "cannot use tone of chat_template_kwargs, because")
     refused(
         form, {**row, "chat_template_kwargs": {"tools": []}}, "chat_template_kwargs is {'tools': []}: give an object"
     )
@@ -217,16 +219,16 @@ def test_tools_beside_texts_are_refused() -> None:
         (preferred, {"prompt": "Two?", "chosen": "2", "rejected": "3"}),
         (prompted, {"prompt": "Two?"}),
     ):
-        refused(form, {**row, "tools": TOOLS}, "it has tools for a chat template, and its prompt is a text")
+        refused(form, {**row, "tools": TOOLS}, "cannot use its tools, because its prompt is a text")
     refused(supervised, {"text": "Two?", "tools": TOOLS}, "it has tools, which only messages use")
 
 
 def test_unwanted_answers_are_not_imitated() -> None:
     row = {"prompt": "Two?", "completion": "3", "label": False}
-    refused(supervised, row, "it has the label False, an unwanted answer")
+    refused(supervised, row, "its label False marks an unwanted answer")
     made(supervised, {**row, "label": True})
     made(classified, {"text": "Two", "label": "a"}, {"text": "Three", "label": "b"})
-    refused(classified, {"text": "Two", "label": "a", "question": "What?"}, "it has the text 'What?' in question")
+    refused(classified, {"text": "Two", "label": "a", "question": "What?"}, "cannot use its text 'What?' in question")
 
 
 SENT = [user, answer, user, {**answer, "content": "Still 2."}]
@@ -245,7 +247,7 @@ def test_messages_of_weight_zero_are_read_and_not_trained(flag: str) -> None:
         refused(supervised, {"messages": [user, {**answer, flag: bad}]}, f"message 2 has the {flag} {bad!r}: give 1")
     refused(supervised, {"messages": [user, {**answer, flag: 0}]}, "no token is trained")
     if flag != "weight":
-        refused(supervised, {"messages": [{**user, flag: True}, answer]}, f"message 1 has the {flag} True and the role")
+        refused(supervised, {"messages": [{**user, flag: True}, answer]}, f"cannot train message 1 ({flag} True)")
 
 
 def test_fields_of_messages_are_written_harmless_or_refused() -> None:

@@ -180,7 +180,11 @@ DAMAGE: dict[str, tuple[str, Callable[[str], str], str]] = {  # file, change, me
     "no list": ("core.yaml", lambda text: "a: 1", "has no list icl_tasks"),
     "another type": ("core.yaml", lambda text: text.replace("schema", "scheme"), "icl_task_type is 'scheme'"),
     "no examples": ("core.yaml", lambda text: text.replace("[0]", "[]"), "num_fewshot is empty"),
-    "more examples than items": ("core.yaml", lambda text: text.replace("[2]", "[12]"), "has 12 items and needs 12"),
+    "more examples than items": (
+        "core.yaml",
+        lambda text: text.replace("[2]", "[12]"),
+        "needs 12 examples, but has only 12 items",
+    ),
     "no baseline": ("eval_meta_data.csv", lambda text: text.replace("pick", "peck"), "baseline"),
     "a baseline of 100": ("eval_meta_data.csv", lambda text: text.replace("33.5", "100"), "baseline is"),
     "a missing file": ("core.yaml", lambda text: text.replace("small/pick", "big/pick"), "big/pick.jsonl"),

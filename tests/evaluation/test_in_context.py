@@ -106,7 +106,10 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no such file": (["The cat", "--examples", "absent.jsonl"], "absent.jsonl"),
     "another picture": (["The cat", "--out", "p.gif"], "p.gif does not end"),
     "a theme without a picture": (["The cat", "--theme", "dark"], "theme"),
-    "two kinds of answers": (["The cat", "--candidates", "sat", "--max-new-tokens", "3"], "give one of the two"),
+    "two kinds of answers": (
+        ["The cat", "--candidates", "sat", "--max-new-tokens", "3"],
+        "with --candidates, which names them",
+    ),
     "too many examples": (["; ".join(["The cat sat on the mat"] * 12)], "give at most"),
     "a question that is too long": (["The cat sat on the mat " * 9], "shorten the question"),
 }

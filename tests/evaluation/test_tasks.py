@@ -233,7 +233,7 @@ WRONG = {
     "arithmetic(digit=2)": "did you mean",
     "arithmetic(digits=0)": "digits is 0",
     "brackets:x": "length",
-    "absent.yaml": "there is no such file",
+    "absent.yaml": "Cannot find the task file absent.yaml",
 }
 
 

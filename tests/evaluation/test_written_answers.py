@@ -104,7 +104,7 @@ def test_programs_are_written_and_run_only_if_allowed(lm: LanguageModel, tmp_pat
 
 
 WRONG = {
-    "programs(file=a, samples=2)": "at temperature 0 all are equal",
+    "programs(file=a, samples=2)": "all are equal at temperature 0",
     "programs(file=a, samples=2, k=3, temperature=1)": "give samples=3",
     "judged(file=a, url=localhost, model=m)": "give an address such as",
     "judged(file=a, url='http://a', model=m, prompt=x)": "write {answer} where",

@@ -226,7 +226,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], str]] = {
     "nothing to continue": (
         "chat/completions",
         {"messages": [{"role": "assistant", "content": ""}], "continue_final_message": True},
-        "the last message has no text",
+        "Cannot continue the last message",
     ),
 }
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from onward.checkpoint.gguf.header import read_header
-from onward.checkpoint.gguf.writer import Outline, write_gguf
+from onward.checkpoint.gguf.writer import TensorOutline, write_gguf
 
 
 def tensor(file: Path, name: str) -> torch.Tensor:
@@ -22,6 +22,6 @@ def split_in_two(file: Path, folder: Path) -> Path:
     names = list(header.tensors)
     paths = [folder / f"{file.stem}-{number:05}-of-00002.gguf" for number in (1, 2)]
     for path, part, keys in zip(paths, (names[:5], names[5:]), (dict(header.keys), {})):
-        outlines = {name: Outline(header.tensors[name].shape, header.tensors[name].type) for name in part}
+        outlines = {name: TensorOutline(header.tensors[name].shape, header.tensors[name].type) for name in part}
         write_gguf(path, keys | {"split.count": 2}, outlines, [(name, tensor(file, name)) for name in part])
     return paths[0]

@@ -9,8 +9,8 @@ from tokenizers import normalizers, pre_tokenizers
 
 from onward.data.examples import Encoder
 from onward.data.forms import judged, own_sequences, preferred
+from onward.data.layouts import converted
 from onward.data.records import Record
-from onward.data.shapes import converted
 from onward.text.boundaries import continuing
 from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer

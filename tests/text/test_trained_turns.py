@@ -9,7 +9,7 @@ from jinja2.ext import Extension, loopcontrols
 
 from onward.base.errors import UserError
 from onward.text.chat import Chat, Conversation
-from onward.text.template import Generation
+from onward.text.template import GenerationTag
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 CONTROL = [
@@ -114,7 +114,7 @@ WITHOUT_TOOLS = "Llama 2", "Gemma"
 
 def rendered(template: str, messages: list[Any], prompt: bool, **variables: Any) -> str:
     """The text of a template by Jinja itself."""
-    extensions: list[type[Extension]] = [Generation, loopcontrols]
+    extensions: list[type[Extension]] = [GenerationTag, loopcontrols]
     plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     plain.filters |= {"tojson": lambda value: json.dumps(value, ensure_ascii=False), "generated": lambda text: text}
     names = {"bos_token": "<s>", "eos_token": "</s>", "tools": None}
@@ -294,7 +294,7 @@ def test_an_answer_is_continued_right_after_its_text(content: str) -> None:
             own = chat.inner.token_to_id("<|assistant|>")
             assert ids[len(before) :][0] == own
             assert chat.tokenizer.inner.decode(ids[len(before) + 1 :]) == expected
-    with pytest.raises(UserError, match="cannot be continued"):
+    with pytest.raises(UserError, match="Cannot continue the last message"):
         chat_of(TRIMMED).encode([ASK, {"role": "assistant", "content": " "}], continue_final_message=True)
 
 

@@ -335,9 +335,12 @@ def test_equal_rewards_count_as_half() -> None:
 
 NO_EXAMPLES = {
     ("classify", '{"text": "x", "label": "maybe"}'): "rows.jsonl line 1: label is 'maybe': did you mean yes?",
-    ("classify", '{"text": "x"}'): "rows.jsonl line 1: it has 'text', and needs text and label",
-    ("classify", f'{{"text": "{"y" * 900}", "label": "no"}}'): "and the model's context 96: shorten it",
-    ("reward", '{"prompt": "x", "chosen": "a"}'): "rows.jsonl line 1: it has 'prompt', 'chosen', and needs chosen and",
+    ("classify", '{"text": "x"}'): "rows.jsonl line 1: it needs text and label",
+    ("classify", f'{{"text": "{"y" * 900}", "label": "no"}}'): "more than the context of 96: shorten it",
+    (
+        "reward",
+        '{"prompt": "x", "chosen": "a"}',
+    ): "rows.jsonl line 1: it needs chosen and rejected, with a prompt, but has 'prompt', 'chosen'",
     ("reward", ""): "rows.jsonl",
 }
 

@@ -26,11 +26,8 @@ def load_divided(
     adapter_folders: Sequence[Path] = (),
     allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """Load this process's part of the decoder in a folder or a GGUF file, divided over the tensor axis of a mesh;
-    otherwise like `load_with_adapters`. No process holds the whole model, and replicas do not communicate.
-
-    Raises a UserError for quantized weights, and for a size or a part that the axis cannot divide.
-    """
+    """As `load_with_adapters`, but this process's part of the decoder, divided over the tensor axis of a mesh. No
+    process holds the whole model, and replicas do not communicate."""
     model, hf, source = load_with_adapters(path, adapter_folders, dtype, lazy=True)
     fill = parts_reader(model, path, allow_nonfinite=allow_nonfinite)
     parallelize(model, Mesh(tensor=mesh.tensor), devices, fill=fill)
@@ -38,13 +35,9 @@ def load_divided(
 
 
 def parts_reader(model: Decoder, path: object, *, allow_nonfinite: bool = False) -> Callable[[Decoder], None]:
-    """Return a function that sets the parameters of a model to this process's parts of their deferred values, one
-    parameter at a time. `model` is on the meta device; the function is called after the processes have divided it.
-    Parameters without deferred values are set to 0.
-
-    Unless `allow_nonfinite`, the function raises a UserError if values are not finite. The message names `path`, the
-    source of the values.
-    """
+    """A function that sets a model's parameters to this process's parts of their deferred values, one at a time.
+    `model` is on the meta device; the function is called after the processes have divided it. Parameters without
+    deferred values are set to 0; `path` names their source in errors."""
     reads = deferred_reads(model)
     zero = {name for name, parameter in model.named_parameters() if parameter.is_meta} - reads.keys()
 

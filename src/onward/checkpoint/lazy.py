@@ -18,8 +18,7 @@ from onward.model.deferred import defer
 
 
 class LazyTensors(Mapping[str, Tensor]):
-    """A mapping of names to tensors that keeps no tensors in memory: each lookup reads the tensor, by calling the
-    function of this name in `reads`."""
+    """Tensors that are read at each lookup, so that none stays in memory."""
 
     def __init__(self, reads: Mapping[str, Callable[[], Tensor]]) -> None:
         self.reads = reads
@@ -35,9 +34,9 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class StoredWeights:
-    """Reads the weights of a stored model onto the CPU, by the names of Decoder's parameters. A weight that needs no
-    conversion is memory-mapped. Otherwise, it is read together with the weights that are stored in the same tensor.
-    Elements are not checked for being finite."""
+    """Reads a model's weights onto the CPU, by the names of Decoder's parameters. One that needs no conversion is
+    memory-mapped; otherwise it is read together with the weights in the same stored tensor. Elements are not checked
+    for being finite."""
 
     def __init__(self, outline: Outline, dtype: torch.dtype | None) -> None:
         self.family, self.config = outline.names, outline.config
@@ -51,13 +50,11 @@ class StoredWeights:
         self.dtype, self.common = dtype, dtype or common_dtype({name: self.stored[name] for name in trained})
 
     def dtype_of(self, name: str) -> torch.dtype:
-        """Return the dtype in which a weight is read, by its name."""
         if self.dtype or self.outlines[name].requires_grad:
             return self.common
         return FLOATS[self.stored[self.rows[name][0][0]].dtype]
 
     def read(self, name: str) -> Tensor:
-        """Read a weight, by its name."""
         pieces, ours = self.rows[name]
         read, _ = to_ours(
             self.family,
@@ -73,9 +70,8 @@ class StoredWeights:
 
 
 def load_outline(path: Path, dtype: torch.dtype | None = None) -> tuple[Decoder, dict[str, Any]]:
-    """Load the decoder in a folder or a GGUF file onto the meta device, with deferred parameters (see
-    `model/deferred.py`), and return the decoder and its config.json. Reads only the headers of files. `dtype` is as for
-    `load_model`. Raises the UserErrors of `load_model`, and a UserError for quantized weights."""
+    """Load a decoder onto the meta device with deferred parameters (see `model/deferred.py`), and its config.json; only
+    headers of files are read."""
     outline = open_source(path).outline()
     if any(tensor.quantized for tensor in outline.stored.values()):
         raise UserError(f"{path} has quantized weights, which processes cannot divide: use replicas only")

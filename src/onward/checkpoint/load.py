@@ -24,12 +24,11 @@ from onward.transforms.quantize import ALREADY, Precision, QuantizedLinear, choo
 
 
 class KeptLayers(UserWarning):
-    """Warning that linear layers cannot be quantized and keep their weights; the message gives their number."""
+    """Warning that linear layers cannot be quantized and keep their weights."""
 
 
 def open_source(path: Path) -> ModelSource:
-    """Return the source of the model at a path, from which it is read: a GGUF file, or else a folder, which need not
-    exist yet."""
+    """The source of the model at a path: a GGUF file, or else a folder, which need not exist yet."""
     return GGUFFile(path) if is_gguf(path) else ModelFolder(path)
 
 
@@ -63,8 +62,7 @@ def load_source(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """Load the decoder of an opened source. Returns (decoder, its config.json); the other arguments and the errors are
-    those of `load_model`."""
+    """As `load_model`, from an opened source."""
     try:
         outline = source.outline()
         model, stored, tied = outline.model, outline.stored, outline.config.tied
@@ -103,8 +101,8 @@ def load_source(
 
 
 def add_stored_head(model: Decoder, stored: Mapping[str, StoredTensor | Tensor], hf: HF) -> None:
-    """Add the classification or value head among the stored tensors, if any, to a model, with the labels in
-    config.json. Its weights are loaded with the others."""
+    """Add the classification or value head among the stored tensors, if any, whose weights are loaded with the
+    others."""
     if (weight := stored.get(f"{NAME}.weight")) is None:
         return
     names, outputs = hf.get("id2label"), weight.shape[0]

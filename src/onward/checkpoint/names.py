@@ -26,12 +26,8 @@ same: Change = lambda t: t
 def rows(
     family: Names, config: DecoderConfig, ours: Mapping[str, Any]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
-    """Yield a row for each tensor of a model: (name or names in the files, Decoder's names, function that changes the
-    files' tensor to Decoder's, function that changes it back). `family` has the table of names of a family of published
-    models; `ours` are the model's tensors by Decoder's names.
-
-    A tensor that is not in the table keeps its name.
-    """
+    """A row for each tensor: (name or names in the files, Decoder's names, change to Decoder's tensor, change back). A
+    tensor that is not in the family's table keeps its name."""
     named = set()
     for their, our, *fix in family.names(config):
         into, back = fix[0] if fix else (same, same)
@@ -47,9 +43,8 @@ def rows(
 def to_theirs(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) as a family's files store them, one by one, from `ours`, tensors by the names of Decoder's
-    parameters. A quantized layer, given in place of its weight, is packed. On the meta device the tensors have shapes
-    only."""
+    """(name, tensor) as a family's files store them, one by one. A quantized layer, given in place of its weight, is
+    packed. On the meta device the tensors have shapes only."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
@@ -60,8 +55,8 @@ def to_theirs(
 
 
 def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
-    """Return whether a family's files can store the quantized layers among `ours` (tensors by Decoder's names): each as
-    one tensor, or as rows of one tensor together with layers of the same precision."""
+    """Whether a family's files can store the quantized layers: each as one tensor, or as rows of one tensor together
+    with layers of the same precision."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         layers = [part for part in parts if isinstance(part, QuantizedLinear)]
@@ -78,8 +73,7 @@ def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | Q
 def layers_of(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> tuple[dict[str, Precision], list[str]]:
-    """Return the precisions of the quantized layers among `ours` (tensors by Decoder's names), as {name in the family's
-    files: precision}, and the names in these files of the linear layers that are not quantized."""
+    """({name in the files: precision} of quantized layers, names in the files of the other linear layers)."""
     quantized, plain = dict[str, Precision](), list[str]()
     for their, names, _, _ in rows(family, config, ours):
         first, layers = (
@@ -94,7 +88,6 @@ def layers_of(
 
 
 def joined(tensors: list[Tensor]) -> Tensor:
-    """Concatenate tensors along their first dimension, the rows."""
     if tensors[0].is_meta:  # torch.cat on meta tensors takes a second of imports
         return tensors[0].new_empty(sum(tensor.size(0) for tensor in tensors), *tensors[0].shape[1:])
     return torch.cat(tensors) if len(tensors) > 1 else tensors[0]
@@ -111,15 +104,12 @@ def to_ours(
     allow_nonfinite: bool,
     precisions: Mapping[str, Precision],
 ) -> tuple[dict[str, Tensor], dict[str, tuple[Tensor, Tensor]]]:
-    """Read stored tensors, given by their names in the files, as tensors by the names of Decoder's parameters,
-    contiguous as fused optimizers need them. Also returns the integer codes and scales of the weights that `precisions`
-    names or that are stored quantized.
+    """Read stored tensors as Decoder's parameters, contiguous as fused optimizers need them; also the integer codes and
+    scales of the weights that `precisions` names or that are stored quantized.
 
     `model` has the expected tensors on the meta device. A tensor stays memory-mapped if it needs no change and has
     torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the files (see
-    `common_dtype`), and other tensors, which are routing biases, keep their own. Raises a UserError for a tensor that
-    is missing, unexpected, of another shape or dtype, or not finite.
-    """
+    `common_dtype`), and other tensors, which are routing biases, keep their own."""
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, stored)
     table = [
@@ -142,6 +132,7 @@ def to_ours(
         if source.quantized and moves_rows(into, source.shape[0]):
             read = stored_codes(source.quantized, into, source.shape[0], device)
         elif names[0] in precisions:
+            # a few rows at a time, so that memory never holds all plain weights and all integers
             if into is same:
                 plain = partial(checked_rows, source, kept, device, pieces[0], allow_nonfinite)
             else:
@@ -167,9 +158,8 @@ def to_ours(
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """Return a function that reads the codes and scales of the rows from `start` to `end` of a weight that is stored
-    quantized. `stored` reads integers and scales of these rows from the files, `into` reorders all rows as Decoder has
-    them, `outputs` is the number of rows, and `device` that of the results."""
+    """A function that reads codes and scales of rows [start, end) of a weight that is stored quantized. `into` reorders
+    all rows as Decoder has them."""
     moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -188,28 +178,25 @@ def checked_rows(
     start: int,
     end: int,
 ) -> Tensor:
-    """Read the rows from `start` to `end` (excluded) of a stored tensor, converted to `dtype` on `device`. Raises a
-    UserError, which names the tensor by `name`, if an element is not finite, unless `allow_nonfinite`."""
     part = source.rows(start, end).to(device, dtype)
     check(part, name, allow_nonfinite)
     return part
 
 
 def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
-    """Return the rows from `start` to `end` (excluded) of a tensor in memory; the counterpart of `checked_rows`, which
-    reads rows from disk."""
+    """The counterpart of `checked_rows` for a tensor in memory."""
     return tensor[start:end]
 
 
 class ScratchBuffer:
-    """Memory that is reused for temporary tensors, whose values are then copied elsewhere: temporary tensors that are
-    freed each time would fragment the memory between the tensors that are kept."""
+    """Memory for temporary tensors: freed each time, they would fragment the memory between the tensors that are
+    kept."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
 
     def empty(self, *shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return an uninitialized tensor in the buffer's memory; it overwrites the previous one."""
+        """An uninitialized tensor; it overwrites the previous one."""
         size = math.prod(shape) * dtype.itemsize
         if self.bytes.numel() < size:
             self.bytes = torch.empty(0)
@@ -217,7 +204,6 @@ class ScratchBuffer:
         return self.bytes[:size].view(dtype).view(shape)
 
     def holds(self, tensor: Tensor) -> bool:
-        """Return whether a tensor is in the buffer's memory."""
         return tensor.untyped_storage().data_ptr() == self.bytes.untyped_storage().data_ptr()
 
 
@@ -226,7 +212,7 @@ class MixedDtypes(UserWarning):
 
 
 def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
-    """Return the dtype of most elements of the stored tensors. Warns if some tensors have other dtypes."""
+    """The dtype of most elements; warns of others."""
     elements = Counter[str]()
     for tensor in stored.values():
         elements[tensor.dtype] += math.prod(tensor.shape)
@@ -247,16 +233,15 @@ class UntiedHead(UserWarning):
 
 
 def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
-    """Return whether the stored tensors include a head that differs from the embedding, although config.json ties both.
-    Warns if so."""
+    """Whether the files hold a head that differs from the embedding, although config.json ties both; warns if so."""
     outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
     names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
     pair = [stored.get(name, stored.get(name.removeprefix(family.BASE))) for name in names]
     if None in pair or equal(*pair):  # type: ignore[arg-type]
         return False
     warnings.warn(
-        f"config.json ties the head to the embedding, and {names[1]} differs from {names[0]} in the weights: both are "
-        "kept, as transformers does; set tie_word_embeddings to false if that is meant",
+        f"config.json ties the head to the embedding, although {names[1]} differs from {names[0]} in the weights: both "
+        "are kept, as in transformers; set tie_word_embeddings to false if that is meant",
         UntiedHead,
         stacklevel=1,
     )
@@ -264,7 +249,7 @@ def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, Stor
 
 
 def equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Return whether two stored matrices have the same shape and equal elements, compared in pieces to save memory."""
+    """Whether two matrices are equal, compared in pieces to save memory."""
     if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= FLOATS.keys():
         return False
     dtype = torch.promote_types(FLOATS[one.dtype], FLOATS[other.dtype])
@@ -274,8 +259,7 @@ def equal(one: StoredTensor, other: StoredTensor) -> bool:
 
 
 def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:
-    """Return a stored tensor as a memory-mapped tensor if it has the requested dtype and torch's alignment; None if it
-    must be copied."""
+    """The memory-mapped tensor if it has the requested dtype and torch's alignment; None if it must be copied."""
     if source.mapped is None or dtype != FLOATS[source.dtype]:
         return None
     tensor = source.mapped()
@@ -289,8 +273,7 @@ def copied(
     device: torch.device,
     allow_nonfinite: bool,
 ) -> Tensor:
-    """Copy stored tensors of one shape, given by name, in pieces into a new tensor (number of tensors, ...) that
-    `make`, such as torch.empty, allocates. Raises a UserError if an element is not finite, unless `allow_nonfinite`."""
+    """Copy stored tensors of one shape, in pieces, into a new tensor (number of tensors, ...) that `make` allocates."""
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
         step = max(1, COPY_BYTES // tensor[0].nbytes)
@@ -303,9 +286,8 @@ def copied(
 def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """Return the stored tensors, {name: tensor}, for the names in `wanted`, the tensors that the files should have by
-    `config`, on the meta device; files may leave out the family's prefix of names. Raises a UserError for a tensor that
-    is missing, unexpected, or of another shape or dtype."""
+    """The stored tensors for the names in `wanted`, tensors on the meta device; files may leave out the family's
+    prefix."""
     left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
@@ -313,7 +295,7 @@ def find(
             raise UserError(f"the checkpoint has no tensor {name}, which its config.json asks for")
         tensor = matched[name] = left.pop(short)
         if tensor.shape != shape:
-            raise UserError(f"tensor {short} has shape {tensor.shape}, and config.json asks for {shape}")
+            raise UserError(f"tensor {short} has shape {tensor.shape}, but config.json asks for {shape}")
         if tensor.dtype not in FLOATS:
             raise UserError(f"tensor {short} holds {tensor.dtype}: Onward reads weights as {', '.join(FLOATS)}")
     if config.tied:  # a head in the files equals the embedding: see `head_differs`
@@ -326,13 +308,11 @@ def find(
 
 
 def aligned(tensor: Tensor) -> bool:
-    """Return whether a tensor is contiguous and begins at a multiple of ALIGNMENT bytes, as torch allocates it."""
     return tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
 
 
 def check(tensor: Tensor, name: str, allow_nonfinite: bool) -> None:
-    """Raise a UserError, which names the tensor by `name`, if an element is not finite, unless `allow_nonfinite`; makes
-    no copy."""
+    """Refuse elements that are not finite; makes no copy."""
     if not allow_nonfinite and not all(bound.isfinite() for bound in tensor.aminmax()):
         raise UserError(
             f"tensor {name} has NaN or infinite elements (as {tensor.dtype}): get the weights again, or load them "

@@ -18,16 +18,15 @@ from onward.checkpoint.weights import FLOATS, StoredTensor
 from onward.kernels.quantized import GROUP, unpack
 from onward.transforms.quantize import Precision, QuantizedLinear
 
-FORMAT = "pack-quantized"
+FORMAT = "pack-quantized"  # read by transformers and vLLM, unlike any format of our own
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 
 
 def packed_integers(
     name: str, packed: StoredTensor, scales: StoredTensor, shape: StoredTensor, config: Mapping[str, Any]
 ) -> StoredTensor:
-    """Return the weight `name` (O, I), stored as integers packed into int32 words (O, words), scales (O, G) of groups
-    of inputs, and its shape (2,). Its rows can be read dequantized, and also as integers and scales if Onward computes
-    with this precision. `config` is the quantization_config. Raises a UserError for unexpected shapes or dtypes."""
+    """A weight (O, I), stored as int32 words (O, words), scales (O, G) and its shape (2,). Its rows can be read
+    dequantized, and also as integers and scales if Onward computes with this precision."""
     check_format(config)
     size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
     outputs, inputs = size if len(size) == 2 and min(size) > 0 else (0, 0)
@@ -53,8 +52,7 @@ def packed_integers(
 
 
 def check_format(config: Mapping[str, Any]) -> None:
-    """Raise a UserError unless `config`, a quantization_config of compressed-tensors, describes symmetric packed
-    integers."""
+    """Refuse all but symmetric packed integers."""
     groups = config.get("config_groups")
     parts = list(groups.values()) if isinstance(groups, Mapping) else []
     weights = [part.get("weights") for part in parts if isinstance(part, Mapping)]
@@ -69,8 +67,6 @@ def check_format(config: Mapping[str, Any]) -> None:
 
 
 def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
-    """Return the UserError for a packed weight whose dtypes or shapes do not match its format, which the message calls
-    `kind`."""
     return UserError(
         f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
         f"not {kind}: get the files or the config.json again"
@@ -78,7 +74,7 @@ def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) ->
 
 
 def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
-    """Unpack int32 `words` (O, words) to integers (O, I) of `bits` bits (4 or 8), in int8; I is `inputs`."""
+    """int32 words (O, words) to integers (O, I) of 4 or 8 bits, in int8."""
     integers = words.contiguous().view(torch.uint8)
     if bits == 4:
         integers = torch.stack([integers & 15, integers >> 4], 2).flatten(1)
@@ -86,7 +82,7 @@ def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
 
 
 def packed(integers: Tensor, bits: int) -> Tensor:
-    """Pack int8 integers (O, I) of `bits` bits (4 or 8) into int32 (O, words)."""
+    """int8 integers (O, I) of 4 or 8 bits to int32 (O, words)."""
     words = math.ceil(integers.size(1) * bits / 32)
     codes = integers.new_zeros(len(integers), words * 32 // bits, dtype=torch.uint8)
     codes[:, : integers.size(1)] = integers.view(torch.uint8) + (1 << (bits - 1))
@@ -99,8 +95,7 @@ Change = Callable[[Tensor], Tensor]
 
 
 def moves_rows(change: Change, outputs: int) -> bool:
-    """Return whether the function `change`, applied to a weight of `outputs` rows, only reorders its rows, so that it
-    can be applied to integers and scales too."""
+    """Whether `change` only reorders the rows of a weight, so that it can be applied to integers and scales too."""
     indices = torch.arange(3 * outputs).view(outputs, 3)
     try:
         moved = change(indices)
@@ -110,8 +105,7 @@ def moves_rows(change: Change, outputs: int) -> bool:
 
 
 def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the tensors `name`_packed, _scale and _shape that store quantized layers as the rows of
-    one weight, reordered by the function `change`. On the meta device they have shapes only."""
+    """The tensors `name`_packed, _scale and _shape that store layers as the rows of one weight."""
     bits, inputs = BITS[layers[0].precision], layers[0].in_features
     outputs = sum(layer.out_features for layer in layers)
     words, groups = math.ceil(inputs * bits / 32), layers[0].scales.view(layers[0].out_features, -1).size(1)
@@ -125,8 +119,7 @@ def packed_tensors(name: str, layers: Sequence[QuantizedLinear], change: Change)
 
 
 def quantization_config(precisions: Mapping[str, Precision], plain: Sequence[str]) -> dict[str, Any]:
-    """Return the quantization_config of config.json. `precisions` has the precision of each quantized layer, by its
-    name in the files; `plain` names the linear layers that are not quantized."""
+    """The quantization_config of config.json; `plain` names the linear layers that are not quantized."""
     by_precision: dict[Precision, list[str]] = {}
     for name, precision in precisions.items():
         by_precision.setdefault(precision, []).append(name)

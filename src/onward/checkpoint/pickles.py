@@ -33,9 +33,7 @@ PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 @contextmanager
 def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
-    """Return a context that gives a temporary folder in `parent` with the model of `folder`, whose weights are
-    converted from pickles to safetensors. Raises a UserError if it has no pickles, or if they hold objects other than
-    tensors."""
+    """Give a temporary folder in `parent` with the model, whose weights are converted from pickles to safetensors."""
     pickles = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
     if not pickles:
         raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
@@ -54,8 +52,7 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a pickle by name, memory-mapped if its format allows that. Raises a UserError if it holds
-    anything else."""
+    """The tensors of a pickle, memory-mapped if its format allows that."""
     state: Any = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     if isinstance(state, Mapping) and isinstance(state.get("state_dict"), Mapping):
         state = state["state_dict"]
@@ -69,8 +66,8 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the conversion process: write the tensors of pickles into a folder, a safetensors file for each pickle and an
-    index. `argv` has the folder and then the pickles. Returns the exit status, 2 after an error."""
+    """The conversion process: `argv` has a folder and pickles, each of which becomes a safetensors file, with an
+    index."""
     out, files = Path(argv[0]), list(map(Path, argv[1:]))
     limit_memory(ROOM + 2 * max(path.stat().st_size for path in files))
     file_of = dict[str, str]()

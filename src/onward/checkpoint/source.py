@@ -23,8 +23,7 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Outline:
-    """A stored model of which only the headers have been read: its configuration, its tensors on disk, and the decoder
-    on the meta device."""
+    """A stored model of which only the headers have been read."""
 
     hf: dict[str, Any]  # the model's config.json; for a GGUF file, the equivalent keys
     names: Names  # names of the tensors
@@ -34,35 +33,30 @@ class Outline:
 
 
 class ModelSource(ABC):
-    """A stored model, from which its configuration, tensors and tokenizer are read: `huggingface.folder.ModelFolder` or
-    `gguf.load.GGUFFile`; see `load.open_source`."""
+    """A stored model: `huggingface.folder.ModelFolder` or `gguf.load.GGUFFile`; see `load.open_source`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @abstractmethod
-    def outline(self) -> Outline:
-        """Read the headers of the stored model: return the decoder without weights, and its tensors on disk."""
+    def outline(self) -> Outline: ...
 
     @abstractmethod
     def family(self) -> tuple[Family, DecoderConfig]:
-        """Return the family of published models to which the stored model belongs, and the configuration of its
-        decoder; opens no file of weights."""
+        """Opens no file of weights."""
 
     @abstractmethod
     def stored(self) -> Mapping[str, StoredTensor]:
-        """Return the tensors on disk, by name. A quantized weight may be stored as more than one tensor."""
+        """Tensors on disk; a quantized weight may be stored as more than one tensor."""
 
     @abstractmethod
     def tensor_types(self) -> list[str]:
-        """Return the type of each stored tensor by its name in the format, such as BF16 or Q4_0."""
+        """The type of each stored tensor by its name in the format, such as BF16 or Q4_0."""
 
     @abstractmethod
-    def tokenizer(self) -> Tokenizer | None:
-        """Read the tokenizer stored with the model; None if there is none."""
+    def tokenizer(self) -> Tokenizer | None: ...
 
     def required_tokenizer(self) -> Tokenizer:
-        """Read the tokenizer stored with the model. Raises a UserError if there is none."""
         if (tokenizer := self.tokenizer()) is None:
             raise UserError(f"{self.path} has no tokenizer: name a file or folder that holds one")
         return tokenizer
@@ -72,12 +66,8 @@ ALLOCATIONS = torch.empty, torch.full, torch.ones, torch.zeros
 
 
 class SizeLimit(TorchFunctionMode):
-    """A context that limits how many elements modules may allocate on the meta device, as protection against absurd
-    sizes in a config.json. Raises a UserError if modules allocate far more than `elements`, the number in a checkpoint,
-    or a tensor of an impossible size.
-
-    It also skips the initialization of weights, whose imports take a second.
-    """
+    """Refuses modules that allocate far more than `elements` on the meta device, as protection against absurd sizes in
+    a config.json. Also skips the initialization of weights, whose imports take a second."""
 
     def __init__(self, elements: int) -> None:
         super().__init__()
@@ -101,7 +91,6 @@ class SizeLimit(TorchFunctionMode):
 
 
 def allocated(config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> Decoder:
-    """Build the Decoder of a configuration on the meta device. Raises a UserError if it has far more elements than the
-    `stored` tensors."""
+    """The Decoder on the meta device, if it does not have far more elements than `stored`."""
     with torch.device("meta"), SizeLimit(sum(math.prod(tensor.shape) for tensor in stored.values())):
         return Decoder(config)

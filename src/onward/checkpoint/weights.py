@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from onward.base.errors import UserError
-from onward.base.files import atomic_write, read_json
+from onward.base.files import read_json
 from onward.hub.folder import INDEX, SINGLE
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -31,8 +31,7 @@ ALIGNMENT = 64  # bytes, as torch allocates: without it matmuls round differentl
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor on disk that is read on request: its shape, its dtype, and functions that read some or all of its
-    rows."""
+    """A tensor on disk that is read on request."""
 
     shape: list[int]
     dtype: str  # name of the dtype in safetensors
@@ -42,10 +41,7 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of the model in a folder, by name, to be read on request; reads headers only.
-
-    Raises a UserError if a file is missing, cut off or not a safetensors file, or if the index contradicts its shards.
-    """
+    """A model's tensors, to be read on request; reads headers only."""
     index = folder / INDEX
     if (folder / SINGLE).exists() or not index.exists():
         return SafetensorsFile(folder / SINGLE).tensors()
@@ -66,14 +62,13 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 class SafetensorsFile:
-    """A safetensors file opened twice: once for tensors that stay memory-mapped, once for tensors that are copied. The
-    second handle is reopened after every COPY_BYTES, which releases the memory pages that it has touched."""
+    """A file opened twice: for tensors that stay memory-mapped, and for tensors that are copied. The second handle is
+    reopened after every COPY_BYTES, which releases the memory pages that it has touched."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.lasting, self.passing, self.touched = path, open_file(path), open_file(path), 0
 
     def tensors(self) -> dict[str, StoredTensor]:
-        """Return the tensors of the file by name, to be read on request."""
         result = {}
         for name in self.lasting.keys():  # noqa: SIM118
             header = self.lasting.get_slice(name)
@@ -82,7 +77,7 @@ class SafetensorsFile:
         return result
 
     def rows(self, name: str, start: int, end: int) -> Tensor:
-        """Read rows `start` to `end` of the tensor `name`. The caller must copy them before the next call."""
+        """Rows [start, end), to be copied before the next call."""
         if self.touched >= COPY_BYTES:
             self.passing, self.touched = open_file(self.path), 0
         part: Tensor = self.passing.get_slice(name)[start:end]
@@ -91,8 +86,6 @@ class SafetensorsFile:
 
 
 def open_file(path: Path) -> Any:
-    """Open a safetensors file and check its header; return the handle of the library safetensors. Raises a UserError if
-    the file is missing, cut off or in another format."""
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError:
@@ -102,16 +95,15 @@ def open_file(path: Path) -> Any:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Raise a UserError if a folder, or the file at this path, holds weights as pickles only, which can run any
-    code."""
+    """Refuse weights as pickles only, which can run any code."""
     if folder.is_dir() and not any((folder / name).exists() for name in (SINGLE, INDEX)):
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     else:
         pickles = [folder.name] if folder.is_file() and folder.suffix in PICKLES else []
     if pickles:
         raise UserError(
-            f"{pickles[0]} is a pickle, and reading it can run any code that is in it: download the model's "
-            "safetensors files, or, of a pytorch_model.bin, make them with "
+            f"Cannot read {pickles[0]}, because it is a pickle, which can run any code: download the model's "
+            "safetensors files, or make them of a pytorch_model.bin with "
             f"onward convert {shlex.quote(str(folder))} OUT --from-bin"
         )
 
@@ -123,21 +115,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, given by name, as one safetensors file, atomically."""
-    with atomic_write(path) as new:
-        fill(new, tensors, tensors.items())
-
-
 def fill(
     path: Path, outlines: Mapping[str, Tensor], tensors: Iterable[tuple[str, Tensor]], *, new: bool = True
 ) -> None:
-    """Write tensors, given as pairs (name, tensor) one by one, to a safetensors file; `outlines` has the shapes and
-    dtypes of all tensors, for the header.
+    """Write tensors one by one to a safetensors file; `outlines` has the shapes and dtypes of all, for the header.
 
     Tensors start at multiples of 64 bytes as far as their sizes allow, so that a reader can memory-map them. Without
-    `new` the file exists with its header, and these tensors are written into it: several processes may do so.
-    """
+    `new` the file exists with its header, and these tensors are written into it: several processes may do so."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in sorted(outlines, key=lambda name: outlines[name].nbytes % ALIGNMENT > 0):
@@ -155,8 +139,8 @@ def fill(
 
 
 def split(tensors: Mapping[str, Tensor], shard_bytes: float) -> dict[str, list[str]]:
-    """Distribute tensors over safetensors files, in order: return {file name: names of its tensors}. No file exceeds
-    `shard_bytes` unless a single tensor does."""
+    """Distribute tensors over files, in order: {file: names}. None exceeds `shard_bytes` unless a single tensor
+    does."""
     shards: list[list[str]] = [[]]
     room = shard_bytes
     for name, tensor in tensors.items():

@@ -40,8 +40,6 @@ class Cleaning(Filters):
 
     @property
     def drops_documents(self) -> bool:
-        """Whether these settings can drop any document; if not, `onward data prepare` needs no pass that inspects
-        them."""
         filters = any(getattr(self, name) not in (None, ()) for name in GOPHER)
         return self.exact or self.near is not None or self.gopher or filters
 

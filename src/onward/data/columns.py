@@ -7,22 +7,22 @@ from onward.base.errors import UserError
 
 
 def renaming(columns: str) -> dict[str, str]:
-    """Parse an option such as "prompt=question,completion=answer" to {"prompt": "question", "completion": "answer"}:
-    Onward's name of each field and the name of its column in the data. Raises a UserError for any other form."""
+    """Parse "prompt=question,completion=answer" to {Onward's field: column of the data}."""
     pairs = [pair.partition("=") for pair in columns.split(",") if pair.strip()]
     for name, equal, theirs in pairs:
         if not (name.strip() and theirs.strip()):
             wrong = f"{name}{equal}{theirs}".strip()
-            raise UserError(f"columns has {wrong!r}: write our name and theirs, prompt=question,completion=answer")
+            raise UserError(
+                f"columns has {wrong!r}: write Onward's name and the data's, prompt=question,completion=answer"
+            )
     names = [name.strip() for name, _, _ in pairs]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise UserError(f"columns has {twice[0]} twice: name one column for it")
+        raise UserError(f"columns names two columns for {twice[0]}: name one")
     return {name.strip(): theirs.strip() for name, _, theirs in pairs}
 
 
 def value_at(values: Mapping[str, Any], path: str) -> Any:
-    """Return the value of a column or, by a path such as data.text, of a key within a column; None if the path leads
-    into a value that is None. Raises a KeyError if there is none."""
+    """Value of a column, or of a key within one by a path such as data.text; KeyError if there is none."""
     if path in values:
         return values[path]
     name, _, rest = path.partition(".")
@@ -33,7 +33,7 @@ def value_at(values: Mapping[str, Any], path: str) -> Any:
 
 
 def without(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Return a row without the column or the key within a column that `value_at` returns."""
+    """The row without what `value_at` returns for `path`."""
     name, _, rest = path.partition(".")
     if path in values or not isinstance(values.get(name), Mapping):
         return {key: value for key, value in values.items() if key != path}

@@ -35,9 +35,6 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Download:
-    """A corpus (a collection of texts) that can be downloaded: its address, its size in bytes and its SHA-256
-    checksum."""
-
     url: str
     bytes: int
     sha256: str
@@ -70,7 +67,6 @@ def embedded() -> Corpus:
 
 
 def corpus(name: str, documents: Iterable[str]) -> Corpus:
-    """Make a corpus from documents of this Python installation."""
     texts = tuple(documents)
     digest = hashlib.sha256("\0".join(texts).encode()).hexdigest()
     return Corpus(name, f"Python {platform.python_version()}", digest, texts)
@@ -78,12 +74,8 @@ def corpus(name: str, documents: Iterable[str]) -> Corpus:
 
 @cache
 def embedded_train() -> Corpus:
-    """Collect the training pages of `embedded`, and prose from the comments in the source files of the standard library
-    (2.7 MB).
-
-    Drops paragraphs that occur in `embedded` or in an earlier comment, and paragraphs that share eight words in a row
-    with a held-out page.
-    """
+    """Training pages of `embedded`, and prose from comments in the standard library (2.7 MB), without paragraphs that
+    occur in `embedded` or share eight words in a row with a held-out page."""
     pages, held_out = split_pages()
     prose = NewProse([*pages, *held_out], held_out)
     texts = (prose.of(comment) for _, source in modules(standard_library()) for comment in comments(source))
@@ -97,8 +89,7 @@ def embedded_validation() -> Corpus:
 
 
 def split_pages() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split the documents of `embedded` into (training documents, held-out documents). The held-out documents are the
-    last ones, which begin within the last fraction HELD_OUT of the bytes."""
+    """(training documents, held-out documents) of `embedded`; the last fraction HELD_OUT of its bytes is held out."""
     documents = embedded().documents
     ends = [*accumulate(len(text.encode()) for text in documents)]
     first = bisect_left(ends, (1 - HELD_OUT) * ends[-1]) + 1
@@ -107,8 +98,6 @@ def split_pages() -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class BuiltIn:
-    """A corpus from the files of this Python installation: the function that collects it, its size and its content."""
-
     collect: Callable[[], Corpus]
     size: str
     content: str
@@ -127,8 +116,7 @@ NAMES = ", ".join([*BUILT_IN, *DOWNLOADS])
 
 
 def topics(path: Path) -> Iterator[str]:
-    """Yield the texts of `help("TOPIC")` in `path`, the file pydoc_data/topics.py of the standard library; nothing if
-    the file is missing."""
+    """Texts of `help("TOPIC")` in pydoc_data/topics.py; none if the file is missing."""
     if path.exists():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Dict):
@@ -137,13 +125,11 @@ def topics(path: Path) -> Iterator[str]:
 
 
 def standard_library() -> Path:
-    """Return the folder of the standard library."""
     return Path(sysconfig.get_path("stdlib"))
 
 
 def modules(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and the source text of each Python module below a folder, except tests and files that cannot be
-    read."""
+    """(name, source text) of each module below a folder, except tests and unreadable files."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):
@@ -152,16 +138,13 @@ def modules(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def parsed_modules(folder: Path) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the name and the syntax tree of each Python module below a folder, except tests and files that cannot be
-    parsed."""
     for name, source in modules(folder):
         with suppress(SyntaxError, ValueError):
             yield name, ast.parse(source)
 
 
 def docstrings(folder: Path) -> Iterator[str]:
-    """Yield the docstrings of all modules, classes and functions below a folder, except tests; "" for each without
-    one."""
+    """Docstring of each module, class and function below a folder; "" for each without one."""
     for _, tree in parsed_modules(folder):
         nodes: list[ast.AST] = [tree]
         for node in nodes:  # the list grows by nested statements; expressions have no docstrings
@@ -176,8 +159,7 @@ SKIPPED_FOLDERS = {"test", "tests", "idle_test", "site-packages", "dist-packages
 
 
 def cache_folder() -> Path:
-    """Return the folder of downloaded corpora: $ONWARD_HOME, by default ~/.cache/onward. Raises a UserError if there is
-    no home folder."""
+    """Folder of downloaded corpora: $ONWARD_HOME, by default ~/.cache/onward."""
     folder = Path(os.environ.get("ONWARD_HOME") or os.path.expanduser("~/.cache/onward"))
     if folder.parts[0] == "~":
         raise UserError("this user has no home folder for downloaded corpora: set ONWARD_HOME to a folder")
@@ -185,8 +167,7 @@ def cache_folder() -> Path:
 
 
 def get(name: str, folder: Path | None = None, progress: Progress = silent) -> Path:
-    """Return the file of the corpus `name`, one of DOWNLOADS, in `folder` (default: `cache_folder()`); downloads the
-    file if it is missing. Raises a UserError for an unknown name."""
+    """Path of a corpus in DOWNLOADS, downloaded into `folder` (default: `cache_folder()`) if it is missing."""
     from onward.base.fields import nearest
 
     if name not in DOWNLOADS:
@@ -195,10 +176,7 @@ def get(name: str, folder: Path | None = None, progress: Progress = silent) -> P
 
 
 def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
-    """Download the corpus `wanted` to `path`, unless the file exists; an interrupted download is continued.
-
-    Raises a UserError if the server cannot be reached or the checksum differs.
-    """
+    """Download to `path` unless it exists with the right checksum; an interrupted download continues."""
     if path.exists() and file_sha256(path) == wanted.sha256:
         return path
     part = path.with_suffix(".part")
@@ -219,9 +197,7 @@ def fetch(wanted: Download, path: Path, progress: Progress = silent) -> Path:
 
 
 def download(wanted: Download, part: Path, progress: Callable[[int], None]) -> None:
-    """Download a corpus into the file `part`, which may hold the first bytes from an earlier attempt: the download
-    continues after them. `progress` is called with the number of bytes in the file. Raises a ConnectionError if the
-    connection is closed early; the file then keeps the received bytes."""
+    """Append the rest of the corpus to `part`; `progress` is called with its size in bytes."""
     done = part.stat().st_size if part.exists() else 0
     if done >= wanted.bytes:
         return

@@ -21,21 +21,18 @@ SourceRanks = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Interleaving(Protocol):
-    """The interface of a mixture of data sources: which source gives each window of a training run, as a pure function
-    of the number of the window."""
+    """Which source gives each window of a run, as a pure function of the window's number."""
 
     def locate(self, numbers: NDArray[np.int64]) -> SourceRanks:
-        """Return, for window numbers (N,), the source of each window (N,), and the number of the window among the
-        windows of its source (N,)."""
+        """Return, for window numbers (N,), the source of each and its number among that source's windows."""
 
 
 class Constant:
-    """A mixture with constant weights: every BLOCK (10,000) windows contain exactly the share of each source, evenly
-    spread."""
+    """Constant weights: every BLOCK windows contain exactly the share of each source, evenly spread."""
 
     def __init__(self, weights: Sequence[float]) -> None:
         if not min(weights) * BLOCK > sum(weights):  # false for nan, too
-            raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of them all")
+            raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of their sum")
         exact = np.array(weights) / sum(weights) * BLOCK
         self.counts = rounded(exact)
         self.source, self.rank = spread([(np.arange(n) + 0.5) / n for n in self.counts])
@@ -47,9 +44,8 @@ class Constant:
 
 
 class Curriculum:
-    """A mixture with weights that change over a run of N windows: the first n windows, for any n up to N, contain each
-    source in proportion to its average weight over these windows, rounded. Windows beyond the run, which replace those
-    of failed steps, have the sources of the last windows, in reverse order."""
+    """Weights that change over a run of N windows: the first n windows contain each source in proportion to its mean
+    weight over them, rounded. Windows beyond the run mirror the last ones."""
 
     def __init__(self, weights: Sequence[float | MovingWeight], total: int) -> None:
         grid = (np.arange(GRID) + 0.5) / GRID
@@ -71,24 +67,20 @@ class Curriculum:
 
 
 def interleaving(weights: Sequence[float | MovingWeight], total: int) -> Interleaving:
-    """Return the mixture of sources with these weights in a run of `total` windows. Raises a UserError for constant
-    weights that are too small."""
     if any(isinstance(weight, MovingWeight) for weight in weights):
         return Curriculum(weights, total)
     return Constant([weight for weight in weights if not isinstance(weight, MovingWeight)])
 
 
 def spread(at: Sequence[NDArray[np.float64]]) -> SourceRanks:
-    """Merge the windows of all sources into one order. `at` has, for each source, the ascending positions in the run
-    where its windows should be. Returns, for each window in this order, its source, and its number among the windows of
-    its source."""
+    """Merge the windows of all sources, by their ascending positions `at` in the run: (source, rank) of each window."""
     order = np.argsort(np.concatenate(at), kind="stable")
     ranks: Any = [np.arange(len(positions)) for positions in at]
     return np.repeat(np.arange(len(at)), [len(positions) for positions in at])[order], np.concatenate(ranks)[order]
 
 
 def rounded(exact: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round the numbers `exact`, whose sum is a whole number, by largest remainders, so that the sum stays the same."""
+    """Round numbers whose sum is whole by largest remainders, which keeps the sum."""
     counts = np.floor(exact).astype(np.int64)
     left = round(exact.sum()) - counts.sum()
     counts[np.argsort(counts - exact, kind="stable")[:left]] += 1

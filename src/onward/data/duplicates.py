@@ -28,14 +28,13 @@ KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; the last: continues
 
 
 def fingerprint(text: str) -> int:
-    """Compute a 64-bit hash of a text. Among a billion different documents, two share a hash with a probability of
-    3 %."""
+    """64-bit hash; among a billion different documents, two share one with a probability of 3 %."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def signature(text: str) -> np.ndarray:
-    """Compute the MinHash signature (Broder 1997) of the word 5-grams of a text, (PERMUTATIONS,) uint32; the fraction
-    of equal elements of two signatures estimates the similarity of their texts."""
+    """MinHash signature (Broder 1997) of the word 5-grams, (PERMUTATIONS,) uint32; the fraction of equal elements of
+    two signatures estimates the similarity of their texts."""
     words = text.split()
     starts = range(max(1, len(words) - SHINGLE_WORDS + 1))
     minhash = datasketch().MinHash(PERMUTATIONS)
@@ -44,8 +43,7 @@ def signature(text: str) -> np.ndarray:
 
 
 def band_match_probability(agreeing: int, width: int) -> float:
-    """Compute the probability that two MinHash signatures that agree in `agreeing` columns, at random positions, agree
-    in all columns of at least one band of `width` columns; by inclusion and exclusion over the bands."""
+    """Probability that signatures that agree in `agreeing` random columns agree in a whole band of `width` columns."""
     bands = min(PERMUTATIONS // width, agreeing // width)
     terms = (
         (-1) ** n * comb(PERMUTATIONS // width, n) * comb(PERMUTATIONS - n * width, agreeing - n * width)
@@ -56,33 +54,28 @@ def band_match_probability(agreeing: int, width: int) -> float:
 
 @cache
 def band_width(similarity: float) -> int:
-    """Return the number of columns of the widest bands of MinHash signatures that still find the fraction RECALL of the
-    pairs with this similarity. The wider the bands, the fewer pairs are compared."""
+    """Width of the widest bands that find the fraction RECALL of the pairs with this similarity: the wider the bands,
+    the fewer pairs are compared."""
     least = ceil(similarity * PERMUTATIONS)  # agreeing columns of a near duplicate
     return max(width for width in range(1, PERMUTATIONS + 1) if band_match_probability(least, width) >= RECALL)
 
 
 def datasketch() -> Any:
-    """Import the library datasketch. Raises a UserError if it is not installed."""
     try:
         import datasketch
     except ImportError:
-        raise UserError(
-            "near duplicates are found with datasketch, which is missing: pip install 'onward[data]'"
-        ) from None
+        raise UserError("Cannot find near duplicates without datasketch: pip install 'onward[data]'") from None
     return datasketch
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Write an array as .npy. Unlike np.save, it gives the system's reason on a full disk."""
-    np.save(content := io.BytesIO(), array)
+    np.save(content := io.BytesIO(), array)  # np.save of a path does not give the system's reason on a full disk
     with atomic_write(path) as new:
         new.write_bytes(content.getbuffer())
 
 
 class Verdicts:
-    """The verdicts on the documents of all units of work, (N,): for each document, a number that says that it is kept,
-    or for which reason it is dropped. An index counts the documents of all units, in order."""
+    """The verdicts on the documents of all units, (N,); an index counts the documents of all units, in order."""
 
     def __init__(self, folder: Path, units: int) -> None:
         self.folder, self.units = folder, range(units)
@@ -92,18 +85,12 @@ class Verdicts:
         self.joined: dict[int, int] = {}  # index -> hash, of documents that continue over several units
 
     def load(self, unit: int, name: str) -> np.ndarray:
-        """Load the array `name`, such as "verdicts", that a worker process wrote for the unit of work with the number
-        `unit`."""
         with np.load(self.folder / f"{unit:05}.npz") as arrays:
             return np.asarray(arrays[name])
 
     def drop_duplicates(self, exact: bool, near: float | None) -> None:
-        """Mark the duplicates among the documents that passed the filters; write NUMBER.verdicts.npy of each unit of
-        work.
-
-        With `exact`, documents that equal an earlier one are duplicates. With a `near`, so are documents whose
-        similarity to an earlier one (by MinHash, from 0 to 1) is at least `near`; None keeps near duplicates.
-        """
+        """Mark duplicates among the documents that passed the filters (with `near`, also documents at least that
+        similar to an earlier one), and write NUMBER.verdicts.npy of each unit."""
         continued, head, before = np.flatnonzero(self.verdicts == CONTINUED).tolist(), -1, -1
         if exact:
             for index in continued:
@@ -120,9 +107,7 @@ class Verdicts:
             write_array(self.folder / f"{unit:05}.verdicts.npy", verdicts)
 
     def drop_near(self, similarity: float) -> None:
-        """Mark documents whose MinHash signature equals that of an earlier document in at least the fraction
-        `similarity` of its columns. Only pairs that agree in all columns of a band are compared (locality-sensitive
-        hashing)."""
+        """Only pairs that agree in all columns of a band are compared (locality-sensitive hashing)."""
         width = band_width(similarity)
         for start in range(0, PERMUTATIONS - width + 1, width):
             for later, first in self.repeats(partial(self.band, slice(start, start + width))):
@@ -131,12 +116,8 @@ class Verdicts:
                     self.verdicts[later[pairs][agree.mean(1) >= similarity]] = NEAR
 
     def repeats(self, keys: Callable[[int], np.ndarray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Find the kept documents whose key occurred before. Yields pairs of arrays: (indices of these documents, for
-        each the index of the first document with its key).
-
-        `keys` returns, for the number of a unit of work, the keys of its documents, such as hashes: (documents of the
-        unit,) uint64.
-        """
+        """Yield (indices of kept documents whose key occurred before, index of the first document with each key).
+        `keys` maps a unit to the keys of its documents, (documents,) uint64."""
         parts = 1 + len(self.verdicts) // HASHES_AT_ONCE
         for part in range(parts):
             indices, values = [], []
@@ -152,21 +133,18 @@ class Verdicts:
             yield index[repeated], earliest[repeated]
 
     def hashes(self, unit: int) -> np.ndarray:
-        """Return the hashes of the texts of a unit's documents, (documents of the unit,) uint64; a document that
-        continues in later units has the hash of its whole text."""
+        """Hashes of a unit's documents; a document that continues in later units has that of its whole text."""
         hashes, start = self.load(unit, "hashes"), int(self.offsets[unit])
         if len(hashes) and start in self.joined:
             hashes[0] = self.joined[start]
         return hashes
 
     def hash(self, index: int) -> int:
-        """Return the hash of the text of a document, by its index."""
         unit = int(np.searchsorted(self.offsets, index, side="right")) - 1
         return int(self.load(unit, "hashes")[index - self.offsets[unit]])
 
     def band(self, columns: slice, unit: int) -> np.ndarray:
-        """Return, for each document of a unit of work, a hash of a band, the columns `columns`, of its MinHash
-        signature: (documents of the unit,) uint64."""
+        """Hash of the given columns of each document's signature, (documents of the unit,) uint64."""
         signatures = self.signature_file(unit)[:, columns].astype(np.uint64)
         keys = np.zeros(len(signatures), np.uint64)
         for column in signatures.T:
@@ -174,7 +152,7 @@ class Verdicts:
         return keys
 
     def signatures(self, indices: np.ndarray) -> np.ndarray:
-        """Return the MinHash signatures of the documents at `indices`, (len(indices), PERMUTATIONS) uint32."""
+        """MinHash signatures, (len(indices), PERMUTATIONS) uint32."""
         signatures = np.empty((len(indices), PERMUTATIONS), np.uint32)
         units = np.searchsorted(self.offsets, indices, side="right") - 1
         for unit in np.unique(units):
@@ -183,5 +161,4 @@ class Verdicts:
         return signatures
 
     def signature_file(self, unit: int) -> np.ndarray:
-        """Return the MinHash signatures of a unit's documents, (documents, PERMUTATIONS), memory-mapped."""
         return np.load(self.folder / f"{unit:05}.npy", mmap_mode="r")  # type: ignore[no-any-return]

@@ -34,8 +34,7 @@ NO_TEMPLATE = "the model has no chat template for messages: name one, such as --
 
 @dataclass(frozen=True)
 class TokenSequence:
-    """Token ids, and whether each token is trained, that is, a target of the loss; `text` is the text rendered by a
-    chat template, "" without one."""
+    """Token ids and whether each is trained; `text` is the text rendered by a chat template, if any."""
 
     tokens: Sequence[int]
     trained: Sequence[bool]
@@ -43,16 +42,14 @@ class TokenSequence:
     unread: int = 0  # number of final tokens that the model never reads, such as an answer that a reward uses
 
     def until_trained(self) -> Sequence[int]:
-        """Return the tokens up to the last trained token, after which a reward model or a classifier gives its
-        output."""
+        """Tokens up to the last trained one, where reward models and classifiers give their output."""
+        # this token ends the turn: text that the chat template writes after it is not scored
         return self.tokens[: len(self.trained) - [*reversed(self.trained)].index(True)]
 
 
 @dataclass(frozen=True)
 class Example:
-    """An example for fine-tuning: sequences that belong together, such as a chosen and a rejected answer; its numbers
-    (such as a margin); the location of its record, for messages; the other fields of the record as JSON; and the source
-    of its record."""
+    """Sequences that belong together, such as a chosen and a rejected answer, with their numbers (such as a margin)."""
 
     sequences: Sequence[TokenSequence]
     place: str
@@ -62,8 +59,7 @@ class Example:
 
 
 class Encoder:
-    """Makes token sequences of texts and messages for fine-tuning, with the tokens to train on; `labels` are the
-    classes of a classifier's examples."""
+    """Makes token sequences, with the tokens to train on, of texts and messages."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -72,14 +68,14 @@ class Encoder:
         self.labels: tuple[str, ...] = ()  # the classes of `classified`, which are known after its first table
 
     def document(self, text: str) -> TokenSequence:
-        """Return a text between the beginning-of-text token and the end token; all tokens are trained."""
+        """The text between the beginning-of-text and end tokens; all tokens are trained."""
         check_text(text, "text")
         tokens = self.tokenizer.begin(self.tokenizer.encode(text, special=False)) + self.end
         return TokenSequence(tokens, [True] * len(tokens))
 
     def texts(self, *texts: str) -> TokenSequence:
-        """Return one sequence of all `texts`, such as a text and a second text to compare, each followed by the end
-        token or, in a vocabulary without one, by a line break; all tokens are trained."""
+        """One sequence of all texts, each followed by the end token, or a line break in a vocabulary without one; all
+        tokens are trained."""
         tokens = self.tokenizer.begin([])
         for i, text in enumerate(texts):
             check_text(text, "text or pair")
@@ -93,9 +89,8 @@ class Encoder:
     def answers(
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], variables: Variables = NONE
     ) -> list[TokenSequence]:
-        """Return a prompt and its completion as sequences, of which only the completion is trained: as one sequence, or
-        several as for `conversations`. Both are texts, or both lists of messages; a completion that is a text ends with
-        the end token. `variables` are as for `conversations`. Raises a UserError for other types."""
+        """A prompt and its completion (both texts, or both messages), of which only the completion is trained; several
+        sequences as for `conversations`."""
         if isinstance(prompt, str) and isinstance(completion, str):
             check_no_variables(variables)
             before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])  # as for generation
@@ -109,14 +104,10 @@ class Encoder:
     def answer(
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], variables: Variables = NONE
     ) -> TokenSequence:
-        """Return a prompt and its completion as `answers` does, as one sequence. Raises a UserError if they are
-        several."""
         return only(self.answers(prompt, completion, variables))
 
     def prompt(self, prompt: str | Sequence[Message], variables: Variables = NONE) -> list[int]:
-        """Return the tokens of a prompt, a text or messages, encoded as for generation, where the model is to answer;
-        `variables` are as for `conversations`. Raises a UserError for messages if there is no chat template, and for a
-        value that is neither text nor messages."""
+        """Tokens of a prompt, a text or messages, encoded as for generation."""
         if isinstance(prompt, str):
             check_text(prompt, "prompt")
             check_no_variables(variables)
@@ -129,23 +120,18 @@ class Encoder:
     def conversations(
         self, messages: Sequence[Message], given: int = 0, variables: Variables = NONE
     ) -> list[TokenSequence]:
-        """Return the messages of a conversation as sequences, of which the assistant's messages after the first `given`
-        messages are trained, except those whose `weight` is 0: as one sequence or, where the chat template writes
-        earlier turns differently once others follow, as one for each such turn. `variables` are those of the chat
-        template, such as `tools`. Raises a UserError if no token is trained."""
+        """The messages as sequences, of which the assistant's messages after the first `given` are trained, unless
+        their `weight` is 0. Several sequences where the template writes earlier turns differently once others follow.
+        `variables` are those of the chat template, such as `tools`."""
         chat = self.chat_for(messages, variables)
         trained = trained_messages(messages, given)
         made = chat.conversations(messages, given, trained, **variables)
         return [TokenSequence(one.tokens, one.trained, one.text) for one in made]
 
     def conversation(self, messages: Sequence[Message], given: int = 0, variables: Variables = NONE) -> TokenSequence:
-        """Return the messages of a conversation as `conversations` does, as one sequence. Raises a UserError if they
-        are several."""
         return only(self.conversations(messages, given, variables))
 
     def chat_for(self, messages: Any, variables: Variables) -> Chat:
-        """Return the Chat that renders messages. Raises a UserError if there is no chat template, and for malformed
-        messages and values that the template does not write."""
         if self.chat is None:
             raise UserError(NO_TEMPLATE)
         check_messages(messages, self.chat.source)
@@ -154,7 +140,6 @@ class Encoder:
 
 
 def only(sequences: Sequence[TokenSequence]) -> TokenSequence:
-    """Return the only sequence of a conversation. Raises a UserError if there are several."""
     if len(sequences) > 1:
         raise UserError(
             f"the conversation becomes {len(sequences)} examples, because the chat template writes answers differently "
@@ -164,42 +149,39 @@ def only(sequences: Sequence[TokenSequence]) -> TokenSequence:
 
 
 def check_variables(variables: Variables, source: str) -> None:
-    """Raise a UserError if variables of a chat template are malformed, or if they hold a text and do not occur in
-    `source`, the template's source."""
+    """Refuse malformed tools, and texts that the template's `source` does not write."""
     tools = variables.get("tools")
     if tools and (not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UserError(f"tools are {shown(tools)}: give a list of JSON schemas, as the chat template reads them")
     if tools and not occurs("tools", source):
         raise UserError(
-            "it has tools, and the chat template does not write them: name another, such as --template hermes, or "
-            "leave them out with --ignore tools"
+            "cannot use its tools, because the chat template does not write them: name another template, such as "
+            "--template hermes, or leave them out with --ignore tools"
         )
     for name, value in variables.items():
         if any(texts_in([value])) and not occurs(name, source):
             raise UserError(
-                f"chat_template_kwargs has {name}, and the chat template has no such variable: name another template, "
-                "or leave the column out with --ignore chat_template_kwargs"
+                f"cannot use {name} of chat_template_kwargs, because the chat template has no such variable: name "
+                "another template, or leave the column out with --ignore chat_template_kwargs"
             )
 
 
 def check_no_variables(variables: Variables) -> None:
-    """Raise a UserError if there are values for a chat template, beside texts without messages."""
     for name, value in variables.items():
         if name == "tools" or any(texts_in([value])):
             column = name if name == "tools" else "chat_template_kwargs"
             raise UserError(
-                f"it has {column} for a chat template, and its prompt is a text: write the prompt as a list of "
-                f"messages, or leave the column out with --ignore {column}"
+                f"cannot use its {column}, because its prompt is a text, without a chat template: write the prompt as "
+                f"a list of messages, or leave the column out with --ignore {column}"
             )
 
 
 def occurs(name: str, source: str) -> bool:
-    """Return whether a chat template with this source reads a variable or a field called `name`."""
     return re.search(rf"\b{re.escape(name)}\b", source) is not None
 
 
 def check_text(text: str, name: str) -> None:
-    """Raise a UserError if `text` is empty or not a string; `name` names it in the message, such as "prompt"."""
+    """`name` names the text in the message, such as "prompt"."""
     if not isinstance(text, str):
         raise UserError(f"{name} is {shown(text)}: give a text")
     if not text:
@@ -207,12 +189,11 @@ def check_text(text: str, name: str) -> None:
 
 
 def check_messages(messages: Any, source: str) -> None:
-    """Raise a UserError unless `messages` are a list of messages with text, and for fields with a text that do not
-    occur in `source`, the source of the chat template."""
+    """Refuse messages without text, and texts in fields that the template's `source` does not read."""
     if not isinstance(messages, list | tuple) or not all(
         isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages
     ):
-        raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them so")
+        raise UserError("messages are not a list of {'role': ..., 'content': ...}: write them in this form")
     for i, message in enumerate(messages, 1):
         content = message.get("content")
         if not isinstance(content, str) and (content is not None or not any(message.get(name) for name in SPOKEN)):
@@ -228,8 +209,7 @@ def check_messages(messages: Any, source: str) -> None:
 
 @dataclass(frozen=True)
 class Examples:
-    """A table of M examples for fine-tuning in memory: the tokens of all their sequences in one array, and the index at
-    which each sequence ends."""
+    """A table of M examples: the tokens of all their sequences in one array."""
 
     tokens: np.ndarray  # (N,), token ids
     trained: np.ndarray  # (N,), whether each token is trained
@@ -243,27 +223,23 @@ class Examples:
 
     @property
     def starts(self) -> np.ndarray:
-        """The index in `tokens` of each sequence's first token, (S,)."""
         return np.concatenate([[0], self.ends[:-1]]).astype(np.int64)
 
     @property
     def lengths(self) -> np.ndarray:
-        """The number of tokens of each example, over all its sequences, (M,)."""
+        """Tokens of each example, over all its sequences, (M,)."""
         return (self.ends - self.starts).reshape(-1, self.per_example).sum(1)
 
     def all_tokens(self) -> Tokens:
-        """Return the token ids of all sequences as `Tokens`; each sequence is a document."""
+        """All sequences as `Tokens`, each a document."""
         return Tokens.of(self.tokens, self.ends)
 
     def sequence(self, number: int) -> TokenSequence:
-        """Return the sequence with the number `number`, an index into the sequences of all examples, which are numbered
-        consecutively."""
         where = slice(int(self.starts[number]), int(self.ends[number]))
         return TokenSequence(self.tokens[where].tolist(), self.trained[where].tolist())
 
     def select(self, chosen: np.ndarray) -> "Examples":
-        """Return a table of the examples with the numbers `chosen`, an integer array, in this order; a number may occur
-        more than once."""
+        """The examples with these numbers, in this order; a number may occur more than once."""
         sequences = (chosen[:, None] * self.per_example + np.arange(self.per_example)).ravel()
         starts, ends = self.starts[sequences], self.ends[sequences]
         index = np.concatenate([np.arange(a, b) for a, b in zip(starts, ends)] or [np.empty(0, np.int64)])
@@ -273,7 +249,6 @@ class Examples:
         return Examples(self.tokens[index], self.trained[index], new, self.per_example, numbers, columns)
 
     def save(self, path: Path) -> None:
-        """Write the table of examples to a .safetensors file."""
         arrays = {f"number/{name}": values for name, values in self.numbers.items()}
         arrays |= {"tokens": self.tokens, "trained": self.trained, "ends": self.ends}
         if self.columns:
@@ -286,7 +261,6 @@ class Examples:
 
     @classmethod
     def load(cls, path: Path) -> "Examples":
-        """Read the table of examples that `save` wrote. Raises a UserError if the file is damaged."""
         try:
             with safe_open(path, framework="np") as file:
                 arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

@@ -12,7 +12,7 @@ from onward.data.cleaning import GOPHER, Filters
 
 
 def failed_filter(filters: Filters, text: str) -> str:
-    """Return the name of the first filter that drops a document, such as "min_words"; "" if the document is kept."""
+    """Name of the first filter that drops the document, such as "min_words"; "" if it is kept."""
     document = Document(text)
     for name, measure, limit in active_filters(filters):
         value = measure(document)
@@ -23,8 +23,7 @@ def failed_filter(filters: Filters, text: str) -> str:
 
 @cache
 def active_filters(filters: Filters) -> list[tuple[str, Callable[["Document"], float], float]]:
-    """Return (name, measure, limit) of each filter that is on; the measure is the function of a document whose value is
-    compared with the limit."""
+    """(name, measure, limit) of each filter that is on."""
     active: list[tuple[str, Callable[[Document], float], float]] = []
     for name, measure in MEASURES.items():
         limit = getattr(filters, name)
@@ -45,26 +44,23 @@ class Document:
 
     @cached_property
     def words(self) -> list[str]:
-        """The W words of the document, separated by white space."""
         return self.text.split()
 
     @cached_property
     def lines(self) -> list[str]:
-        """The lines of the document that are not blank, without white space around them."""
         return [line for part in self.text.split("\n") if (line := part.strip())]
 
     @cached_property
     def paragraphs(self) -> list[str]:
-        """The paragraphs of the document, separated by blank lines."""
         return [paragraph for part in re.split(r"\n\s*\n", self.text) if (paragraph := part.strip())]
 
     @cached_property
     def lengths(self) -> np.ndarray:
-        """The number of characters of each word, (W,)."""
+        """Characters of each word, (W,)."""
         return np.fromiter(map(len, self.words), np.int64, len(self.words))
 
     def ngram_hashes(self, n: int) -> np.ndarray:
-        """Compute a hash of each n-gram of words, (W - n + 1,) uint64; empty if there are fewer than n words."""
+        """A hash of each n-gram of words, (W - n + 1,) uint64."""
         count = max(0, len(self.words) - n + 1)
         keys = np.zeros(count, np.uint64)
         for i in range(n):
@@ -73,13 +69,11 @@ class Document:
 
     @cached_property
     def word_ids(self) -> np.ndarray:
-        """A number for each word of the document, equal for equal words, (W,)."""
         ids = {word: number for number, word in enumerate(dict.fromkeys(self.words), 1)}
         return np.fromiter(map(ids.__getitem__, self.words), np.uint64, len(self.words))
 
     def top_ngram(self, n: int) -> float:
-        """Compute the fraction of the characters that are in occurrences of the most frequent n-gram of words; 0 if no
-        n-gram occurs twice."""
+        """Fraction of the characters in occurrences of the most frequent n-gram; 0 if none occurs twice."""
         _, first, counts = np.unique(self.ngram_hashes(n), return_index=True, return_counts=True)
         if counts.max(initial=1) == 1:
             return 0.0
@@ -87,8 +81,7 @@ class Document:
         return max(int(self.lengths[i : i + n].sum()) for i in common) * int(counts.max()) / int(self.lengths.sum())
 
     def repeated_ngrams(self, n: int) -> float:
-        """Compute the fraction of the characters that are in n-grams of words that repeat an earlier n-gram; each
-        character counts once."""
+        """Fraction of the characters in n-grams that repeat an earlier one; each character counts once."""
         hashes = self.ngram_hashes(n)
         repeated = np.ones(len(hashes), bool)
         repeated[np.unique(hashes, return_index=True)[1]] = False
@@ -99,18 +92,16 @@ class Document:
 
 
 def fraction(part: float, total: float) -> float:
-    """Return `part / total`, the measure of a filter; 0 if `total` is 0."""
     return part / total if total else 0.0
 
 
 def repeated(parts: Sequence[str]) -> float:
-    """Compute the fraction of the texts `parts`, such as the lines of a document, that repeat an earlier one."""
+    """Fraction of the texts that repeat an earlier one."""
     return fraction(len(parts) - len(set(parts)), len(parts))
 
 
 def repeated_text(parts: Sequence[str]) -> float:
-    """Compute the fraction of the characters of `parts`, such as the lines of a document, that are in parts which
-    repeat an earlier one."""
+    """Fraction of the characters in texts that repeat an earlier one."""
     total = sum(map(len, parts))
     return fraction(total - sum(map(len, set(parts))), total)
 

@@ -37,8 +37,8 @@ SEARCH_CHARS = 1 << 8, 1 << 12, 1 << 20
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """The sizes of the pieces in which sources are read, in characters and bytes."""
+class PieceSizes:
+    """The sizes of the pieces in which sources are read."""
 
     piece_chars: int = 1 << 24  # approximate number of characters in a piece
     block_bytes: int = 1 << 20  # bytes read from a file at a time
@@ -46,12 +46,12 @@ class Sizes:
     serial_bytes: int = 1 << 22  # encode smaller sources in this process, because starting workers takes longer
 
 
-SIZES = Sizes()
+SIZES = PieceSizes()
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A piece of a source: some documents, or a part of a document that is larger than `Sizes.piece_chars`."""
+class SourcePiece:
+    """Some documents of a source, or a part of a document larger than `PieceSizes.piece_chars`."""
 
     name: str  # the file, for messages
     text: bytes = b""  # content of a text file, or a part of it; UTF-8 bytes take less memory than str
@@ -65,7 +65,7 @@ class Piece:
         return len(self.text) + sum(map(len, self.records))
 
     def documents(self, field: str) -> Iterator[str]:
-        """Yield the texts of the documents in the piece; in a .jsonl, the `field` of each line."""
+        """Texts of the documents in the piece; in a .jsonl, the `field` of each line."""
         if self.line:
             lines = enumerate(io.BytesIO(self.text), self.line)
             yield from (
@@ -80,13 +80,11 @@ class Piece:
 
 
 def as_text(utf8: bytes) -> str:
-    """Decode UTF-8 bytes in which surrogates are allowed."""
     return utf8.decode("utf-8", "surrogatepass")
 
 
 def split(text: str, size: int) -> Iterator[str]:
-    """Yield a text in passages of at most `size` characters, each of which ends at a line break or between words if
-    possible."""
+    """Passages of at most `size` characters that end at a line break or between words if possible."""
     start = 0
     while len(text) - start > size:
         end = last_break(text, start, start + size)
@@ -96,8 +94,7 @@ def split(text: str, size: int) -> Iterator[str]:
 
 
 def last_break(text: str, start: int, end: int) -> int:
-    """Return the index after the last break of a text in [start, end), at a line end if there is one near `end`, else
-    between words; `end` if there is none."""
+    """Index after the last break in [start, end), best at a line end near `end`; `end` if there is none."""
     for pattern, reach in product(BREAKS, SEARCH_CHARS):
         if breaks := [match.end() for match in pattern.finditer(text, max(start, end - reach), end)]:
             return breaks[-1]
@@ -105,17 +102,14 @@ def last_break(text: str, start: int, end: int) -> int:
 
 
 def suffixes(name: str) -> tuple[str, str]:
-    """Return the suffixes of a file name's content and of its compression, in lower case: (".txt", ".gz") for A.TXT.GZ;
-    "" for none."""
+    """Lower-case suffixes of content and compression: (".txt", ".gz") for A.TXT.GZ; "" for none."""
     lower = name.lower()
     compression = next((suffix for suffix in COMPRESSED if lower.endswith(suffix)), "")
     return PurePath(lower.removesuffix(compression)).suffix, compression
 
 
-def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) -> Iterator[Piece]:
-    """Yield the pieces of a file, whose format follows from `name`, which messages use too. `field` is the column of
-    the text in a table, `encoding` that of a text file, `sizes` are those of the pieces. Raises a UserError for an
-    archive or a damaged file."""
+def read_file(path: Path, name: str, field: str, encoding: str, sizes: PieceSizes) -> Iterator[SourcePiece]:
+    """Yield the pieces of a file, whose format follows from `name`; `field` is the column of the text in a table."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
@@ -129,8 +123,7 @@ def read_file(path: Path, name: str, field: str, encoding: str, sizes: Sizes) ->
 
 @contextmanager
 def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
-    """Return a context that gives a seekable file with the content of `file`: `file` itself or, if it is a pipe or its
-    name `name` has a suffix of a compression, a temporary file."""
+    """Give `file` itself or, if it is a pipe or compressed, a temporary file with its content."""
     if file.seekable() and not suffixes(name)[1]:
         yield file
         return
@@ -142,7 +135,7 @@ def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Return a context that turns errors of reading a file into UserErrors that name the file."""
+    """Turn errors of reading into UserErrors that name the file."""
     try:
         yield
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
@@ -156,8 +149,6 @@ def reading(name: str) -> Iterator[None]:
 
 
 def decompressed(name: str, file: BinaryIO) -> BinaryIO:
-    """Return a stream of the content of `file`, decompressed according to the suffix of its name `name`, such as
-    .gz."""
     stream: Any = file
     match suffixes(name)[1]:
         case ".gz":
@@ -171,10 +162,8 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
     return stream
 
 
-def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """Yield the pieces of `file`, a text or .jsonl file, decompressed and parsed according to its name `name`;
-    `encoding` is that of its text, `sizes` are those of the pieces. Raises a UserError if the file is empty, or if a
-    line of a .jsonl is too long."""
+def read(name: str, file: BinaryIO, encoding: str, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
+    """Yield the pieces of a text or .jsonl file, decompressed according to its `name`."""
     lines = suffixes(name)[0] == ".jsonl"
     parts: list[bytes] = []
     size, rest, blank, line, begins, offset = 0, "", True, 1, True, 0
@@ -197,12 +186,12 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: Sizes = SIZES) -> Iter
             content = b"".join(parts)
             before, offset = offset, file.tell() if file.seekable() else 0
             bounds = {"line": line} if lines else {"begins": begins, "ends": last}
-            yield Piece(name, content, size=offset - before, **bounds)
+            yield SourcePiece(name, content, size=offset - before, **bounds)
             parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
 
 
 def is_blank_file(path: Path) -> bool:
-    """Return whether a file, which may be compressed, holds nothing but white space; False if it cannot be read."""
+    """Whether a file holds only white space; False if it cannot be read."""
     try:
         with open(path, "rb") as file:
             stream = decompressed(path.name, file)
@@ -216,8 +205,7 @@ def is_blank_file(path: Path) -> bool:
 
 
 class NotText(UserError):
-    """Raised for bytes that an encoding cannot decode. `what` names the file and the position; the message of the
-    exception adds the advice to give --encoding."""
+    """Bytes that an encoding cannot decode: `what` names file and position, `advice` the remedy."""
 
     def __init__(self, what: str, advice: str) -> None:
         super().__init__(f"{what}: {advice}")
@@ -225,8 +213,7 @@ class NotText(UserError):
 
 
 def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
-    """Decode `stream`, the content of the file `name`, `block_bytes` bytes at a time: yield (text, whether it is the
-    last). Raises NotText for bytes that the encoding cannot decode, a UserError for an unknown encoding."""
+    """Yield (text, whether it is the last), `block_bytes` at a time."""
     try:
         with suppress(UnicodeError):
             b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts
@@ -254,8 +241,7 @@ def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) 
 
 
 def record_text(name: str, number: int, line: str, field: str) -> str:
-    """Return the text in line `number` of the .jsonl file `name`: the `field` of the JSON object `line`, which may be a
-    path such as data.text; "" for null. Raises a UserError if it has none."""
+    """The text under `field`, perhaps a path such as data.text, in a line of a .jsonl; "" for null."""
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
@@ -275,19 +261,15 @@ def record_text(name: str, number: int, line: str, field: str) -> str:
 
 
 def pyarrow(name: str) -> Any:
-    """Import the library pyarrow, which reads .parquet and .zst. Raises a UserError, which names the file, if it is not
-    installed."""
     try:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError(f"{name} is read with pyarrow, which is missing: pip install 'onward[data]'") from None
+        raise UserError(f"Cannot read {name} without pyarrow: pip install 'onward[data]'") from None
     return pyarrow
 
 
-def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
-    """Yield the pieces of a .parquet file; the texts are in the column `field`. Raises a UserError if the file has no
-    such column. `name` names the file in messages."""
+def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[SourcePiece]:
     arrow = pyarrow(name)
     try:
         opened = arrow.parquet.ParquetFile(file, buffer_size=1 << 20)  # without a buffer, row groups are read whole
@@ -303,10 +285,8 @@ def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[Piece]:
 
 def table_pieces(
     name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
-) -> Iterator[Piece]:
-    """Yield the pieces of a table of `rows` rows and `size` bytes, read as `batches` of rows; the texts are in the
-    column `field`, or in a field of a column, as in data.text. A row without a text is an empty document. Raises a
-    UserError if the table has no such column."""
+) -> Iterator[SourcePiece]:
+    """Yield the pieces of a table of `rows` rows and `size` bytes; a row without a text is an empty document."""
     columns = ", ".join(map(ascii, schema.names))
     name_in_table = field if field in schema.names else field.partition(".")[0]
     kind = type_at(schema, field)
@@ -320,12 +300,11 @@ def table_pieces(
     for batch in batches:
         values = batch[name_in_table].to_pylist()
         if texts := [value_at({name_in_table: value}, field) or "" for value in values]:
-            yield Piece(name, records=texts, size=size * len(texts) // rows)
+            yield SourcePiece(name, records=texts, size=size * len(texts) // rows)
 
 
 def type_at(schema: Any, path: str) -> Any:
-    """Return pyarrow's type of a column or, by a path such as data.text, of a field within a column; None if there is
-    none. `schema` is a schema or the type of a column."""
+    """pyarrow's type of a column or, by a path, of a field within one; None if there is none."""
     names = [field.name for field in schema] if hasattr(schema, "__iter__") else []
     if path in names:
         return schema.field(names.index(path)).type
@@ -334,5 +313,4 @@ def type_at(schema: Any, path: str) -> Any:
 
 
 def one_line(error: Exception) -> str:
-    """Return the message of an error on one line; the name of its class if it has no message."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -20,8 +20,8 @@ Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 
 
 def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield examples for supervised fine-tuning from each record, of one sequence each: from a conversation
-    (`messages`), a `prompt` and its `completion`, or a `text`."""
+    """Examples for supervised fine-tuning: a conversation (`messages`), a `prompt` and its `completion`, or a
+    `text`."""
     for record in records:
         with placed(record):
             sequences = own_sequences(encoder, record.values)
@@ -30,9 +30,8 @@ def supervised(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example for reinforcement learning from each record: its prompt, a text or messages, for the model to
-    answer; the other fields are for the reward. The `answer`, if any, follows the prompt as tokens that the model does
-    not see, with an end token. Raises a UserError for a record without a prompt."""
+    """Examples for reinforcement learning: a prompt for the model to answer. The `answer`, if any, follows as tokens
+    that the model does not see, with an end token; other fields are for the reward."""
     end = encoder.end or encoder.tokenizer.end_ids[:1] or [0]
     for record in records:
         with placed(record):
@@ -46,8 +45,7 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def columns(values: Mapping[str, Any]) -> str:
-    """Return the fields of a record (`values`) besides its prompt as a JSON object, for rewards; fields that JSON
-    cannot hold, such as images, are left out; "" if none is left. Raises a UserError if they take more than 64 KiB."""
+    """The fields besides the prompt as a JSON object, for rewards, without values that JSON cannot hold."""
     kept = []
     for name in values.keys() - {"prompt"}:
         try:
@@ -57,23 +55,20 @@ def columns(values: Mapping[str, Any]) -> str:
     text = f"{{{', '.join(sorted(kept))}}}" if kept else ""
     if len(text) > MOST_COLUMNS:  # of ASCII
         raise UserError(
-            f"its fields besides prompt take {len(text):,} bytes as JSON, and rewards get {MOST_COLUMNS:,} at most: "
-            "leave out those that no reward reads"
+            f"cannot give rewards its fields besides prompt, because they take {len(text):,} bytes as JSON, more than "
+            f"{MOST_COLUMNS:,}: leave out those that no reward reads"
         )
     return text
 
 
 def answer_text(value: Any) -> str:
-    """Return `value`, the answer of a record, as text; "" if it is None. Raises a UserError if it is not a text or a
-    number."""
     if not isinstance(value, str | int | float | None) or isinstance(value, bool):
         raise UserError(f"answer is {shown(value)}: give a text or a number")
     return "" if value is None else str(value)
 
 
 def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
-    """Yield the records unchanged, after a check that a user's reward can read them: raises a UserError if a record
-    lacks one of the fields `names`, or if the field is empty. `reward` is the name of that reward, for the message."""
+    """The records unchanged, after a check that none lacks a field in `names`, which `reward` reads."""
     for record in records:
         with placed(record):
             for name in names:
@@ -85,8 +80,7 @@ def with_fields(records: Iterable[Record], names: Collection[str], reward: str) 
 
 
 def variables(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables of the chat template in a record (`values`): its `tools`, and those in
-    `chat_template_kwargs`. Raises a UserError if these are malformed."""
+    """Variables of the chat template: the record's `tools`, and those in `chat_template_kwargs`."""
     more = values.get("chat_template_kwargs") or {}
     if not isinstance(more, Mapping) or {"messages", "tools", "add_generation_prompt"} & more.keys():
         raise UserError(
@@ -98,16 +92,13 @@ def variables(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_sequence(encoder: Encoder, prompt: Any, answer: Any, given: Mapping[str, Any]) -> TokenSequence:
-    """Return a prompt and its answer, which must not be empty, as one sequence of which only the answer is trained.
-    Both are texts or lists of messages; `given` are variables of the chat template."""
+    """A prompt and its answer (both texts, or both messages) as one sequence; only the answer is trained."""
     if isinstance(answer, str):
         check_text(answer, "answer")
     return encoder.answer(prompt, answer, given)
 
 
 def own_sequences(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequence]:
-    """Return the sequences of a record (`values`) for `supervised`, from its messages, its prompt and completion, or
-    its text. Raises a UserError if it has none of them."""
     if has(values, "messages"):
         check_unread(values, ("messages", *FOR_TEMPLATES, *OF_PAIRS, "label"))
         return encoder.conversations(values["messages"], variables=variables(values))
@@ -115,8 +106,8 @@ def own_sequences(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequ
         check_unread(values, ("prompt", "completion", *FOR_TEMPLATES, *OF_PAIRS, "label"))
         if values.get("label") in (0, False):
             raise UserError(
-                f"it has the label {values['label']!r}, an unwanted answer, which this method would train: use kto, or "
-                "remove the record"
+                f"cannot train its completion, because its label {values['label']!r} marks an unwanted answer: use "
+                "kto, or remove the record"
             )
         if isinstance(completion := values["completion"], str):
             check_text(completion, "answer")
@@ -128,9 +119,8 @@ def own_sequences(encoder: Encoder, values: Mapping[str, Any]) -> list[TokenSequ
 
 
 def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example for preference training, such as DPO, from each record. It has two sequences, the prompt with
-    the chosen answer and the prompt with the rejected one, and the `margin` between the answers, if the record gives
-    it."""
+    """Examples for preference training: the prompt with the chosen answer, the prompt with the rejected one, and the
+    `margin` between them, if given."""
     for record in records:
         with placed(record):
             prompt, *answers = pair(record.values)
@@ -140,8 +130,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """Return (prompt, chosen answer, rejected answer) from the fields of a record (`values`). If both answers are whole
-    conversations, the prompt is their common prefix. Raises a UserError if an answer is missing, or both are equal."""
+    """(prompt, chosen, rejected); the prompt of two whole conversations is their common prefix."""
     if not has(values, "chosen", "rejected"):
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
@@ -157,30 +146,25 @@ def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
 
 
 def margin(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return the margin between the answers of a record (`values`) as {"margin": number}; {} if the record has none."""
     if values.get("margin") is None:
         return {}
     return {"margin": number(values["margin"], "margin")}
 
 
 def number(value: Any, name: str) -> float:
-    """Return `value`, the field `name` of a record, as a number. Raises a UserError if it is not a finite number."""
     try:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
     except OverflowError:  # of a huge whole number
         pass
-    raise UserError(f"{name} is {shown(value)}: it must be a finite number")
+    raise UserError(f"{name} is {shown(value)}: give a finite number")
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example for KTO from each record with a prompt, a completion and a `label`: whether the completion is
-    wanted. A pair of a chosen and a rejected answer gives two examples.
+    """Examples for KTO: a prompt, a completion and a `label`, whether it is wanted; a pair of answers gives two.
 
-    The second sequence of an example is its prompt with the completion of the nearest earlier example that has another
-    prompt, wrapping around at the start of the table. Raises a UserError for a record without these fields, and if all
-    prompts are the same.
-    """
+    The second sequence is the prompt with the completion of the nearest earlier example with another prompt, wrapping
+    around at the start of the table."""
     rows: list[tuple[Any, Any, TokenSequence, float, Record]] = []
     for record in records:
         with placed(record):
@@ -203,23 +187,21 @@ def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         with placed(record):
             if partner is None:
                 raise UserError(
-                    "all examples have the same prompt, and answers to other prompts estimate the divergence: add some"
+                    "cannot estimate the divergence, because all examples have the same prompt: add other prompts"
                 )
             other = encoder.answer(prompt, rows[partner][1], record.values)
             yield Example([sequence, other], record.place, {"label": label}, source=record.source)
 
 
 def wanted(label: Any) -> float:
-    """Return the label of an answer, 1 or true if the answer is wanted and 0 or false if not, as 1.0 or 0.0. Raises a
-    UserError for any other label."""
     if not isinstance(label, int | float) or label not in (0, 1):
-        raise UserError(f"label is {shown(label)}: it is 1 or true for a wanted answer, 0 or false for another")
+        raise UserError(f"label is {shown(label)}: give 1 or true for a wanted answer, 0 or false for another")
     return float(label)
 
 
 def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
-    """Return, for each prompt, the index of the nearest earlier prompt that differs from it and is of the same kind (a
-    text, or messages), wrapping around at the start; None if there is none."""
+    """Index of the nearest earlier prompt that differs and is of the same kind (text or messages), wrapping around at
+    the start; None if there is none."""
     partners: list[int | None] = [None] * len(prompts)
     for texts in (True, False):
         indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
@@ -232,10 +214,8 @@ def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Yield an example for a classifier from each record: its `text`, followed by a second text if it has a `pair`,
-    with the index of its `label` (a text or a whole number) among the classes `encoder.labels`. If these are empty, as
-    before the training data is read, they become all labels of `records`, sorted. Raises a UserError for a record
-    without text and label, and for a label that is not a class."""
+    """Examples for a classifier: `text`, perhaps a second text in `pair`, and the index of `label` among
+    `encoder.labels`, which become all labels of `records`, sorted, if they are empty."""
     rows: list[tuple[TokenSequence, Any, Record]] = []
     for record in records:
         with placed(record):
@@ -257,14 +237,12 @@ def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]
 
 
 def order_of(label: str | int) -> tuple[bool, str | int]:
-    """Return a key for `sorted` that puts labels that are numbers before texts."""
     return isinstance(label, str), label
 
 
 @contextmanager
 def placed(record: Record) -> Iterator[None]:
-    """Return a context that adds the location of `record`, such as its file and line, to the message of a UserError
-    raised inside."""
+    """Add the record's location to the message of a UserError raised inside."""
     try:
         yield
     except UserError as error:
@@ -272,15 +250,13 @@ def placed(record: Record) -> Iterator[None]:
 
 
 def has(values: Mapping[str, Any], *names: str) -> bool:
-    """Return whether a record (`values`) has a value other than None in each of the fields `names`."""
     return all(values.get(name) is not None for name in names)
 
 
 def missing(values: Mapping[str, Any], wanted: str) -> UserError:
-    """Return the UserError for a record with the fields `values` that lacks a field which the training method needs;
-    `wanted` names the needed fields in words."""
+    """The UserError for a record that lacks needed fields, named in words by `wanted`."""
     given = ", ".join(repr(name) for name, value in values.items() if value is not None)
     empty = ", ".join(repr(name) for name, value in values.items() if value is None)
     has = given or (f"no value in {empty}" if empty else "no fields")
     way = "" if not given else ": rename columns, such as --columns prompt=question,completion=answer"
-    return UserError(f"it has {has}, and needs {wanted}{way or ': remove the record, or fill it in'}")
+    return UserError(f"it needs {wanted}, but has {has}{way or ': remove the record, or fill it in'}")

@@ -22,9 +22,8 @@ TEXTS = "text", "input_text", "output_text"  # types of content parts that are t
 
 
 def message(value: Any, role: str = "") -> dict[str, Any]:
-    """Make a message {"role", "content"} from a table {from, value}, {role, content} or a mixture of both, or from a
-    text with a role. Other fields are kept, apart from those that are None. Raises a UserError for any other value, and
-    for an unknown name after `from`."""
+    """A message {"role", "content"} of {from, value}, {role, content} or a mixture, or of a text and a role; other
+    fields are kept."""
     if isinstance(value, str) and role:
         return {"role": role, "content": value}
     if not isinstance(value, Mapping) or not ({"from", "role"} & value.keys()):
@@ -43,8 +42,7 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
 
 
 def read_messages(values: Sequence[Any]) -> list[Any]:
-    """Return messages as `message` makes them, with content parts joined; values that are no messages unchanged. Raises
-    a UserError, which names the message."""
+    """Messages as `message` makes them, with content parts joined; other values unchanged."""
     result = list[Any]()
     for number, value in enumerate(values, 1):
         if not isinstance(value, Mapping) or not ({"from", "role"} & value.keys()):
@@ -55,8 +53,7 @@ def read_messages(values: Sequence[Any]) -> list[Any]:
 
 
 def with_text(value: dict[str, Any], number: int) -> dict[str, Any]:
-    """Return a message whose content, if it is a list of parts, is joined to one text. Raises a UserError for a part
-    that is not text, such as an image; `number` is the number of the message, for errors."""
+    """The message with its content parts, which must be texts, joined."""
     content = value.get("content")
     if not isinstance(content, list | tuple):
         return value
@@ -65,16 +62,15 @@ def with_text(value: dict[str, Any], number: int) -> dict[str, Any]:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind not in TEXTS or not isinstance(part.get("text"), str):
             raise UserError(
-                f"message {number} has a part of type {shown(kind)}, and Onward trains on text: remove the record"
+                f"cannot train on message {number}, because its part of type {shown(kind)} is not text: remove the "
+                "record"
             )
         texts.append(part["text"])
     return {**value, "content": "".join(texts)}
 
 
 def with_system(values: dict[str, Any]) -> dict[str, Any]:
-    """Move the text of a column such as `system` into the messages of a row (`values`), as their first message. Raises
-    a UserError if it is not a text, if the messages begin with another system message, and if the row's prompt is a
-    text, which has no place for it."""
+    """Move the text of a column such as `system` into the messages of a row, as their first message."""
     name = next((name for name in SYSTEM if values.get(name)), "")
     if not name or not (talks := [field for field in TALKS if values.get(field)]):
         return values
@@ -84,23 +80,21 @@ def with_system(values: dict[str, Any]) -> dict[str, Any]:
     wholes = ("messages", "prompt") if "prompt" in lists else ("messages", "chosen", "rejected")
     if not {*wholes} & {*lists}:
         raise UserError(
-            f"it has a {name} text, and its {talks[0]} is a text: write the {talks[0]} as a list of messages, join "
-            f"both texts, or leave the column out with --ignore {name}"
+            f"cannot put its {name} text before its {talks[0]}, because that is a text, too: write the {talks[0]} as a "
+            f"list of messages, join both texts, or leave the column out with --ignore {name}"
         )
     result = {key: value for key, value in values.items() if key != name}
     for field in {*wholes} & {*lists}:
         first = values[field][0]
         begins = isinstance(first, Mapping) and first.get("role") in ("system", "developer")
         if begins and first.get("content") != text:
-            raise UserError(f"it has a {name} text, and its {field} begin with another system message: remove one")
+            raise UserError(f"its {name} text differs from the system message in its {field}: remove one")
         result[field] = [*([] if begins else [message(text, "system")]), *values[field]]
     return result
 
 
 def trained_messages(messages: Sequence[Mapping[str, Any]], given: int) -> list[bool]:
-    """Return for each message whether it is trained: messages of the assistant after the first `given` ones, unless a
-    flag such as `weight` is 0 or false. Raises a UserError for a flag with another value, and for a flag that asks to
-    train another role."""
+    """Whether each message is trained: the assistant's after the first `given`, unless a flag such as `weight` is 0."""
     result = []
     for number, one in enumerate(messages, 1):
         own = one["role"] in ASSISTANT
@@ -110,8 +104,8 @@ def trained_messages(messages: Sequence[Mapping[str, Any]], given: int) -> list[
                 raise UserError(f"message {number} has the {name} {shown(flag)}: give 1 to train the message, or 0")
             if not own and flag and name != "weight":
                 raise UserError(
-                    f"message {number} has the {name} {shown(flag)} and the role {one['role']!r}, and only messages of "
-                    "the assistant are trained: remove the field"
+                    f"cannot train message {number} ({name} {shown(flag)}), because its role is {one['role']!r}, not "
+                    "assistant: remove the field"
                 )
         result.append(number > given and own and all(flags.values()))
     return result

@@ -17,8 +17,7 @@ SET = "set"  # the name of the number that stores the table of an example
 
 
 def joined(tables: Sequence[Examples]) -> Examples:
-    """Return the examples of all tables in one table, in order; the number called `set` of each example is the index of
-    its table. Raises a UserError if the tables differ in the number of sequences per example."""
+    """All examples in one table, in order; the number `set` of each is the index of its table."""
     if len({table.per_example for table in tables}) > 1:
         raise UserError("the sources have examples of different forms: train on them in different runs")
     names = dict.fromkeys(name for table in tables for name in table.numbers)
@@ -35,9 +34,8 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
-    """Draw as many examples as `examples` has, with each table's share in proportion to its weight; `examples` was made
-    by `joined` and names the table of each. A table with fewer examples than its share is repeated: in whole passes,
-    then by a part of it that the seed draws."""
+    """Draw as many examples as there are, with each table's share by its weight. A table smaller than its share is
+    repeated: in whole passes, then by a part that the seed draws."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
     for index, weight in enumerate(weights):
@@ -49,21 +47,17 @@ def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Example
 
 
 class MixedRows:
-    """The rows (each of one or more examples) of a fine-tuning run on several tables whose shares change over the run.
-    Row i is a pure function of the seed and i, and holds examples of one table; each table begins its next epoch when
-    all of its own rows are used."""
+    """The rows of a fine-tuning run on several tables whose shares change over the run. Row i is a pure function of the
+    seed and i, and holds examples of one table, which has its own epochs."""
 
     def __init__(self, tables: Sequence[PackedExamples], mixture: Interleaving, seed: int) -> None:
-        """`tables` are rows of the same examples."""
         self.tables, self.mixture, self.seed = tables, mixture, seed
 
     def __len__(self) -> int:
-        """Return the number of rows in an epoch of all tables."""
         return sum(map(len, self.tables))
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
-        """Return the rows with these numbers as a batch, padded to the longest of them; numbers continue beyond the
-        first epoch."""
+        """Rows by number, padded to the longest; numbers continue beyond the first epoch."""
         sources, ranks = self.mixture.locate(np.array(numbers))
         rows = [self.tables[table].examples_of([rank])[0] for table, rank in zip(sources.tolist(), ranks.tolist())]
         batch = batch_of(self.tables[0].examples, rows, self.tables[0].by_example)
@@ -71,7 +65,6 @@ class MixedRows:
 
 
 def one_set(examples: Examples, index: int) -> Examples:
-    """Return the examples of the table with the index `index` among those that `joined` has joined into `examples`,
-    without the number `set`."""
+    """The examples of one of the tables that `joined` has joined."""
     kept = examples.select(np.flatnonzero(examples.numbers[SET] == index))
     return replace(kept, numbers={name: values for name, values in kept.numbers.items() if name != SET})

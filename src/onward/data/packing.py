@@ -23,8 +23,7 @@ from onward.data.windows import IGNORE_INDEX, Batch, hashed, permuted
 @named
 @dataclass(frozen=True)
 class ExampleBatch(Batch):
-    """A batch of rows that hold complete examples for fine-tuning. Sequences are numbered within the batch; the
-    sequences of an example are consecutive."""
+    """Rows of complete examples. Sequences are numbered within the batch; those of an example are consecutive."""
 
     sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
     num_sequences: int = 0  # S
@@ -36,7 +35,7 @@ class ExampleBatch(Batch):
 
     @property
     def divisor(self) -> int:
-        """The divisor of a summed loss: the number of examples if `by_example` is set, else the number of targets."""
+        """The number of examples if `by_example` is set, else the number of targets."""
         return self.num_examples if self.by_example else self.num_targets
 
     def to(self, device: torch.device | str) -> Self:
@@ -46,8 +45,7 @@ class ExampleBatch(Batch):
 
 
 def columns_of(batch: Batch) -> list[dict[str, Any]]:
-    """Return, for each row of a batch with one example per row, the fields of its record besides the prompt, which
-    rewards read; {} for a row without fields."""
+    """The fields of each row's record besides the prompt, which rewards read; {} for a row without fields."""
     columns = batch.columns if isinstance(batch, ExampleBatch) else ()
     return [json.loads(text or "{}") for text in columns] or [{} for _ in batch.tokens]
 
@@ -70,7 +68,6 @@ class PackedExamples:
         by_example: bool = False,
         chosen: Sequence[int] | None = None,
     ) -> None:
-        """`chosen` are the numbers of the examples to use; by default all."""
         chosen = range(len(examples)) if chosen is None else chosen
         self.examples, self.seed, self.by_example = examples, seed, by_example
         lengths = examples.lengths[list(chosen)].tolist()
@@ -80,17 +77,14 @@ class PackedExamples:
         self.num_tokens = sum(lengths)
 
     def __len__(self) -> int:
-        """Return the number of rows in an epoch."""
         return len(self.rows)
 
     def read(self, numbers: Sequence[int]) -> ExampleBatch:
-        """Return the rows with these numbers as a batch, padded to the longest of them; numbers continue beyond the
-        first epoch."""
+        """Rows by number, padded to the longest; numbers continue beyond the first epoch."""
         batch = batch_of(self.examples, self.examples_of(numbers), self.by_example)
         return batch.changed(seed=((self.seed or 0) * 1_000_003 + numbers[0]) % 2**63)
 
     def examples_of(self, numbers: Sequence[int]) -> list[list[int]]:
-        """Return, for each of the rows with these numbers, the indices of its examples in the table."""
         if self.seed is None:
             order = np.array(numbers)
         else:
@@ -101,13 +95,11 @@ class PackedExamples:
 
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
-    """Build a batch from examples; `rows` has, for each row of the batch, the numbers of its examples. Positions
-    restart at each sequence, so that no sequence attends to another; each padding token is a separate sequence.
-    `by_example`: the loss is a mean over examples, not over targets.
+    """Build a batch; `rows` has the numbers of each row's examples. Positions restart at each sequence, so no sequence
+    attends to another; each padding token is a separate sequence.
 
-    The batch's `lasts` are the indices, in the tokens flattened to (B * T), of each sequence's last trained token, or
-    of its last token if none is trained.
-    """
+    `lasts` are the indices, in the tokens flattened to (B * T), of each sequence's last trained token, or of its last
+    token if none is trained."""
     k, starts = examples.per_example, examples.starts
     spans = [[(int(starts[s]), int(examples.ends[s])) for e in row for s in range(e * k, e * k + k)] for row in rows]
     width = max(sum(b - a for a, b in row) for row in spans)
@@ -142,8 +134,7 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Pack examples, given by their lengths, into rows of `room` tokens, longest first: each goes into the fullest row
-    in which it fits. Returns the indices of the examples in each row."""
+    """Pack examples into rows of `room` tokens, longest first, each into the fullest row in which it fits."""
     rows: list[list[int]] = []
     by_room: dict[int, list[int]] = defaultdict(list)  # rows by the number of free tokens in them
     rooms: list[int] = []  # keys of `by_room` that have rows, ascending

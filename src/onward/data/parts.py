@@ -23,11 +23,11 @@ from onward.base.files import atomic_write, file_sha256, flush, read_json, write
 from onward.base.workers import available_cores
 from onward.data.cleaning import Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, Verdicts, write_array
-from onward.data.formats import SIZES, Sizes
-from onward.data.preparation import Preparation, Unit
+from onward.data.formats import SIZES, PieceSizes
+from onward.data.preparation import Preparation, WorkUnit
 from onward.data.prepare import (
     EXACT,
-    Part,
+    MachinePart,
     check_settings,
     open_work_folder,
     process_units,
@@ -44,9 +44,7 @@ PART = "part.json"  # written last
 TOKENIZER = "tokenizer*.json"  # the files of a tokenizer
 
 
-def part_folder(folder: Path, part: Part) -> Path:
-    """Return the folder of a part (the share of one of several machines) of the preparation of `folder`, such as
-    OUT.part-3-of-16 for OUT."""
+def part_folder(folder: Path, part: MachinePart) -> Path:
     return folder.with_name(f"{folder.name}.part-{part.number}-of-{part.of}")
 
 
@@ -54,28 +52,26 @@ def prepare_part(
     sources: Sequence[Source],
     tokenizer: Tokenizer | str,
     folder: Path,
-    part: Part,
+    part: MachinePart,
     *,
     field: str = "text",
     encoding: str = "utf-8",
     cleaning: Cleaning = EXACT,
     workers: int = 0,
     progress: Progress = silent,
-    sizes: Sizes = SIZES,
+    sizes: PieceSizes = SIZES,
 ) -> Path:
-    """Encode one part of a preparation, the share of one of several machines, and return its folder. Arguments are
-    those of `prepare`; `folder` is the folder that the joined parts will have.
-
-    An interrupted part continues if the same arguments are given again. Raises a UserError for a tokenizer that would
-    be learned, and for a stream, which only one machine can read; otherwise as `prepare`.
-    """
+    """Encode one machine's share of a preparation, and return its folder. Arguments are those of `prepare`; `folder` is
+    the folder that the joined parts will have. An interrupted part continues with the same arguments."""
     check_named(sources)
     if streams := [source for source in sources if is_stream(source)]:
-        raise UserError(f"{streams[0]} is a stream, which is read once: prepare it on one machine, without part")
+        raise UserError(
+            f"Cannot prepare parts of {streams[0]}, because a stream can be read only once: prepare it on one machine"
+        )
     if isinstance(tokenizer, str) and (tokenizer == "char" or tokenizer.startswith("bpe:")):
         raise UserError(
-            f"tokenizer is {tokenizer!r}, which is learned from all texts: learn it once with onward tokenizer train, "
-            "and name its folder"
+            f"tokenizer is {tokenizer!r}, which a part cannot learn from all texts: learn it with onward tokenizer "
+            "train, and name its folder"
         )
     download_corpora(sources, progress)
     target = part_folder(folder, part)
@@ -102,9 +98,7 @@ def prepare_part(
     return target
 
 
-def inspect(preparation: Preparation, unit: Unit) -> None:
-    """Inspect a unit of work (a group of documents) as `Preparation.inspect` does, and write verdicts that keep all
-    documents that pass the filters: duplicates are not known before the parts are joined."""
+def inspect(preparation: Preparation, unit: WorkUnit) -> None:
     preparation.inspect(unit)
     with np.load(preparation.part(unit, ".npz")) as arrays:
         verdicts = arrays["verdicts"]
@@ -112,12 +106,8 @@ def inspect(preparation: Preparation, unit: Unit) -> None:
 
 
 def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -> TokenData:
-    """Check the parts of the preparation of `folder`, which several machines have made, and join them to `folder`,
-    equal to one that a single machine prepares. Returns its tokens, memory-mapped.
-
-    The sources are read again to find the units of work, but not encoded. Raises a UserError for a part that is
-    missing, was prepared from other sources or settings, or has changed since.
-    """
+    """Check the parts of a preparation and join them to `folder`, equal to one that a single machine prepares. The
+    sources are read again to find the units of work, but not encoded."""
     parts, facts = parts_of(folder)
     settings, units = facts["settings"], facts["units"]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -129,7 +119,9 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
     for path in parts[0].glob(TOKENIZER):
         shutil.copyfile(path, work / path.name)
     cleaning = fields.build(Cleaning, {name: settings[name] for name in asdict(EXACT)})
-    preparation = Preparation(sources, work, settings["field"], settings["encoding"], cleaning, Sizes(**facts["sizes"]))
+    preparation = Preparation(
+        sources, work, settings["field"], settings["encoding"], cleaning, PieceSizes(**facts["sizes"])
+    )
     for number in range(units):
         progress("checking", number, units)
         collect(parts[number % len(parts)], work, number)
@@ -148,8 +140,7 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
 
 
 def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """Return the folders of all parts of the preparation of `folder`, in order, and the content of part.json of the
-    first. Raises a UserError if a part is missing, or differs from the first."""
+    """(folders of all parts, in order; part.json of the first)."""
     pattern = re.compile(re.escape(folder.name) + r"\.part-(\d{1,5})-of-(\d{1,5})")
     names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     numbers = {(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match}
@@ -158,21 +149,27 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
             f"{folder} has no parts to join: prepare them with onward data prepare --part 1/2 --out {folder}"
         )
     if len(counts := sorted({of for _, of in numbers})) > 1:
-        raise UserError(f"{folder} has parts of {' and of '.join(map(str, counts))}: remove those that are not joined")
-    paths = [part_folder(folder, Part(number, counts[0])) for number in range(1, counts[0] + 1)]
+        raise UserError(
+            f"Cannot join {folder}, because it has parts of {' and of '.join(map(str, counts))}: remove the wrong ones"
+        )
+    paths = [part_folder(folder, MachinePart(number, counts[0])) for number in range(1, counts[0] + 1)]
     if missing := [path.name for path in paths if not (path / PART).exists()]:
-        raise UserError(f"{', '.join(missing[:5])} of {counts[0]} parts is missing or not complete: prepare it first")
+        raise UserError(
+            f"Cannot join {folder}, because {', '.join(missing[:5])} of {counts[0]} parts is missing or not complete: "
+            "prepare it first"
+        )
     first, *others = [read_json(path / PART) for path in paths]
     for path, other in zip(paths[1:], others):
         check_settings(first["settings"], other["settings"], path)
         if any(first[fact] != other[fact] for fact in ("units", "sizes", "tokenizer")):
-            raise UserError(f"{path} has another tokenizer or other units than {paths[0].name}: prepare it again")
+            raise UserError(
+                f"Cannot join {path} to {paths[0].name}, because their tokenizers or texts differ: prepare it again"
+            )
     return paths, first
 
 
 def collect(part: Path, work: Path, number: int) -> None:
-    """Link or copy the files of the unit of work `number` from `part`, the folder of one machine's share, to `work`,
-    the folder of the joined preparation. Raises a UserError if a file is missing or has changed."""
+    """Link or copy the files of a unit of work from `part` to `work`, and check their checksums."""
     record = read_json(part / "parts" / f"{number:05}.json")
     shard = record["shard"]
     files = [(f"parts/{path.name}", "") for path in (part / "parts").glob(f"{number:05}.*")]
@@ -188,9 +185,8 @@ def collect(part: Path, work: Path, number: int) -> None:
 
 
 def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Move the tokens of the unit of work `number`, in the folder `work`, to a .whole.npz file, from which
-    `Preparation.encode` cuts them again without the documents that repeat one in another part. `kept` (N,) is whether
-    each document of the unit is among the encoded ones; `dtype` is that of the token ids."""
+    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` cuts them again without the documents
+    that repeat one in another part. `kept` (N,): whether each document of the unit was encoded."""
     ids, ends = (
         np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
         for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))

@@ -16,7 +16,7 @@ from onward.base.files import atomic_write, file_sha256, write_json
 from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, fingerprint, signature, write_array
 from onward.data.filters import failed_filter
-from onward.data.formats import Piece, Sizes
+from onward.data.formats import PieceSizes, SourcePiece
 from onward.data.sources import (
     Source,
     is_blank,
@@ -34,79 +34,71 @@ SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reas
 
 
 @dataclass(frozen=True)
-class Unit:
-    """A unit of work of `onward data prepare`: documents of about `Sizes.piece_chars` characters in total, or a part of
-    a larger document."""
+class WorkUnit:
+    """Documents of about `PieceSizes.piece_chars` characters in total, or a part of a larger document."""
 
     number: int
     source: int
-    pieces: list[Piece]
+    pieces: list[SourcePiece]
 
     @property
     def begins(self) -> bool:
-        """Whether the unit starts with the start of a document."""
         return self.pieces[0].begins
 
     @property
     def ends(self) -> bool:
-        """Whether the unit ends with the end of a document."""
         return self.pieces[-1].ends
 
     @property
     def size(self) -> int:
-        """The size on disk of all pieces of the unit, in bytes."""
         return sum(piece.size for piece in self.pieces)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The encoding of sources into a folder of tokens: its settings, and its steps for each unit of work. Each worker
-    process gets a copy."""
+    """The encoding of sources into a folder of tokens, unit by unit. Each worker process gets a copy."""
 
     sources: Sequence[Source]
     folder: Path  # the folder FOLDER.unfinished
     field: str
     encoding: str
     cleaning: Cleaning
-    sizes: Sizes
+    sizes: PieceSizes
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded from the folder of the preparation."""
         return Tokenizer.load(self.folder)
 
     @cached_property
     def encoder(self) -> tuple[str, Encoder]:
-        """The fastest encoder of the tokenizer, as (name of the library, function)."""
         return named_encoder(self.tokenizer)
 
-    def part(self, unit: Unit, suffix: str) -> Path:
-        """Return the path of a file that a worker process writes for a unit of work: parts/NUMBER followed by `suffix`,
-        such as .json."""
+    def part(self, unit: WorkUnit, suffix: str) -> Path:
         return self.folder / "parts" / f"{unit.number:05}{suffix}"
 
-    def units(self) -> Iterator[Unit]:
-        """Yield all units of work, in order. Each part of a document that is larger than a unit is a separate unit."""
+    def units(self) -> Iterator[WorkUnit]:
+        """All units of work, in order; each part of a document larger than a unit is a separate unit."""
         number = 0
         for index, source in enumerate(self.sources):
-            group: list[Piece] = []
+            group: list[SourcePiece] = []
             size = 0
             for piece in pieces(source, self.field, self.encoding, self.sizes):
                 if group and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not group[-1].ends):
-                    yield Unit(number, index, group)
+                    yield WorkUnit(
+                        number, index, group
+                    )  # a shard, so that no result depends on the number of processes
                     number, group, size = number + 1, [], 0
                 group.append(piece)
                 size += len(piece)
-            yield Unit(number, index, group)
+            yield WorkUnit(number, index, group)
             number += 1
 
-    def documents(self, unit: Unit) -> list[tuple[str, str]]:
-        """Return the documents of a unit of work as (name of the file, text)."""
+    def documents(self, unit: WorkUnit) -> list[tuple[str, str]]:
+        """(name of the file, text) of each document."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
 
-    def inspect(self, unit: Unit) -> None:
-        """Write the filter verdicts, hashes and MinHash signatures of the documents of a unit of work, from which
-        duplicates are found; see `data.duplicates`."""
+    def inspect(self, unit: WorkUnit) -> None:
+        """Write the filter verdicts, hashes and MinHash signatures of a unit, from which duplicates are found."""
         texts = [text for _, text in self.documents(unit)]
         verdicts = np.full(len(texts), CONTINUED, np.uint8)
         if unit.begins:
@@ -120,9 +112,8 @@ class Preparation:
         with atomic_write(self.part(unit, ".npz")) as new:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
-    def encode(self, unit: Unit) -> None:
-        """Write the token shard of a unit of work, unless all of it is dropped, and then its record (NUMBER.json).
-        Raises a UserError if a source has changed while it was read."""
+    def encode(self, unit: WorkUnit) -> None:
+        """Write the token shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
         start = perf_counter()
         documents = self.documents(unit)
         verdicts = (
@@ -164,18 +155,16 @@ class Preparation:
             record["longest"] = {"tokens": int(lengths[at]), "file": name, "text": text[:SAMPLE_CHARS]}
         write_json(self.part(unit, ".json"), record)
 
-    def encoded(self, unit: Unit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Encode `texts`, the kept documents of a unit of work. Returns (token ids, the index after the last token of
-        each document that ends in the unit)."""
+    def encoded(self, unit: WorkUnit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(token ids, the index after the last token of each document that ends in the unit)."""
         ids, ends = encode(self.tokenizer, texts, self.encoder[1])
         if texts and not unit.ends:
             ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
         return ids, ends
 
-    def kept_of_encoded(self, unit: Unit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return (token ids, ends of documents), as `encoded` does, for a unit of work that was encoded before
-        duplicates were known: its tokens in the file .whole.npz, without documents that are dropped now. `kept` (N,) is
-        whether each document of the unit is kept. None if there is no such file."""
+    def kept_of_encoded(self, unit: WorkUnit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+        """As `encoded`, for a unit encoded before duplicates were known (.whole.npz), without the documents that are
+        dropped now; None if there is no such file."""
         path = self.part(unit, ".whole.npz")
         if not path.exists():
             return None
@@ -187,8 +176,7 @@ class Preparation:
         return ids[np.repeat(kept, lengths.astype(np.int64))], np.cumsum(lengths[kept], dtype=np.uint64)
 
     def index(self, records: list[dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the content of data.json: the `settings` of the preparation, and, from `records` (the contents of
-        NUMBER.json of all units of work), their shards and a report."""
+        """The content of data.json: settings, shards of all sources and a report."""
         sources = []
         for number, name in enumerate(settings["sources"]):
             units = [record for record in records if record["source"] == number]
@@ -220,8 +208,7 @@ class Preparation:
         return header | {"sources": sources, "report": report, "settings": settings}
 
     def problem(self, records: list[dict[str, Any]], index: dict[str, Any]) -> str:
-        """Say why the tokens of a preparation cannot be used, such as a source that has changed; "" if they can.
-        `records` are the contents of NUMBER.json of all units of work, `index` is the content of data.json."""
+        """Why the tokens cannot be used, such as a source that has changed; "" if they can."""
         for number, source in enumerate(self.sources):
             if provenance(source) != index["settings"][f"content of {source}"]:
                 return f"{source} has changed while it was read: run the same command again"

@@ -24,8 +24,8 @@ from onward.base.files import flush, read_json, remove_leftovers, write_json
 from onward.base.workers import run_tasks
 from onward.data.cleaning import Cleaning
 from onward.data.duplicates import Verdicts
-from onward.data.formats import SIZES, Sizes
-from onward.data.preparation import VERSION, Preparation, Unit
+from onward.data.formats import SIZES, PieceSizes
+from onward.data.preparation import VERSION, Preparation, WorkUnit
 from onward.data.progress import Measured, Progress, silent
 from onward.data.sources import (
     Source,
@@ -43,27 +43,25 @@ EXACT = Cleaning()  # drops exact duplicates
 
 
 @dataclass(frozen=True)
-class Part:
-    """The units of work (groups of documents) that one of several machines prepares: every `of`-th unit, beginning with
-    unit `number - 1`."""
+class MachinePart:
+    """The units that one of several machines prepares: every `of`-th, beginning with unit `number - 1`."""
 
     number: int = 1
     of: int = 1
 
     @classmethod
-    def parse(cls, text: str) -> "Part":
-        """Parse a text such as "3/16", the third of 16 parts. Raises a UserError for any other text."""
+    def parse(cls, text: str) -> "MachinePart":
+        """Parse "3/16", the third of 16 parts."""
         match = re.fullmatch("([0-9]{1,5})/([0-9]{1,5})", text)
         if not match or not 1 <= int(match[1]) <= int(match[2]):
             raise UserError(f"part is {text!r}: give its number, from 1, and the number of parts, such as 3/16")
         return cls(int(match[1]), int(match[2]))
 
     def has(self, unit: int) -> bool:
-        """Return whether a unit of work, by its number, is in this part."""
         return unit % self.of == self.number - 1
 
 
-ALL_UNITS = Part()
+ALL_UNITS = MachinePart()
 
 
 def prepare(
@@ -77,7 +75,7 @@ def prepare(
     workers: int = 0,
     progress: Progress = silent,
     measured: Measured | None = None,
-    sizes: Sizes = SIZES,
+    sizes: PieceSizes = SIZES,
 ) -> TokenData:
     """Encode texts into a folder of token shards, and return them memory-mapped.
 
@@ -92,7 +90,7 @@ def prepare(
     cannot be read, or if the folder was prepared from other sources or settings.
     """
     if workers < 0:
-        raise UserError(f"workers is {workers}: it is a number of processes, or 0 for one per core")
+        raise UserError(f"workers is {workers}: give a number of processes, or 0 for one per core")
     check_named(sources)
     download_corpora(sources, progress)
     folder = Path(folder)
@@ -127,8 +125,7 @@ def prepare(
 def settings_of(
     sources: Sequence[Source], tokenizer: Tokenizer | str, field: str, encoding: str, cleaning: Cleaning
 ) -> dict[str, Any]:
-    """Return the settings of a preparation as a table, which tells whether an existing folder was made with the same
-    ones."""
+    """The settings by which an existing folder is recognized."""
     return {
         "version": VERSION,
         "sources": list(map(str, sources)),
@@ -140,14 +137,11 @@ def settings_of(
 
 
 def with_content(settings: dict[str, Any], sources: Sequence[Source]) -> dict[str, Any]:
-    """Return the settings of a preparation with the provenance (name, size and hash) of each source added, as JSON
-    values."""
     return json.loads(json.dumps(settings | {f"content of {source}": provenance(source) for source in sources}))
 
 
 def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
-    """Create `work`, the folder FOLDER.unfinished of a preparation; if it exists, check that it has the same settings
-    and remove half-written files. Raises a UserError if the settings differ."""
+    """Create FOLDER.unfinished; if it exists, check its settings and remove half-written files."""
     plan = work / "parts" / "plan.json"
     if plan.exists():
         check_settings(read_json(plan), settings, work)
@@ -157,7 +151,6 @@ def open_work_folder(work: Path, settings: dict[str, Any]) -> None:
 
 
 def remove_all_leftovers(work: Path) -> None:
-    """Remove the files that killed processes have left half-written in the folder of a preparation."""
     for folder in work, work / "parts":
         remove_leftovers(folder)
 
@@ -170,14 +163,13 @@ def run(
     progress: Progress,
     measured: Measured,
 ) -> None:
-    """Encode the remaining units of work of a preparation in FOLDER.unfinished with `workers` processes, then write
-    data.json, which includes `settings`, and fill `measured`. Raises a UserError if the tokens cannot be used; see
-    `Preparation.problem`."""
+    """Encode the remaining units, write data.json and fill `measured`."""
     folder, resumed, times = preparation.folder, any((preparation.folder / "parts").glob("[0-9]*")), [perf_counter()]
     process = partial(process_units, preparation, workers, progress)
     if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
         if isinstance(tokenizer, str):
             progress("learning the tokenizer", 0, 0)
+            # of all texts, the validation text included, as is customary for character tokenizers
             texts = passages(preparation.sources, field=preparation.field, encoding=preparation.encoding)
             tokenizer = train_tokenizer(tokenizer, texts)
         tokenizer.save(folder)
@@ -208,21 +200,21 @@ def process_units(
     workers: int,
     progress: Progress,
     task: str,
-    work: Callable[[Unit], None],
+    work: Callable[[WorkUnit], None],
     suffix: str,
-    part: Part = ALL_UNITS,
+    part: MachinePart = ALL_UNITS,
 ) -> int:
-    """Call `work` on each unit of work of `part` for which no file parts/NUMBER + `suffix`, its result, exists yet, in
-    `workers` processes (0: one per core). Returns the number of all units. `task` is the description for `progress`."""
+    """Call `work` on each unit of `part` without a result (parts/NUMBER + `suffix`), in `workers` processes (0: one per
+    core). Returns the number of all units."""
     total = sum(provenance(source)["size"] for source in preparation.sources)
     done, count = 0, 0
 
-    def advance(unit: Unit) -> None:
+    def advance(unit: WorkUnit) -> None:
         nonlocal done
         done += unit.size
         progress(task, done, total)
 
-    def pending() -> Iterator[Unit]:
+    def pending() -> Iterator[WorkUnit]:
         nonlocal count
         for unit in preparation.units():
             count = unit.number + 1
@@ -240,8 +232,6 @@ def process_units(
 
 
 def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], folder: Path) -> None:
-    """Raise a UserError if the `settings` (sources and options) differ from those with which a folder was prepared
-    `earlier`."""
     differ = [name for name in {**earlier, **settings} if earlier.get(name) != settings.get(name)]
     if differ:
         raise UserError(
@@ -251,5 +241,4 @@ def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], fold
 
 
 def digest(tokenizer: Tokenizer) -> str:
-    """Compute the SHA-256 of a tokenizer and the names of its control tokens, in hexadecimal."""
     return hashlib.sha256((tokenizer.inner.to_str() + str(tokenizer.names)).encode()).hexdigest()

@@ -8,14 +8,12 @@ Progress = Callable[[str, int, int], None]
 
 
 def silent(task: str, done: int, total: int) -> None:
-    """Ignore a report of progress (a task, the bytes or items done, and their total): the default for callers that show
-    no progress."""
+    """The default for callers that show no progress."""
 
 
 @dataclass
 class Measured:
-    """The figures of a finished preparation of data: its times and its speed. Empty if the preparation was resumed or
-    existed already."""
+    """The times of a preparation. Empty if it was resumed or existed already."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # seconds of each task
     bytes: int = 0  # bytes of encoded text
@@ -23,5 +21,4 @@ class Measured:
 
     @property
     def megabytes_per_second(self) -> float:
-        """The megabytes of text per second over all tasks."""
         return self.bytes / 1e6 / sum(self.seconds.values())

@@ -13,8 +13,7 @@ RUN = 8  # a paragraph is dropped if it shares this many words in a row with a h
 
 
 def comments(source: str) -> Iterator[str]:
-    """Yield the text of each block of consecutive comment lines in the source text of a Python module, without # and
-    indentation."""
+    """Each block of consecutive comment lines in a module's source, without # and indentation."""
     block: list[str] = []
     for line in (*source.splitlines(), ""):
         text = line.strip()
@@ -26,24 +25,20 @@ def comments(source: str) -> Iterator[str]:
 
 
 def paragraphs(text: str) -> list[str]:
-    """Split a text into paragraphs at blank lines."""
     return PARAGRAPHS.split(text)
 
 
 def words(text: str) -> str:
-    """Return a text with each sequence of white space replaced by a single space."""
     return " ".join(text.split())
 
 
 def runs(text: str) -> Iterator[tuple[str, ...]]:
-    """Yield each sequence of RUN consecutive words of a text, in lower case and without punctuation."""
+    """Each sequence of RUN consecutive words, in lower case and without punctuation."""
     lowered = re.findall(r"\w+", text.lower())
     return zip(*(lowered[start:] for start in range(RUN)))
 
 
 def is_prose(text: str) -> bool:
-    """Return whether a paragraph is English prose, not code, an example, a table, markup or a license, according to its
-    length and its characters."""
     line = words(text)
     if len(line) < MIN_CHARS or line.count(" ") + 1 < MIN_WORDS or NOT_PROSE.search(text) or LICENSE.search(line):
         return False
@@ -55,13 +50,11 @@ class NewProse:
     """Selects paragraphs of prose that occur neither in earlier texts nor, in part, in a held-out text."""
 
     def __init__(self, known: Iterable[str], held_out: Iterable[str]) -> None:
-        """`known` are texts whose paragraphs are not new. Paragraphs that share RUN words in a row with a text in
-        `held_out` are also dropped."""
         self.known = {words(paragraph) for text in known for paragraph in paragraphs(text)}
         self.held_out = {run for text in held_out for run in runs(text)}
 
     def of(self, text: str) -> str:
-        """Return the paragraphs of a text that are new prose, and mark them as known; "" if there are none."""
+        """The paragraphs that are new prose, which are known from then on; "" if there are none."""
         return "\n\n".join(paragraph for paragraph in paragraphs(text) if self.is_new(paragraph))
 
     def is_new(self, paragraph: str) -> bool:

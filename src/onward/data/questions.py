@@ -21,7 +21,6 @@ NAME = re.compile(r"[A-Za-z][\w.]*")
 
 
 def question(name: str) -> str:
-    """Return the question that asks for the purpose of a function, such as "What does str.split do?"."""
     return f"What does {name} do?"
 
 
@@ -34,8 +33,7 @@ def answers() -> dict[str, str]:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Yield (name, first sentence of the documentation) of each public function of Python, first in the modules of the
-    standard library, then built-in; the name of a method includes its class."""
+    """(name, first sentence of the documentation) of each public function, of the standard library first."""
     for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
         yield from functions(tree, module)
     for owner in (value for value in vars(builtins).values() if isinstance(value, type)):
@@ -47,8 +45,6 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
-    """Yield (name, first sentence of the docstring) for the documented functions in the syntax tree `node` of a module
-    or a class, whose name is `owner`."""
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.ClassDef):
             yield from functions(child, child.name)
@@ -57,8 +53,8 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 
 
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
-    """Yield (name, first sentence of `text`) if the name has no part with a leading underscore, and the first paragraph
-    of its documentation `text` begins with a complete sentence of moderate length in ASCII; else nothing."""
+    """(name, first sentence of `text`) if the name is public and the sentence complete, of moderate length and ASCII;
+    else nothing."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
     sentence = SENTENCE.match(" ".join(paragraph.split()))
     if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():
@@ -84,16 +80,13 @@ def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def asked(name: str) -> list[dict[str, str]]:
-    """Return a prompt with the question about a function, as a list of messages."""
     return [{"role": "user", "content": question(name)}]
 
 
 def assistant_message(answer: str) -> dict[str, str]:
-    """Return an answer as a message of the assistant."""
     return {"role": "assistant", "content": answer}
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows to a .jsonl file, a JSON object on each line."""
     with atomic_write(path) as new:
         new.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

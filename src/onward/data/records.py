@@ -12,7 +12,7 @@ from onward.base.errors import UserError
 from onward.data.formats import (
     SIZES,
     NotText,
-    Piece,
+    SourcePiece,
     as_text,
     decompressed,
     one_line,
@@ -31,8 +31,7 @@ csv.field_size_limit(1 << 26)
 
 @dataclass(frozen=True)
 class Record:
-    """A row of a table: its values by column, its location for messages, such as "data.jsonl line 3", and its
-    source."""
+    """A row of a table: its values by column."""
 
     values: Mapping[str, Any]
     place: str  # location for messages: data.jsonl line 3
@@ -40,11 +39,7 @@ class Record:
 
 
 def read_records(source: str) -> Iterator[Record]:
-    """Yield the rows of a source: a .jsonl, .json, .csv or .parquet file, a folder or glob of them, or `hf://` as for
-    `data.sources.documents`.
-
-    Raises a UserError if the source is missing, empty or of another kind, or if a line is not a JSON object.
-    """
+    """Rows of a .jsonl, .json, .csv or .parquet file, of a folder or glob of them, or of an `hf://` dataset."""
     if source.startswith(HUB):
         for i, row in enumerate(dataset(source), 1):
             yield Record({name: without_nulls(value) for name, value in row.items()}, f"{source} row {i}")
@@ -57,7 +52,6 @@ def read_records(source: str) -> Iterator[Record]:
 
 
 def jsonl_records(path: Path) -> Iterator[Record]:
-    """Yield the objects in the lines of a .jsonl file. Raises a UserError for a line that is not a JSON object."""
     for piece in utf8_pieces(path):
         for number, line in enumerate(io.BytesIO(piece.text), piece.line):
             if not line.strip():
@@ -72,8 +66,7 @@ def jsonl_records(path: Path) -> Iterator[Record]:
             yield Record(value, place)
 
 
-def utf8_pieces(path: Path) -> Iterator[Piece]:
-    """Yield the pieces of a .jsonl file, which is UTF-8. Raises a UserError if it is in another encoding."""
+def utf8_pieces(path: Path) -> Iterator[SourcePiece]:
     try:
         yield from read_file(path, str(path), "", "utf-8", SIZES)
     except NotText as error:
@@ -81,7 +74,6 @@ def utf8_pieces(path: Path) -> Iterator[Piece]:
 
 
 def parquet_records(path: Path) -> Iterator[Record]:
-    """Yield the rows of a .parquet file. Raises a UserError if it is empty or damaged."""
     arrow = pyarrow(str(path))
     with reading(str(path)), open(path, "rb") as file, seekable(str(path), file) as table:
         try:
@@ -100,16 +92,13 @@ def parquet_records(path: Path) -> Iterator[Record]:
 
 
 def without_nulls(value: Any) -> Any:
-    """Return a value of an Arrow table without the keys of nested tables whose values are null: Arrow fills nested
-    tables with nulls until all have the same keys."""
+    # Arrow fills nested tables with nulls until all have the same keys
     if isinstance(value, Mapping):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
 
 
 def json_records(path: Path) -> Iterator[Record]:
-    """Yield the objects of the array in a .json file. Raises a UserError if the file is empty, too large, or holds
-    anything else."""
     with reading(str(path)), open(path, "rb") as file:
         text = decompressed(str(path), file).read(MOST_JSON + 1)
     if len(text) > MOST_JSON:
@@ -131,9 +120,8 @@ def json_records(path: Path) -> Iterator[Record]:
 
 
 def csv_records(path: Path) -> Iterator[Record]:
-    """Yield the rows of a .csv file, whose first line names the columns. Empty cells are left out; lists and objects in
-    JSON, and numbers in `label` and `margin`, are parsed. Raises a UserError, which names the line, for any other
-    form."""
+    """Rows of a .csv whose first line names the columns. Empty cells are left out; lists and objects in JSON, and
+    numbers in `label` and `margin`, are parsed."""
     with reading(str(path)), open(path, "rb") as file:
         lines = io.TextIOWrapper(decompressed(str(path), file), "utf-8-sig", newline="")
         rows, number = csv.reader(lines), 0
@@ -156,8 +144,6 @@ def csv_records(path: Path) -> Iterator[Record]:
 
 
 def cell(column: str, text: str) -> Any:
-    """Return the text of a cell of a .csv as a value: a list or an object if it is JSON, in the columns `label` and
-    `margin` a number or a boolean, else the text."""
     number = column in ("label", "margin")
     if number or text[0] in "[{":
         try:

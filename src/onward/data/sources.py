@@ -24,8 +24,8 @@ from onward.data import corpora
 from onward.data.formats import (
     SIZES,
     TEXT,
-    Piece,
-    Sizes,
+    PieceSizes,
+    SourcePiece,
     is_blank_file,
     one_line,
     read,
@@ -47,8 +47,8 @@ HUB = "hf://"
 
 
 @dataclass(frozen=True)
-class Stored:
-    """A stream, which can be read only once, stored as a file; `str` gives the stream's own name."""
+class StoredStream:
+    """A stream, which can be read only once, stored as a file."""
 
     source: str
     path: Path
@@ -58,11 +58,11 @@ class Stored:
         return self.source
 
 
-Source = str | Stored
+Source = str | StoredStream
 
 
 def documents(
-    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", sizes: Sizes = SIZES
+    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", sizes: PieceSizes = SIZES
 ) -> Iterator[str]:
     """Yield the documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
 
@@ -91,9 +91,8 @@ def passages(
         yield from split(text, size)
 
 
-def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) -> Iterator[tuple[Piece, str]]:
-    """Yield (piece, text) for each text, a document or a part of a large one, in the pieces of all sources. Arguments
-    as of `documents`. Raises a UserError if all documents of a source are empty."""
+def texts(sources: Sequence[Source], field: str, encoding: str, sizes: PieceSizes) -> Iterator[tuple[SourcePiece, str]]:
+    """(piece, text) for each document, or part of a large one; UserError if all documents of a source are empty."""
     check_named(sources)
     for source in sources:
         blank = True
@@ -106,35 +105,30 @@ def texts(sources: Sequence[Source], field: str, encoding: str, sizes: Sizes) ->
 
 
 def check_named(sources: Sequence[Source]) -> None:
-    """Raise a UserError if no source is given."""
     if not sources:
         raise UserError("no text is named: give files, folders, globs, - or the name of a corpus")
 
 
 def is_blank(text: str) -> bool:
-    """Return whether a text is empty or white space."""
     return not text or text.isspace()
 
 
 def no_text(source: Source) -> str:
-    """Return the message of the error for a source whose documents are all empty."""
-    return f"{stream_name(source)} has no text, since all its documents are empty: name texts"
+    return f"{stream_name(source)} has no text, since all its documents are empty: name another source"
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
-    """Download the sources that are names of published corpora, such as tinyshakespeare, and are not stored locally.
-    They are later read from the stored files."""
     for source in sources:
         if isinstance(source, str) and source in corpora.DOWNLOADS and not os.path.exists(source):
             corpora.get(source, progress=progress)
 
 
-def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> Iterator[Piece]:
-    """Yield the pieces of a source, in order. The lines of a .jsonl are not parsed yet. Arguments as of `documents`."""
-    if isinstance(source, Stored):
+def pieces(source: Source, field: str, encoding: str, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
+    """Yield the pieces of a source, in order. Arguments as of `documents`."""
+    if isinstance(source, StoredStream):
         yield from read_file(source.path, stream_name(source), field, encoding, sizes)
     elif source in corpora.BUILT_IN:
-        yield Piece(source, records=corpora.BUILT_IN[source].collect().documents)
+        yield SourcePiece(source, records=corpora.BUILT_IN[source].collect().documents)
     elif source == "-":
         with reading(name := stream_name(source)):
             yield from read(name, sys.stdin.buffer, encoding, sizes)
@@ -148,12 +142,11 @@ def pieces(source: Source, field: str, encoding: str, sizes: Sizes = SIZES) -> I
 
 
 def is_stream(source: Source) -> bool:
-    """Return whether a source is a stream, standard input or a pipe, which can be read only once."""
-    return isinstance(source, Stored) or source == "-" or is_pipe(source)
+    return isinstance(source, StoredStream) or source == "-" or is_pipe(source)
 
 
 def is_pipe(source: str) -> bool:
-    """Return whether a source is a named pipe, such as those that `mkfifo` and `<(...)` make. Never raises."""
+    """Whether a source is a named pipe, such as `mkfifo` and `<(...)` make. Never raises."""
     try:
         return stat.S_ISFIFO(os.stat(source).st_mode)
     except (OSError, ValueError):
@@ -161,17 +154,12 @@ def is_pipe(source: str) -> bool:
 
 
 def stream_name(source: Source) -> str:
-    """Return the name of a source for messages; "standard input" for `-`."""
     return "standard input" if str(source) == "-" else str(source)
 
 
 @contextmanager
 def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress = silent) -> Iterator[list[Source]]:
-    """Return a context that gives the sources with each stream stored as a file in `folder`, a new folder, which is
-    removed when the context ends.
-
-    A stream may take half of the free space: its tokens need space too, and some streams have no end.
-    """
+    """Give the sources with each stream stored as a file in `folder`, a new folder that is removed at the end."""
     try:
         yield [
             store(source, folder / str(number), progress) if isinstance(source, str) and is_stream(source) else source
@@ -181,11 +169,11 @@ def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress =
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def store(source: str, path: Path, progress: Progress, most: int | None = None) -> Stored:
-    """Copy the stream `source` to the file `path` until the writer closes the stream. Raises a UserError if the stream
-    has more than `most` bytes, by default half of the free space."""
+def store(source: str, path: Path, progress: Progress, most: int | None = None) -> StoredStream:
+    """Copy a stream of at most `most` bytes (by default half of the free space) to `path`."""
     name, done = stream_name(source), 0
     with atomic_write(path) as new, open(new, "wb") as file:
+        # the tokens need space, too, and some streams have no end
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most
         for block in blocks(source):
             if not block.strip(b"\0"):  # text in no encoding; /dev/zero has no end
@@ -193,16 +181,15 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
             done += len(block)
             if done > most:
                 raise UserError(
-                    f"{name} is longer than {most:,} bytes, half of the free space of {path.parent.parent}, where it "
-                    "is stored while it is read: end it earlier (head -c), or free some space"
+                    f"Cannot store {name} while it is read, because it is longer than {most:,} bytes, half of the free "
+                    f"space of {path.parent.parent}: end it earlier (head -c), or free some space"
                 )
             file.write(block)
             progress(f"reading {name}", done, 0)
-    return Stored(source, path, file_sha256(path))
+    return StoredStream(source, path, file_sha256(path))
 
 
 def blocks(source: str) -> Iterator[bytes]:
-    """Read a stream, standard input or a pipe, and yield its content in blocks of COPY_BYTES."""
     with reading(stream_name(source)):
         if source == "-":
             yield from iter(lambda: sys.stdin.buffer.read(COPY_BYTES), b"")
@@ -212,9 +199,8 @@ def blocks(source: str) -> Iterator[bytes]:
 
 
 def provenance(source: Source) -> dict[str, Any]:
-    """Return, for data.json, a dict of a source: its name, its size in bytes, and a hash that changes when the source
-    changes."""
-    if isinstance(source, Stored):
+    """Name, size in bytes and a hash of a source, for data.json."""
+    if isinstance(source, StoredStream):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source in corpora.BUILT_IN:
         corpus = corpora.BUILT_IN[source].collect()
@@ -230,8 +216,7 @@ def provenance(source: Source) -> dict[str, Any]:
 
 
 def source_files(source: str) -> list[Path]:
-    """Return the files of a source: a file, the files of a folder (see `folder_files`) or of a glob, or the file of a
-    corpus, which is downloaded if it is missing. Raises a UserError if there is no file."""
+    """The files of a source: a file, a folder, a glob, or a corpus, which is downloaded if it is missing."""
     path = Path(source)
     if os.path.isdir(path):
         files, _ = folder_files(path)
@@ -252,8 +237,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """Return the readable files of a folder, recursively, sorted by name; and, as {reason: files}, the files that are
-    skipped."""
+    """(readable files of a folder, recursively, sorted; {reason: skipped files})."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):
@@ -274,12 +258,11 @@ def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
 
 
 def raise_error(error: OSError) -> None:
-    """Raise an error; for `os.walk`, which ignores errors by default."""
+    # os.walk ignores errors by default
     raise error
 
 
 def skip_reason(path: Path) -> str:
-    """Return the reason why an entry of a folder is skipped; "" if it is read."""
     if path.name.startswith("."):
         return "hidden"
     if path.name.endswith(".unfinished"):
@@ -296,12 +279,11 @@ def skip_reason(path: Path) -> str:
 
 @lru_cache(maxsize=8)
 def dataset(source: str) -> "Dataset":
-    """Load the dataset `hf://NAME?split=...` memory-mapped; the options are those of `datasets.load_dataset`. Raises a
-    UserError if it cannot be loaded, or is more than one table."""
+    """Load the dataset `hf://NAME?split=...`, memory-mapped; options are those of `datasets.load_dataset`."""
     try:
         from datasets import Dataset, load_dataset
     except ImportError:
-        raise UserError(f"{source} is read with datasets, which is missing: pip install 'onward[data]'") from None
+        raise UserError(f"Cannot read {source} without datasets: pip install 'onward[data]'") from None
     name, _, options = source.removeprefix(HUB).partition("?")
     try:
         loaded = load_dataset(name, **{"split": "train"} | dict(parse_qsl(options)))

@@ -14,7 +14,7 @@ TooLong = Literal["error", "cut", "drop"]
 
 @dataclass
 class TooLongCounts:
-    """The number of examples of a source, of those longer than allowed, and how these were treated."""
+    """How many examples of a source are longer than allowed, and what became of them."""
 
     examples: int = 0
     longer: int = 0
@@ -24,7 +24,6 @@ class TooLongCounts:
     dropped: int = 0  # left out by --too-long drop
 
     def sentence(self, source: str, length: int) -> str:
-        """Return a sentence on the examples of `source` that are longer than `length` tokens; "" if there are none."""
         ways = {
             "cut to it": self.cut,
             "left out, since their answers would be cut off": self.lost,
@@ -37,24 +36,18 @@ class TooLongCounts:
 
 
 @dataclass(frozen=True)
-class Left:
-    """The examples that were longer than allowed: their number, the length of the longest example in tokens, and counts
-    by source."""
-
+class LongExamples:
     count: int
     longest: int
     sources: Mapping[str, TooLongCounts]
 
 
-def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, Left]:
-    """Collect examples in a table, in which no sequence has more than `length` tokens that the model reads. Returns the
-    table, and counts of longer examples.
+def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, LongExamples]:
+    """Collect examples in a table, in which no sequence has more than `length` tokens that the model reads.
 
     For a longer sequence, `too_long` "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a
     UserError. An example whose trained tokens are all cut is left out too, and so is a pair whose sequences become
-    equal; an example without trained tokens is a UserError. Numbers, such as a margin, that some examples lack are 0
-    there.
-    """
+    equal. Numbers, such as a margin, that some examples lack are 0 there."""
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
     columns: list[str] = []
@@ -76,7 +69,9 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
             if way != "cut":
                 continue
         if not learns:
-            raise UserError(f"{example.place}: it has no token that is trained after another one: make it longer")
+            raise UserError(
+                f"{example.place}: cannot train on it, because no trained token follows another one: make it longer"
+            )
         per_example = len(rows)
         for ids, mask in rows:
             tokens.append(np.array(ids, np.uint32))
@@ -87,13 +82,12 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
         for name, value in example.numbers.items():
             column = numbers.setdefault(name, [])
             column += [0.0] * (before - len(column)) + [value]
-    left = Left(sum(one.longer for one in sources.values()), longest, sources)
+    left = LongExamples(sum(one.longer for one in sources.values()), longest, sources)
     if left.count and too_long == "error":
         total = sum(one.examples for one in sources.values())
         raise UserError(
-            f"{left.count:,} of {total:,} examples are longer than {length:,} tokens, {place} with {longest:,} the "
-            "longest: --too-long drop leaves them out, --too-long cut keeps their first tokens, and --length allows "
-            "more"
+            f"{left.count:,} of {total:,} examples are longer than {length:,} tokens ({place} has {longest:,}): leave "
+            "them out with --too-long drop, keep their first tokens with --too-long cut, or allow more with --length"
         )
     if not per_example:
         sentences = "; ".join(one.sentence(name, length) for name, one in sources.items())
@@ -106,15 +100,14 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
 
 
 def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
-    """Shorten a sequence to its first `length` tokens that the model reads, followed by all of its final tokens that
-    only a reward uses. Returns (token ids, whether each is trained)."""
+    """(token ids, whether each is trained): the first `length` tokens that the model reads, and all final tokens that
+    only a reward uses."""
     read = len(sequence.tokens) - sequence.unread
     tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
     return tokens, trained  # type: ignore[return-value]
 
 
 def held_out(count: int, share: float) -> np.ndarray:
-    """Select the fraction `share` of `count` examples for validation, evenly spread: (count,) bool, True for the
-    selected."""
+    """Mark the fraction `share` of `count` examples for validation, evenly spread: (count,) bool."""
     steps = np.floor(np.arange(count + 1) * share)
     return steps[1:] > steps[:-1]

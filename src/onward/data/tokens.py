@@ -32,7 +32,7 @@ PASSAGE_CHARS = 1 << 18  # characters encoded at a time
 
 @dataclass(frozen=True)
 class Span:
-    """The tokens [first, last) of a shard (a file of token ids), read from its memory-mapped files when needed."""
+    """The tokens [first, last) of a shard."""
 
     ids: Callable[[], np.ndarray]  # the token ids of the shard
     ends: Callable[[], np.ndarray]  # the index after each document's last token, ascending
@@ -93,8 +93,7 @@ class Tokens:
         return starts[(starts >= 0) & (starts < stop - start)]
 
     def spans_in(self, start: int, stop: int) -> Iterator[tuple[Span, int]]:
-        """Yield (span, offset from `start`) for each part of a shard that holds tokens of the range [start, stop), cut
-        to this range."""
+        """(part of a shard, offset from `start`) for each shard with tokens in [start, stop)."""
         if stop > start:
             i, j = np.searchsorted(self.offsets, [start, stop - 1], side="right") - 1
             for span, offset in zip(self.spans[i : j + 1], self.offsets[i : j + 1].tolist()):
@@ -105,8 +104,6 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Shard:
-    """A file of token ids, with its counts and checksums, as listed in data.json."""
-
     file: str  # file of the token ids
     tokens: Annotated[int, Range(0, MOST)]  # number of token ids
     documents: Annotated[int, Range(0, MOST)]  # number of documents that end in the shard
@@ -116,8 +113,6 @@ class Shard:
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """A source of prepared tokens, with its counts and its shards (files of token ids), as listed in data.json."""
-
     name: str  # name of the source, as given
     documents: Annotated[int, Range(0, MOST)]  # number of documents
     tokens: Annotated[int, Range(0, MOST)]  # number of tokens
@@ -128,32 +123,23 @@ class SourceRecord:
 
 @dataclass(frozen=True)
 class Sample:
-    """A document of the prepared texts: its file and its beginning, as shown in data.json."""
-
     file: str = ""
     text: str = ""
 
 
 @dataclass(frozen=True)
 class Longest(Sample):
-    """The longest document of the prepared texts: its file, its beginning and its number of tokens, as listed in
-    data.json."""
-
     tokens: Annotated[int, Range(0, MOST)] = 0
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """The number of documents dropped for one reason, such as a filter, and some of them, as listed in data.json."""
-
     documents: Annotated[int, Range(0, MOST)]
     samples: tuple[Sample, ...]
 
 
 @dataclass(frozen=True)
 class Report:
-    """Counts of the prepared texts over all sources, as stored in data.json."""
-
     documents: Annotated[int, Range(0, MOST)]
     tokens: Annotated[int, Range(0, MOST)]
     bytes: Annotated[int, Range(0, MOST)]
@@ -165,9 +151,6 @@ class Report:
 
 @dataclass(frozen=True)
 class Index:
-    """The content of data.json, the index of a folder of prepared tokens: the dtype of ids, the sources, a report
-    (counts of documents, tokens, bytes and dropped texts over all sources) and the settings."""
-
     dtype: Literal["uint16", "uint32"]  # dtype of the token ids
     sources: tuple[Mapping[str, Any], ...]  # the `SourceRecord` and provenance of each source
     report: Report
@@ -176,8 +159,7 @@ class Index:
 
 @dataclass(frozen=True)
 class TokenData:
-    """A folder of prepared tokens, opened: its index, the tokens of each source, and in the same order the sources'
-    records (names and numbers of tokens)."""
+    """An opened folder of prepared tokens."""
 
     sources: tuple[Tokens, ...]
     records: tuple[SourceRecord, ...]  # records of the sources
@@ -186,7 +168,6 @@ class TokenData:
 
 
 def id_dtype(tokenizer: Tokenizer) -> Literal["uint16", "uint32"]:
-    """Return the dtype of a tokenizer's ids on disk."""
     return "uint16" if tokenizer.vocab_size <= 1 << 16 else "uint32"
 
 
@@ -214,8 +195,8 @@ def encode(
 
 
 def document_groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Yield groups of passages of about PASSAGE_CHARS characters in total, to bound the memory of encoding; each
-    passage as (text, whether it ends its document)."""
+    """Groups of about PASSAGE_CHARS characters, to bound the memory of encoding, of (passage, whether it ends its
+    document)."""
     group: list[tuple[str, bool]] = []
     size = 0
     for text in documents:
@@ -254,14 +235,10 @@ def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> Tok
 
 
 def known_fields(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Make an instance of a dataclass from a table of values, such as parsed JSON; entries that are not among its
-    fields are ignored. `where` names the table in errors."""
     return fields.build(cls, {name: values[name] for name in fields.hints(cls) if name in values}, where)
 
 
 def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: str) -> Iterator[Span]:
-    """Yield, for each shard of a source in `folder`, a Span of all its tokens, in the dtype `dtype`; `verify` is as for
-    `load_tokens`. Raises a UserError for a shard that is missing or has changed."""
     for number, shard in enumerate(shards):
         ids = folder / Path(shard.file).name
         ends = ids.with_suffix(".ends")
@@ -280,8 +257,7 @@ def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: s
 
 @lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process
 def memory_map(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
-    """Map a file into memory as an array of `dtype`. `sha256`, the file's checksum, is part of the key of the cache of
-    maps, since a file can be replaced. Raises a UserError if the file cannot be read."""
+    # the checksum is part of the cache's key, since a file can be replaced
     try:
         return np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype)
     except OSError as error:

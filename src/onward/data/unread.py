@@ -26,14 +26,12 @@ WEIGHTS = ("weight", "train", "training", "loss")  # flags by which other tools 
 
 
 def is_harmless(name: str) -> bool:
-    """Return whether the texts in a field are nothing to learn, by the last word of its name."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+", name)
     return bool(words) and words[-1].lower() in HARMLESS
 
 
 def texts_in(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, text) for each text in a value that is not blank, except texts in harmless fields; in tables within
-    the value, the name is a path such as data.note."""
+    """(path, text) for each text in a value, except blank ones and texts in harmless fields."""
     if is_harmless(name.rpartition(".")[2]):
         return
     if isinstance(value, str):
@@ -48,13 +46,12 @@ def texts_in(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
-    """Raise a UserError if a field of a row (`values`) that is not in `read`, the fields that the training method
-    reads, has a text, or gives the row another weight. Texts that repeat the texts that are read are harmless."""
+    """Refuse a row with a text, or a weight, in a field that is not in `read`; repeated texts are harmless."""
     for name in WEIGHTS:
         if name not in read and str(values.get(name, 1)).lower() not in ("1", "1.0", "true", "none"):
             raise UserError(
-                f"it has the {name} {shown(values[name])}, and all examples weigh the same: remove the example, or "
-                f"leave the field out with --ignore {name}"
+                f"cannot use its {name} {shown(values[name])}, because all examples weigh the same: remove the "
+                f"example, or leave the field out with --ignore {name}"
             )
     if values.get("tools") and "tools" not in read:
         raise UserError("it has tools, which only messages use: write messages, or leave them out with --ignore tools")
@@ -66,14 +63,14 @@ def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
         if not repeats(text, known):
             names = ", ".join(name for name in values if name in read and values[name] is not None)
             raise UserError(
-                f"it has the text {shown(text)} in {path}, which is not read beside {names}: name its use with "
+                f"cannot use its text {shown(text)} in {path}, because nothing but {names} is read: name its "
+                "use with "
                 f"--columns, such as --columns prompt={path}, or leave it out with --ignore {path.partition('.')[0]}"
             )
 
 
 def repeats(text: str, known: Collection[str]) -> bool:
-    """Return whether a text is one of the texts `known`, or a long part of one, or has all of their lines, as a
-    rendered conversation has."""
+    """Whether a text is a known one, a long part of one, or has all of their lines, as a rendered conversation has."""
     inside = any(text.strip() == one.strip() or (len(text) > PART and text.strip() in one) for one in known)
     lines = [line.strip() for one in known for line in one.splitlines()]
     return inside or (any(lines) and all(line in text for line in lines))

@@ -65,19 +65,18 @@ class Batch:
 
 
 class TrainingWindows(Protocol):
-    """The interface of training data: windows of tokens, or rows of examples, by number."""
+    """Training data: windows of tokens, or rows of examples, by number."""
 
     def __len__(self) -> int: ...  # in an epoch
     def read(self, numbers: Sequence[int]) -> Batch:
-        """Return the windows with these numbers as a batch; numbers start at 0 and continue beyond the first epoch."""
+        """Windows by number, from 0; numbers continue beyond the first epoch."""
 
 
 class HeldOutWindows(TrainingWindows, Protocol):
-    """The interface of validation data: windows of tokens, or rows of examples, with their number of tokens."""
+    """Validation data."""
 
     @property
-    def num_tokens(self) -> int:
-        """The number of tokens of the held-out text or examples."""
+    def num_tokens(self) -> int: ...
 
 
 class Windows:
@@ -111,7 +110,7 @@ class Windows:
         sizes = np.array([len(tokens) for tokens in self.sources])
         if (least := sizes.min()) <= context_length:
             raise UserError(
-                f"{'a source' if weights else 'the text'} has {least} tokens, and one window takes "
+                f"{'a source' if weights else 'the text'} has {least} tokens, too few for a window of "
                 f"{context_length + 1}: give it more text or a smaller --model.context-length"
             )
         fitting = (sizes - 1) // context_length
@@ -168,9 +167,8 @@ class ValidationWindows:
 
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """Return a batch of windows of `length` tokens that begin at `segments`, pairs (tokens of a text, index of the
-    window's first token). Beyond the end of a text they are padded with token 0 and the target IGNORE_INDEX. `pack`,
-    "documents" or "stream", is as for `Windows`."""
+    """Windows of `length` tokens that begin at (text, index); beyond the end of a text they are padded with token 0 and
+    the target IGNORE_INDEX."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(segments):
@@ -189,8 +187,7 @@ def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> B
 
 
 def hashed(*parts: Numbers | int) -> Numbers:
-    """Compute 64 random bits for each combination of the integers `parts`, which broadcast, by the counter-based
-    generator SplitMix64 (Steele et al. 2014)."""
+    """64 random bits for each combination of the integers, which broadcast, by SplitMix64 (Steele et al. 2014)."""
     x: Any = np.zeros(1, np.uint64)
     for part in parts:
         x = x + GOLDEN + part
@@ -204,12 +201,10 @@ ROUNDS = 8  # with fewer rounds, neighbors in a range of six are not independent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
-    """Return the image of `x` under a permutation of range(size) that `key` selects, without storing the permutation;
-    elementwise.
+    """Image of `x` under a permutation of range(size) that `key` selects, without storing it; elementwise.
 
     A Feistel network (Luby and Rackoff 1988) permutes the smallest rectangle that holds the range; a value outside of
-    the range is permuted again until it is inside (cycle walking, Black and Rogaway 2002).
-    """
+    the range is permuted again until it is inside (cycle walking, Black and Rogaway 2002)."""
     width = np.ceil(np.sqrt(size)).astype(np.uint64)
     height = (size + width - 1) // width
     keys = hashed(key, np.arange(2 * ROUNDS, dtype=np.uint64).reshape(ROUNDS, 2, 1))
@@ -225,8 +220,8 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
 
 
 def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """Return (the numbers of the next `number` windows from the position `position` on, the position after them).
-    Windows in the half-open ranges `skipped`, such as those of failed steps, are left out."""
+    """(the next `number` windows from `position` on, the position after them), without the half-open ranges
+    `skipped`."""
     left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
     taken = list(islice(left, number))
     return taken, taken[-1] + 1 if taken else position

@@ -21,8 +21,7 @@ class GeneratedAnswer(NamedTuple):
 
 
 def kept_answer(value: Any) -> GeneratedAnswer | None:
-    """Convert `value`, the JSON of an answer that an earlier evaluation stored in a `Kept`, to an answer; None if
-    `value` is not the JSON of an answer."""
+    """The answer of a stored JSON; None if it is none."""
     match value:
         case [str(), [*tokens]] if all(isinstance(token, int) for token in tokens):
             return GeneratedAnswer(*value)
@@ -37,13 +36,10 @@ def write_answers(
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
 ) -> list[list[GeneratedAnswer]]:
-    """Generate `options.n` answers to each prompt, a sequence of token ids; returns a list of answers for each prompt.
-    The i-th answer, counted over all prompts, has the seed options.seed + i.
+    """Generate `options.n` answers to each prompt; the i-th of all has the seed options.seed + i.
 
-    Answers in `kept`, the stored results of earlier evaluations, are not generated again, and new ones are added one by
-    one; the processes `kept.replicas` divide the answers. `progress` is called with the number of answers that are
-    done. Raises the error of the first answer that fails, once the others are done.
-    """
+    Answers in `kept` are not generated again, and new ones are added one by one; the processes `kept.replicas` divide
+    the answers. Raises the error of the first answer that fails, once the others are done."""
     kept = kept or Kept()
     seeds = [None if options.seed is None else options.seed + i for i in range(len(prompts) * options.n)]
     alone = [replace(options, n=1, seed=seed) for seed in seeds]
@@ -52,7 +48,6 @@ def write_answers(
     missing = [i for i, result in enumerate(results) if result is None]
 
     def write() -> None:
-        """Generate this process's share of the answers."""
         waiting = {}
         for i in kept.replicas.share(missing):
             [(one, answer)] = submit(engine, tokenizer, [prompts[i // options.n]], alone[i]).items()

@@ -42,8 +42,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Asking:
-    """How the questions of a task become prompts: the solved examples before each question, the separator between them,
-    and the chat template."""
+    """How the questions of a task become prompts."""
 
     tokenizer: Tokenizer
     shots: Sequence[Question]  # solved examples before each question
@@ -51,35 +50,31 @@ class Asking:
     chat: ChatPrompts | None  # prompts in the chat template; None: plain text
 
     def text(self, question: Question) -> str:
-        """Return the prompt of a question as text: the solved examples and the question."""
         if self.chat:
             solved = [text for shot in self.shots for text in (shot.context, shot.solution.strip())]
             return self.chat.text([*solved, question.context])
         return "".join(shot.solved + self.separator for shot in self.shots) + question.context
 
     def pairs(self, question: Question) -> list[Pair]:
-        """Return, for each choice of a multiple-choice question, the prompt and the choice as token ids, so that the
-        choices can be scored."""
+        """The prompt with each choice."""
         text, choices = self.text(question), question.choices
         if self.chat:
             return [pair_of(self.tokenizer, text, choice.lstrip(), self.chat.encode) for choice in choices]
         return [pair_of(self.tokenizer, text, choice) for choice in choices]
 
     def tokens(self, question: Question) -> list[int]:
-        """Return the prompt of a question as token ids, after which the model writes an answer."""
         return (self.chat or self.tokenizer).encode(self.text(question))
 
     def check(self, question: Question, size: Callable[[Asking], int], length: int) -> None:
-        """Raise a UserError if the prompt of a question with its solved examples does not fit into `length` tokens; the
-        message says how many examples fit. `size` returns the number of tokens of the question's prompt under a given
-        Asking, here this one with all or fewer examples."""
+        """UserError if a question with its examples does not fit into `length` tokens, which says how many examples
+        fit; `size` returns the tokens of the question's prompt."""
         if not self.shots or size(self) <= length:
             return
         fitting = [k for k in range(len(self.shots)) if size(replace(self, shots=self.shots[:k])) <= length]
         advice = f"{fitting[-1]} fit" if fitting else "it is too long even without examples"
         raise UserError(
-            f"a question with its {len(self.shots)} examples has {size(self)} tokens, and the context has {length} for "
-            f"it: use fewer examples ({advice})"
+            f"Cannot ask a question with its {len(self.shots)} examples, because that takes {size(self)} tokens and "
+            f"the context has {length} for it: use fewer examples ({advice})"
         )
 
 
@@ -95,24 +90,21 @@ def run_task(
     kept: Kept | None = None,
     progress: Progress = silent,
 ) -> TaskResult:
-    """Evaluate a model on up to `limit` questions of a task, each after the same `examples` solved questions; with
-    `chat` as a conversation, by the chat template. `engine` is called with the number of answers and returns the engine
-    that writes them, for questions without choices. Results in `kept`, stored by earlier evaluations, are used, and new
-    ones added; the processes `kept.replicas` divide the questions, and the first of them grades written answers.
-    `progress` is called with (label of the task, parts done, all parts). Raises a UserError if a task has too few
-    questions, or if the examples do not fit into the context."""
+    """Evaluate a model on up to `limit` questions of a task, each after the same `examples` solved questions. `engine`
+    makes the engine for a number of written answers. Results in `kept` are used, and new ones added; the processes
+    `kept.replicas` divide the questions, and the first of them grades written answers."""
     kept = kept or Kept()
     report = lambda done, total: progress(task.label, done, total)
     if isinstance(task, ScoredTask):
         if examples or chat:
             option = f"examples is {examples}" if examples else "chat is given"
-            raise UserError(f"{option}, and the task {task.label} has its own: leave it out")
+            raise UserError(f"{option}, but the task {task.label} has its own: leave it out")
         right = [float(one) for one in task.score(model, tokenizer, limit, kept, report)]
         return TaskResult(task.label, *mean_of(right), None, task.chance, task.shots, tuple(right))
     given = task.questions(limit + examples)
     shots, questions = given[:examples], given[examples:]
     if not questions:
-        raise UserError(f"the task {task.label} has {len(given)} questions, and {examples} are examples: use fewer")
+        raise UserError(f"the task {task.label} has {len(given)} questions, but {examples} are examples: use fewer")
     asking = Asking(tokenizer, shots, task.separator, ChatPrompts(tokenizer) if chat else None)
     if questions[0].choices:
         right, by_length = chosen(questions, asking, model, kept, report)
@@ -128,9 +120,8 @@ def run_task(
 def chosen(
     questions: Sequence[Question], asking: Asking, model: Decoder, kept: Kept, report: Report
 ) -> tuple[list[float], float]:
-    """Score the choices of each multiple-choice question. Returns a list with 1 for each question whose likeliest
-    choice is right, else 0, and the share of questions that are right if log-probabilities are divided by the bytes of
-    the choice. Scores in `kept` are reused; `report` is called with (choices done, all choices)."""
+    """Score the choices of each question: (1 where the likeliest choice is right, else 0; the share of right questions
+    if log-probabilities are divided by the bytes of the choice)."""
     by_question = [asking.pairs(one) for one in questions]
     longest = max(range(len(questions)), key=lambda i: most_tokens(by_question[i]))
     asking.check(
@@ -148,8 +139,7 @@ def chosen(
 
 
 def most_tokens(pairs: Sequence[Pair]) -> int:
-    """Return the number of tokens that the model reads to score the longest of the pairs (context and continuation):
-    all tokens of the pair but the last."""
+    """Tokens that the model reads to score the longest pair: all but the last."""
     return max(len(pair.context) + len(pair.continuation) - 1 for pair in pairs)
 
 
@@ -162,9 +152,8 @@ def answers_of(
     kept: Kept,
     report: Report,
 ) -> list[list[str]]:
-    """Return the list of answers that the model writes to each question, `task.writing().n` texts for each. Answers in
-    `kept` are reused; `engine` makes the engine for a number of answers; `report` is called with (answers done, all
-    answers). A prompt that leaves no room for an answer even without examples loses its first tokens."""
+    """The texts that the model writes to each question. A prompt that leaves no room for an answer even without
+    examples loses its first tokens."""
     options, length = task.writing(), model.config.context_length
     most = min(options.max_new_tokens or length, length - 1)
     prompts = [asking.tokens(one) for one in questions]

@@ -10,28 +10,24 @@ from onward.text.tokenizer import Tokenizer
 
 
 class ChatPrompts:
-    """The chat template of a tokenizer, applied to the questions of an evaluation: it renders them as text and encodes
-    the rendered text."""
-
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer, self.chat = tokenizer, chat_of(tokenizer)
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """The texts that end an answer besides the control tokens; () if only control tokens do."""
+        """Texts that end an answer besides the control tokens."""
         return self.chat.stop
 
     def text(self, turns: Sequence[str]) -> MaskedString:
-        """Render `turns`, messages of user and assistant in alternation, of which the first and the last are the
-        user's, followed by the beginning of an answer. The result is a str that remembers which characters the chat
-        template wrote and which come from the messages."""
+        """Messages of user and assistant in alternation, the first and last the user's, then the beginning of an
+        answer."""
         roles = ("user", "assistant") * len(turns)
         messages: list[Message] = [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
         return self.chat.text(messages)
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a rendered text, with a beginning-of-text token in front if the tokenizer puts one
-        before every text and the template has not done so."""
+        """Token ids of a rendered text, with a beginning-of-text token in front if the tokenizer puts one before every
+        text and the template has not done so."""
         masked = text if isinstance(text, MaskedString) else MaskedString(text)
         tokens = [i for i, _, _ in self.chat.tokens(masked)]
         first = self.tokenizer.encode("")[:1]

@@ -26,8 +26,7 @@ BASE = 0x9E3779B1  # odd, so that no token is lost from the hash
 
 @dataclass(frozen=True)
 class GradedQuestions:
-    """The questions of a task, each as a tuple of one or more texts, and the grades (0 to 1) of the model's answers,
-    which `onward evaluate` compares between questions that were in the training data and other questions."""
+    """The questions of a task, each as one or more texts, and the grades (0 to 1) of the model's answers."""
 
     task: str
     texts: Sequence[tuple[str, ...]]
@@ -38,15 +37,14 @@ Hashes = NDArray[np.uint32]
 
 
 def ngrams(tokens: Sequence[int]) -> set[bytes]:
-    """Return the N-grams (sequences of N = 13 tokens) of a text's token ids, each as the bytes of N uint32; empty for a
-    text of fewer than N tokens."""
+    """The N-grams of a text, each as the bytes of N uint32."""
     ids = np.array(tokens, np.uint32)
     return {ids[i : i + N].tobytes() for i in range(len(ids) - N + 1)}
 
 
 def rolling_hashes(tokens: np.ndarray) -> Hashes:
-    """Compute the hash of each N-gram (N = 13 tokens) of token ids (T,), as uint32 (T - N + 1,): the sum of tokens[i +
-    k] BASE^(N - 1 - k) over k, modulo 2^32. Used to look for the N-grams of questions in training data."""
+    """The hash of each N-gram of token ids (T,), uint32 (T - N + 1,): the sum of tokens[i + k] BASE^(N - 1 - k) over k,
+    modulo 2^32."""
     power, size = tokens.astype(np.uint32), 1  # hashes of `size` tokens
     result, done = np.zeros(len(tokens) + 1, np.uint32), 0  # hashes of `done` tokens
     base = BASE
@@ -64,13 +62,11 @@ def rolling_hashes(tokens: np.ndarray) -> Hashes:
 def find_ngrams(
     wanted: Iterable[bytes], data: Sequence[Tokens], progress: Callable[[int], None] = lambda done: None
 ) -> set[bytes]:
-    """Return the N-grams in `wanted`, made by `ngrams`, that occur in the tokens of any source of training data in
-    `data`.
+    """The wanted N-grams that occur in any source of training data.
 
     The sources are read once, CHUNK tokens at a time; memory grows with the number of wanted N-grams only. N-grams with
     equal hashes are compared token by token, so the result is exact. `progress` is called with the number of tokens
-    that were read.
-    """
+    read."""
     wanted = set(wanted)
     table = np.zeros(1 << TABLE_BITS, np.bool_)
     shift = np.uint32(32 - TABLE_BITS)
@@ -96,9 +92,7 @@ def find_ngrams(
 def contaminated(
     items: Sequence[Sequence[int]], data: Sequence[Tokens], progress: Callable[[int], None] = lambda done: None
 ) -> list[bool]:
-    """Return for each item, a text as token ids, whether one of its N-grams (13 tokens) occurs in `data`, the tokens of
-    each source of the training data. An item of fewer than 13 tokens has no N-gram, and counts as clean. `progress` is
-    called with the number of tokens that were read."""
+    """Whether an N-gram of each item occurs in the data; an item of fewer than N tokens counts as clean."""
     grams = [ngrams(item) for item in items]
     present = find_ngrams({one for own in grams for one in own}, data, progress)
     return [not own.isdisjoint(present) for own in grams]

@@ -41,8 +41,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Scored:
-    """The log-probability of a continuation after its context, in nats, and whether greedy decoding gives this
-    continuation."""
+    """The log-probability of a continuation after its context, in nats."""
 
     logprob: float
     greedy: bool  # whether every token is the model's most likely token
@@ -51,11 +50,9 @@ class Scored:
 def pair_of(
     tokenizer: Tokenizer, context: str, continuation: str, encode: Callable[[str], list[int]] | None = None
 ) -> Pair:
-    """Encode a context and its continuation as token ids, as lm-evaluation-harness does: spaces at the end of the
-    context belong to the continuation, both are encoded as one text, and its tokens beyond the number of tokens of the
-    context alone are the continuation. For an empty context, the context is the tokenizer's beginning-of-text token, or
-    else its end-of-text token. `encode` turns text into token ids, by default with the tokenizer. Raises a UserError if
-    the context is empty and the tokenizer has no such token, or if context and continuation together are one token."""
+    """Encode as lm-evaluation-harness does: spaces at the end of the context belong to the continuation, both are
+    encoded as one text, and its tokens beyond the number of tokens of the context alone are the continuation. An empty
+    context is the tokenizer's beginning-of-text token, or else its end-of-text token."""
     encode = encode or tokenizer.encode
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
@@ -79,19 +76,16 @@ def score_continuations(
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
 ) -> list[Scored]:
-    """Compute the log-probability of each continuation after its context; returns one score per pair.
+    """The score of each continuation after its context.
 
-    Texts longer than the model's context lose their first tokens. `progress` is called with the number of pairs that
-    are done. Scores in `kept`, stored by earlier evaluations, are not computed again, and new ones are added to it,
-    batch by batch; the processes `kept.replicas` divide the batches. Raises a UserError for a continuation longer than
-    the context, and for token ids outside the vocabulary.
-    """
+    Texts longer than the model's context lose their first tokens. Scores in `kept` are not computed again, and new ones
+    are added to it, batch by batch; the processes `kept.replicas` divide the batches."""
     length = model.config.context_length
     inputs: list[tuple[int, ...]] = []  # all tokens of each pair except the last
     for pair in pairs:
         if len(pair.continuation) > length:
             raise UserError(
-                f"a continuation has {len(pair.continuation)} tokens, and the model's context {length}: shorten it"
+                f"Cannot score a continuation of {len(pair.continuation)} tokens in a context of {length}: shorten it"
             )
         tokens = (*pair.context, *pair.continuation)
         check_ids(min(tokens), max(tokens), model.config)
@@ -103,7 +97,6 @@ def score_continuations(
     progress(done)
 
     def compute() -> None:
-        """Compute this process's share of the batches."""
         nonlocal done
         contexts = [inputs[i][: len(inputs[i]) - len(pairs[i].continuation)] for i in missing]
         for group in kept.replicas.share(batches(contexts)):
@@ -122,14 +115,11 @@ def score_continuations(
 
 
 def request(pair: Pair) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """Return the key under which `Kept`, the store of evaluation results, has the score of a pair: ("score", context,
-    continuation)."""
     return "score", pair.context, pair.continuation
 
 
 def kept_score(value: Any) -> Scored | None:
-    """Convert `value`, the JSON of a score that an earlier evaluation stored in a `Kept`, to a Scored; None if `value`
-    is not the JSON of a score."""
+    """The score of a stored JSON; None if it is none."""
     match value:
         case [float(), bool()]:
             return Scored(*value)
@@ -137,9 +127,8 @@ def kept_score(value: Any) -> Scored | None:
 
 
 def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
-    """Group pairs (context and continuation) into batches that the model reads together: yield a list of indices for
-    each batch. `shared` has the context of each pair. Contexts with a common prefix come first, in batches of their
-    own; the other contexts are batched by length."""
+    """Group pairs, by their contexts, into batches of indices. Contexts with a common prefix come first, in batches of
+    their own; the other contexts are batched by length."""
     beginnings: dict[tuple[int, ...], list[int]] = {}
     for i, tokens in enumerate(shared):
         beginnings.setdefault(tokens[:SAME], []).append(i)
@@ -154,12 +143,11 @@ def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
 
 
 def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Tensor:
-    """Run the model on texts that partly share their contexts; return the hidden states of the last counts[i] tokens of
-    inputs[i] (the whole text as token ids), concatenated over inputs: (sum of counts, D).
+    """Hidden states of the last counts[i] tokens of inputs[i], concatenated: (sum of counts, D).
 
     The common prefix of all inputs is read once, then the rest of each different context (an input without these last
-    tokens), then the last tokens of each input. `inputs` must be sorted by the length of the context.
-    """
+    tokens), then the last tokens of each input. `inputs` must be sorted by the length of the context."""
+    # three levels, as tasks have examples, questions and choices: a deeper tree would save little
     contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
     lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]
     keys = list(zip(contexts, lengths))
@@ -188,16 +176,15 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
 
 
 def scales_by_length(model: Decoder) -> bool:
-    """Return whether the model's rotations of queries and keys depend on the length of the whole text, so that the keys
-    of a common prefix cannot be shared by texts of different lengths."""
+    """Whether rotations depend on the length of the whole text, so that texts of different lengths cannot share the
+    keys of a common prefix."""
     parts = (at(model.config.position, layer) for layer in range(model.config.n_layers))
     return any(not isinstance(getattr(part, "scaling", None), FIXED | None) for part in parts)
 
 
 def prefill(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> None:
-    """Write `pieces`, the token ids of each row, to the first rows of a KV cache, with positions from starts[i] on for
-    row i. The pieces must be sorted by length, shortest first; they are read in chunks, and a row drops out once all
-    its tokens are read."""
+    """Write each row's tokens to the first rows of a cache, in chunks, with positions from starts[i] on. Pieces must be
+    sorted by length, shortest first: a row drops out once all its tokens are read."""
     for begin in range(0, max(map(len, pieces)), cache.chunk):
         first = next(row for row, piece in enumerate(pieces) if len(piece) > begin)
         parts = [piece[begin : begin + cache.chunk] for piece in pieces[first:]]
@@ -207,9 +194,8 @@ def prefill(model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], sta
 def forward(
     model: Decoder, cache: KVCache, pieces: Sequence[Sequence[int]], starts: Sequence[int], first: int = 0
 ) -> Tensor:
-    """Run the model with a KV cache on `pieces`, the token ids of each of R cache rows, which are the rows from index
-    `first` on, with positions from starts[i] on; return the hidden states (R, T, D). Shorter pieces are padded at the
-    end."""
+    """Hidden states (R, T, D) of the cache rows from `first` on, with positions from starts[i] on; shorter pieces are
+    padded at the end."""
     width = max(map(len, pieces))
     tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces], device=model.device)
     positions = torch.tensor(starts, device=model.device)[:, None] + torch.arange(width, device=model.device)
@@ -217,8 +203,8 @@ def forward(
 
 
 def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
-    """Copy row sources[i] of a KV cache to row i, for all i at once, for positions below `length`. Padding is copied
-    too: the causal mask hides it until later tokens overwrite it."""
+    """Copy row sources[i] to row i, for all i at once, for positions below `length`. Padding is copied too: the causal
+    mask hides it until later tokens overwrite it."""
     if list(sources) == list(range(len(sources))):
         return
     for layer in cache.layers:
@@ -228,8 +214,7 @@ def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
 
 
 def scores(model: Decoder, hidden: Tensor, continuations: Sequence[Sequence[int]]) -> list[Scored]:
-    """Compute the score of each continuation from `hidden`, the hidden states from which the model predicts each token
-    of the continuations, concatenated over continuations: (number of tokens, D)."""
+    """Scores from the hidden states before each token of the continuations, concatenated: (number of tokens, D)."""
     targets = torch.tensor([token for one in continuations for token in one], device=model.device)
     values, greedy = [], []
     for start in range(0, len(targets), LOGITS):

@@ -19,8 +19,7 @@ AGAIN = 408, 409, 425, 429, 500, 502, 503, 504, 529  # statuses after which a re
 
 
 class Repeat(Exception):
-    """The exception for a request to a model server that may succeed if it is sent again, with the reason and the
-    seconds to wait that the server names (0: none)."""
+    """A request that may succeed if it is sent again, after the seconds that the server names (0: none)."""
 
     def __init__(self, why: str, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -28,9 +27,7 @@ class Repeat(Exception):
 
 
 def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
-    """Send `text` as the user's message to the model called `model` of an OpenAI-compatible server, with temperature 0,
-    and return its reply: POST URL/chat/completions, with the API key in the environment variable `key_env` if that is
-    set. `seconds` limits the time. Raises Repeat if the request may succeed later, a UserError if it cannot."""
+    """The reply of an OpenAI-compatible server to a user's message, at temperature 0: POST URL/chat/completions."""
     body = {"model": model, "messages": [{"role": "user", "content": text}], "temperature": 0}
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get(key_env):
@@ -54,14 +51,13 @@ def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
 
 
 class NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A handler of urllib that follows no redirection, since a redirection would send the API key to another server."""
+    """Follows no redirection, which would send the API key to another server."""
 
     def redirect_request(self, *args: Any) -> None:
         return None
 
 
 def read(response: HTTPResponse, seconds: float) -> bytes:
-    """Return the body of a response. Raises Repeat if it has more than REPLY bytes or takes longer than `seconds`."""
     body, until = b"", time.monotonic() + seconds
     while part := response.read1(1 << 16):
         body += part
@@ -73,8 +69,6 @@ def read(response: HTTPResponse, seconds: float) -> bytes:
 
 
 def content(body: bytes) -> str:
-    """Return the text of the message in `body`, the JSON of a chat completion from a server. Raises Repeat for any
-    other reply."""
     try:
         text = json.loads(body)["choices"][0]["message"]["content"]
     except (ValueError, LookupError, TypeError, RecursionError):
@@ -85,6 +79,5 @@ def content(body: bytes) -> str:
 
 
 def seconds_of(header: str | None) -> float:
-    """Return the seconds to wait that a Retry-After header names, at most LONGEST_WAIT; 0 without a header, or for a
-    date."""
+    """The seconds of a Retry-After header; 0 without one, or for a date."""
     return min(float(header), LONGEST_WAIT) if header and header.isascii() and header.isdecimal() else 0.0

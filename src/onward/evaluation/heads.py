@@ -24,7 +24,7 @@ from onward.transforms.heads import VALUE, head_labels
 
 @dataclass(frozen=True)
 class ClassEvaluation:
-    """The figures of a classifier on examples, such as its accuracy."""
+    """The figures of a classifier on examples."""
 
     accuracy: float  # share of examples for which the most likely class is the label
     label_loss: float  # mean cross-entropy of the labels, in nats
@@ -44,15 +44,12 @@ class PairEvaluation:
 
 
 def judges(model: Decoder) -> bool:
-    """Return whether a model is a classifier or a reward model, for which `onward evaluate` measures the outputs of its
-    head. A language model with or without a value head is neither."""
+    """Whether a model is a classifier or a reward model; one with a value head is neither."""
     return head_labels(model) not in ((), VALUE)
 
 
 def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record]) -> Examples:
-    """Make the examples on which a model's head is evaluated from `records`, rows of data: texts and labels for a
-    classifier, pairs of answers for a reward model. Raises a UserError for a record without these, with an unknown
-    label, or longer than the context."""
+    """Texts and labels for a classifier, pairs of answers for a reward model."""
     encoder, labels = Encoder(tokenizer), head_labels(model)
     encoder.labels = labels
     form = classified if len(labels) > 1 else preferred
@@ -61,17 +58,15 @@ def examples_of(model: Decoder, tokenizer: Tokenizer, records: Iterable[Record])
 
 
 def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
-    """Yield the examples unchanged. Raises a UserError for an example with a sequence of more than `length` tokens."""
     for example in examples:
         longest = max(len(sequence.tokens) for sequence in example.sequences)
         if longest > length:
-            raise UserError(f"{example.place} has {longest:,} tokens, and the model's context {length:,}: shorten it")
+            raise UserError(f"{example.place} has {longest:,} tokens, more than the context of {length:,}: shorten it")
         yield example
 
 
 def evaluate_head(model: Decoder, examples: Examples, replicas: Replicas = ALONE) -> ClassEvaluation | PairEvaluation:
-    """Compute the figures of a classifier or, for a head with one output, of a reward model. The processes `replicas`
-    divide the batches of examples."""
+    """The figures of a classifier or, for a head with one output, of a reward model."""
     labels = head_labels(model)
     sequences = (examples.sequence(i).until_trained() for i in range(len(examples.ends)))
     of_batch = lambda batch: outputs(model, batch).cpu()

@@ -28,20 +28,19 @@ class Shots:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The numbers of examples to put before the question, one prompt for each: 0, 1, 2, 4, 8 and so on, and all."""
+        """0, 1, 2, 4, 8 and so on, and all."""
         total = len(self.examples)
         powers = (1 << i for i in range(total.bit_length()))
         return (0, *(count for count in powers if count < total), *([total] if total else []))
 
     def text(self, count: int) -> str:
-        """Return the prompt with the last `count` examples, followed by the question."""
+        """The last `count` examples, then the question."""
         return self.separator.join([*self.examples[len(self.examples) - count :], self.question])
 
 
 @dataclass(frozen=True)
-class Alternatives:
-    """The likeliest answers to a question with their probabilities, for each number of solved examples in the prompt
-    (`counts`)."""
+class LikelyAnswers:
+    """The likeliest answers to a question, for each number of solved examples in the prompt."""
 
     counts: tuple[int, ...]  # numbers of examples before the question
     answers: tuple[str, ...]  # sorted by probability with all examples, highest first
@@ -71,7 +70,7 @@ def alternatives(
     candidates: Sequence[str] = (),
     max_new_tokens: int = 1,
     top: int = 8,
-) -> Alternatives:
+) -> LikelyAnswers:
     """Return the `top` likeliest answers to a question, ranked by their highest probability over the numbers of
     examples in the prompt, to show how examples change a model's answer.
 
@@ -86,7 +85,7 @@ def alternatives(
         fitting = [count for count, tokens in zip(counts, prompts) if len(tokens) <= room]
         advice = f"give at most {fitting[-1]} of them" if fitting else "shorten the question"
         raise UserError(
-            f"the prompt with {counts[-1]} examples has {len(prompts[-1])} tokens, and the model's context room for "
+            f"the prompt with {counts[-1]} examples has {len(prompts[-1])} tokens, but the context has room for "
             f"{max(0, room)}: {advice}"
         )
     if not candidates and max_new_tokens == 1:
@@ -108,9 +107,7 @@ def alternatives(
 @torch.inference_mode()
 def next_tokens(
     model: Decoder, tokenizer: Tokenizer, counts: tuple[int, ...], prompts: Sequence[Sequence[int]], top: int
-) -> Alternatives:
-    """Return the `top` likeliest next tokens, as readable text, with their probabilities after each of `prompts`, the
-    same question as token ids after counts[i] examples."""
+) -> LikelyAnswers:
     columns = []
     with without_dropout(model):
         for tokens in prompts:
@@ -125,8 +122,7 @@ def next_tokens(
 def beam_answers(
     model: Decoder, tokenizer: Tokenizer, prompts: Sequence[list[int]], separator: str, max_new_tokens: int, top: int
 ) -> list[str]:
-    """Return the texts of the answers that beam search finds after `prompts`, `top` for each prompt, cut at the
-    separator of examples, without repetitions and empty texts."""
+    """Texts of the answers that beam search finds, cut at the separator of examples, without repetitions."""
     ends = [token for token in tokenizer.end_ids if token < model.config.vocab_size]
     mark = separator.strip() or separator
     answers: dict[str, None] = {}
@@ -140,20 +136,18 @@ def beam_answers(
 
 
 def pair_after(prompt: Sequence[int], full: Sequence[int]) -> Pair:
-    """Split the tokens `full` of a prompt with its answer into context and continuation, at the length of `prompt`. A
-    token across the boundary belongs to the answer."""
+    """Split the tokens `full` of a prompt with its answer; a token across the boundary belongs to the answer."""
     count = min(len(prompt), len(full) - 1)
     return Pair(tuple(full[:count]), tuple(full[count:]))
 
 
 def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:
-    """Return the number of tokens of the longest of the answers, each encoded with a space in front."""
+    """Tokens of the longest answer, each encoded with a space in front."""
     return max(len(tokenizer.encode(f" {answer}", special=False)) for answer in answers)
 
 
-def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> Alternatives:
-    """Return the `top` answers of `table`, {answer: its probability with each number of examples in `counts`}, that
-    have the highest probability anywhere; they are sorted by their probability with all examples, highest first."""
+def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> LikelyAnswers:
+    """The `top` answers with the highest probability anywhere, sorted by that with all examples, highest first."""
     best = sorted(table, key=lambda answer: -max(table[answer]))[:top]
     best.sort(key=lambda answer: -table[answer][-1])
-    return Alternatives(counts, tuple(best), tuple(table[answer] for answer in best))
+    return LikelyAnswers(counts, tuple(best), tuple(table[answer] for answer in best))

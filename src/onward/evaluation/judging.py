@@ -25,8 +25,7 @@ ATTEMPTS, WAIT = 5, 1.0  # requests for a verdict, and seconds before the second
 
 @dataclass(frozen=True)
 class JudgeServer:
-    """A model behind an OpenAI-compatible address that judges texts: its address, name and key, and the limits of
-    requests."""
+    """A model behind an OpenAI-compatible address that judges texts."""
 
     url: str  # address of the judge up to /v1
     model: str  # name of the judge's model on the server
@@ -35,14 +34,11 @@ class JudgeServer:
     concurrency: int  # concurrent requests
 
     def grades(self, texts: Sequence[str], graded: Callable[[int, float], None] = lambda i, grade: None) -> list[float]:
-        """Ask the judge for a grade from 0 to 10 of each text, and return the grades divided by 10. `graded` is called
-        with the index of a text and its grade as soon as it is known. Raises a UserError if the server refuses a
-        request, or fails ATTEMPTS times."""
+        """Grades from 0 to 10, divided by 10; `graded` is called with each index and grade as soon as it is known."""
         return self.verdicts(texts, grade_in, f"a number from 0 to {MOST}", graded)
 
     def preferences(self, texts: Sequence[str]) -> list[float]:
-        """Ask the judge to choose between answers A and B in each text; return 1 for each reply that names A, 0 for B.
-        Raises a UserError if the server refuses a request, or fails ATTEMPTS times."""
+        """1 for each reply that names answer A, 0 for B."""
         return self.verdicts(texts, preference_in, "either A or B alone")
 
     def verdicts(
@@ -52,9 +48,8 @@ class JudgeServer:
         wanted: str,
         judged: Callable[[int, float], None] = lambda i, verdict: None,
     ) -> list[float]:
-        """Send each text to the judge, several at a time, and return one number per text: `read` extracts it from the
-        reply (without a reasoning model's thoughts), or returns None if the reply has no number. `wanted` describes the
-        number in error messages; `judged` is called with the index and number of each text."""
+        """Send each text, several at a time. `read` extracts a number from the reply without a reasoning model's
+        thoughts, or returns None; `wanted` describes it in errors."""
 
         def ask(i: int) -> float:
             verdict = self.verdict(texts[i], read, wanted)
@@ -70,8 +65,6 @@ class JudgeServer:
                 raise
 
     def verdict(self, text: str, read: Callable[[str], float | None], wanted: str) -> float:
-        """Send a text to the judge, and return the number that `read` extracts from the reply (None: the text is sent
-        again); `wanted` describes the number in error messages. Raises a UserError after ATTEMPTS failures."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = chat(self.url, self.model, text, self.key_env, self.seconds)
@@ -80,35 +73,35 @@ class JudgeServer:
                 return grade
             except Repeat as why:
                 if attempt == ATTEMPTS:
-                    raise UserError(f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: fix it") from None
+                    raise UserError(
+                        f"the judge {self.model} at {self.url} {why}, {ATTEMPTS} times: check the server"
+                    ) from None
                 time.sleep(max(WAIT * 2 ** (attempt - 1), why.wait))
         raise AssertionError("the last attempt returns or raises")
 
 
 def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) -> None:
-    """Raise a UserError if the options of a judge model cannot be used: an address `url` without http, a `prompt`
-    without one of the fields `needed`, such as {answer}, or a malformed name `key_env` of an environment variable.
-    `name` is the prefix of these options in messages."""
+    """`needed` are fields of the prompt, such as {answer}; `name` is the prefix of the options in errors."""
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
     if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):
-        raise UserError(f"{name}.prompt is {shown(prompt)}: write {{{lacking}}} where that is to be")
+        raise UserError(f"{name}.prompt is {shown(prompt)}: it must contain {{{lacking}}}")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_env):
         raise UserError(f"{name}.key_env is not the name of an environment variable: do not give the key itself")
 
 
 def filled(prompt: str, values: Mapping[str, Any]) -> str:
-    """Return a prompt in which each {NAME} is replaced by the value of this name in `values`; unknown names stay."""
+    """Replace {NAME} by its value; unknown names stay."""
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), prompt)
 
 
 def grade_in(reply: str) -> float | None:
-    """Return the first number from 0 to 10 in a reply, divided by 10; None if there is none."""
+    """The first number from 0 to 10, divided by 10."""
     numbers = map(float, NUMBER.findall(reply))
     return next((number / MOST for number in numbers if number <= MOST), None)
 
 
 def preference_in(reply: str) -> float | None:
-    """Return 1 for a reply that names A, 0 for B, None if it names both or neither."""
+    """1 for a reply that names A, 0 for B, None for both or neither."""
     letters = {*LETTER.findall(reply)}
     return float(letters == {"A"}) if len(letters) == 1 else None

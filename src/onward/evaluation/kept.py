@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class NotKept(UserWarning):
-    """Warning that the results of an evaluation cannot be stored on disk."""
+    """Warning that results cannot be stored on disk."""
 
 
 class Kept:
@@ -80,16 +80,14 @@ class Kept:
                 self.give_up(error)
 
     def unite(self, name: str) -> None:
-        """Merge the results that the processes of this evaluation have read from their files, if these differ, so that
-        all have the same. `name` describes the work in messages."""
+        """Merge the results that the processes have read from their files, if these differ."""
         keys = hashlib.sha256(repr(sorted(self.results)).encode()).hexdigest()
         if len({*self.replicas.together(f"answers for {name}", lambda: keys)}) > 1:
             for results in self.replicas.together(f"all answers for {name}", lambda: self.results):
                 self.results |= results
 
     def divide(self, name: str, compute: Callable[[], None]) -> None:
-        """Call `compute` in each process of this evaluation, which adds a share of the results to the store, and merge
-        the results of all processes. `name` describes the work in messages."""
+        """Call `compute` in each process, which adds a share of the results, and merge the results of all."""
 
         def own() -> list[tuple[str, Any]]:
             self.added = []
@@ -100,36 +98,31 @@ class Kept:
             self.results.update(results)
 
     def give_up(self, error: OSError) -> None:
-        """Stop storing results on disk after `error`, with a NotKept warning; results are still kept in memory."""
         self.close()
         warnings.warn(NotKept(f"answers are not kept in {self.file} ({error.strerror})"), stacklevel=3)
 
     def close(self) -> None:
-        """Close the file of the store, if it is open."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
 
 
 def key_of(kind: str, request: tuple[Any, ...]) -> str:
-    """Return the hash under which `Kept` stores the result of a request: `kind`, such as "score", and `request`, the
-    rest of it."""
+    # without the name of the task: another task or number of examples asks only the questions that are new
     return hashlib.sha256(repr((kind, *request)).encode(errors="replace")).hexdigest()[:32]
 
 
 def whole(results: Sequence[T | None]) -> list[T]:
-    """Return the results that several processes have computed, once all are there. Raises a UserError if one is None,
-    because the processes were given different questions."""
+    """Results that several processes have computed; one is None if they were given different questions."""
     if None in results:
         raise UserError("the ranks ask different questions: give all of them the same files and versions")
     return [one for one in results if one is not None]
 
 
 def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Replicas = ALONE) -> Kept:
-    """Open the store of a model's evaluation results in `folder`. Its file is named by a hash of everything on which
-    results depend besides the requests: weights, configuration, tokenizer, kind of device, and versions of Onward and
-    PyTorch. A model with hooks or edits gets a store in memory alone. `replicas` are the processes that share the
-    evaluation."""
+    """The store of a model's results in `folder`, named by a hash of everything on which results depend besides the
+    requests: weights, configuration, tokenizer, kind of device, and versions. A model with hooks or edits gets a store
+    in memory alone."""
     weights = fingerprint(model)
     if weights is None:
         return Kept(replicas=replicas)
@@ -138,8 +131,6 @@ def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Repli
 
 
 def versions() -> list[str]:
-    """Return the versions of the packages on which the results of evaluations depend (PACKAGES), "" for a package that
-    is not installed."""
     installed = []
     for package in PACKAGES:
         try:
@@ -150,8 +141,7 @@ def versions() -> list[str]:
 
 
 def lines(file: Path) -> Iterator[tuple[str, Any]]:
-    """Yield (hash of the request, result) for each valid line of a file of stored results; nothing if the file cannot
-    be read."""
+    """(hash of the request, result) of each valid line; none if the file cannot be read."""
     try:
         with open(file, "rb") as stream:
             data = stream.read(2 * LARGEST)
@@ -167,8 +157,7 @@ def lines(file: Path) -> Iterator[tuple[str, Any]]:
 
 
 def shrink(file: Path) -> None:
-    """Delete the least recently used files of stored results in the folder of `file`, until those other than `file`
-    take at most FOLDER bytes."""
+    """Delete the least recently used other files until they take at most FOLDER bytes."""
     others = sorted((one for one in file.parent.glob(f"*{ENDING}") if one != file), key=lambda one: one.stat().st_mtime)
     size = sum(one.stat().st_size for one in others)
     while size > FOLDER:

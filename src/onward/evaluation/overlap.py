@@ -20,8 +20,7 @@ References = Sequence[Sequence[str]]  # one or more of each answer
 
 
 def grades(metric: str, answers: Sequence[str], references: References) -> list[float]:
-    """Compute a metric of text overlap, such as "bleu" or "rougeL", of each answer with its references, expected
-    answers. Of several references ROUGE takes the one with the best value."""
+    """A metric of each answer with its references; of several, ROUGE takes the one with the best value."""
     one = scorer(metric, True)
     if metric in CORPUS:
         return [one.sentence_score(answer, list(some)).score for answer, some in zip(answers, references)]
@@ -29,15 +28,14 @@ def grades(metric: str, answers: Sequence[str], references: References) -> list[
 
 
 def corpus_score(metric: str, answers: Sequence[str], references: References) -> float:
-    """Compute BLEU or chrF (`metric`) of all answers together, against the expected answers `references`, from 0 to
-    100, with the defaults of sacrebleu."""
+    """BLEU or chrF of all answers together, from 0 to 100, with the defaults of sacrebleu."""
     streams = [list(stream) for stream in zip_longest(*references)]
     return scorer(metric, False).corpus_score(list(answers), streams).score
 
 
 def bootstrap_error(metric: str, answers: Sequence[str], references: References) -> float:
-    """Compute the standard error of BLEU or chrF (`metric`) of all answers against the expected answers `references`:
-    the standard deviation over samples of the questions, drawn with replacement (Koehn 2004)."""
+    """Standard error of BLEU or chrF: the deviation over samples of the questions, drawn with replacement (Koehn
+    2004)."""
     rng, count = random.Random(0), len(answers)
     drawn = [rng.choices(range(count), k=count) for _ in range(ROUNDS)]
     return stdev(corpus_score(metric, [answers[i] for i in some], [references[i] for i in some]) for some in drawn)
@@ -45,8 +43,6 @@ def bootstrap_error(metric: str, answers: Sequence[str], references: References)
 
 @lru_cache
 def scorer(metric: str, alone: bool) -> Any:
-    """Return the object of sacrebleu or rouge-score that computes a metric; with `alone`, one for single answers,
-    otherwise one for all answers together. Raises a UserError if the library is not installed."""
     try:
         if metric == "bleu":
             from sacrebleu.metrics import BLEU

@@ -21,15 +21,14 @@ FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
 
 def code_of(text: str) -> str:
-    """Return the last fenced code block in a model's answer; the whole text if there is none."""
+    """The last fenced code block; the whole text if there is none."""
     blocks = FENCED.findall(text)
     return blocks[-1] if blocks else text
 
 
 def num_passed(code: str, tests: Sequence[str], seconds: float, gigabytes: float) -> int:
-    """Run the program `code` and then each of the `tests`, Python code that raises an exception if it fails, in a
-    separate, restricted process (sandbox.py), and return the number of tests that pass. The process is ended after
-    `seconds` and may use `gigabytes` of memory."""
+    """How many tests, code that raises an exception if it fails, pass after the program `code` in a restricted process
+    (sandbox.py)."""
     secret = secrets.token_hex(16)
     job = {"code": code, "tests": tests, "secret": secret, "seconds": seconds, "memory": int(gigabytes * GIGABYTE)}
     with (

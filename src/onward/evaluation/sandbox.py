@@ -64,12 +64,10 @@ REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: there is n
         (250, 219),
     ),  # shmget, ..., keyctl
 }
-libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)  # Landlock and seccomp need no privileges, where namespaces often do
 
 
 def limit_resources(seconds: float, memory: int) -> None:
-    """Limit the processor time of this process to about `seconds`, its memory to `memory` bytes, and the size and
-    number of its files."""
     limits = {
         "RLIMIT_CPU": int(seconds) + 1,
         "RLIMIT_AS": memory,
@@ -82,7 +80,7 @@ def limit_resources(seconds: float, memory: int) -> None:
 
 
 def set_limit(name: str, limit: int) -> None:
-    """Set a limit of `setrlimit`, such as "RLIMIT_CPU", for this process, unless the system lacks it."""
+    """Set a limit, unless the system lacks it."""
     with suppress(AttributeError, ValueError, OSError):
         resource.setrlimit(getattr(resource, name), (limit, limit))
 
@@ -110,13 +108,12 @@ def limit_files() -> None:
 
 
 def drop_capabilities() -> None:
-    """Drop the capabilities of root from this process."""
     libc.capset(struct.pack("Ii", CAPABILITY_VERSION, 0), bytes(24))
 
 
 def limit_system_calls() -> bool:
-    """Forbid this process, by a seccomp filter, the system calls in REFUSED and the creation of new processes. Returns
-    whether the system supports such a filter."""
+    """Forbid the calls in REFUSED and new processes, by a seccomp filter; return whether the system has such
+    filters."""
     if platform.machine() not in MACHINES:
         return False
     machine, column, clone = MACHINES[platform.machine()]
@@ -134,9 +131,8 @@ def limit_system_calls() -> bool:
 
 
 def run(job: dict[str, Any], results: int) -> None:
-    """Run the program of a job (code, tests and secret), then each test in a copy of the program's global names. Writes
-    a line with the secret and the test's number to the file descriptor `results` for each test that passes; lines
-    without the secret, which the program may print, do not count."""
+    """Run a job's program, then each test in a copy of its global names. A line with the secret and the test's number
+    is written for each test that passes; lines without the secret, which the program may print, do not count."""
     names: dict[str, Any] = {"__name__": "solution"}
     exec(compile(job["code"], "solution", "exec"), names)
     for number, test in enumerate(job["tests"]):
@@ -148,8 +144,6 @@ def run(job: dict[str, Any], results: int) -> None:
 
 
 def main() -> None:
-    """Read the job (code, tests, secret and limits, as JSON) from standard input, restrict this process, and run the
-    job. Results go to standard output."""
     job = json.load(sys.stdin)
     results, nothing = os.dup(1), os.open(os.devnull, os.O_RDWR)
     for descriptor in range(3):

@@ -63,12 +63,11 @@ class Evaluation:
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, end) for each window over a text of `count` tokens: tokens start to end - 1 are the input,
-    tokens first to end - 1 are predicted.
+    """(start, first, end) of each window over `count` tokens: start to end - 1 are the input, first to end - 1 are
+    predicted.
 
     Every token but the first of the text is predicted once, from at least context_length - stride tokens before it if
-    there are as many.
-    """
+    there are as many."""
     first = 1
     while first < count:
         end = first + stride if first > 1 else context_length + 1
@@ -77,7 +76,7 @@ def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int,
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yield lists of up to `size` consecutive items, as itertools.batched does from Python 3.12 on."""
+    """As itertools.batched does from Python 3.12 on."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
@@ -86,13 +85,11 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 def evaluate(
     model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0, replicas: Replicas = ALONE
 ) -> Evaluation:
-    """Compute loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
+    """Loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
 
     By default (0) windows do not overlap: the stride is the context length. With a smaller stride, tokens are predicted
     from more context, which takes longer. `n_bytes` is the number of bytes of the text without its first token, which
-    is not predicted. Tokens are read window by window. The processes `replicas` divide the batches of windows. Raises a
-    UserError for a stride out of range, and for fewer than two tokens.
-    """
+    is not predicted. The processes `replicas` divide the batches of windows."""
     length = model.config.context_length
     stride = stride or length
     if not isinstance(stride, int) or not 1 <= stride <= length:
@@ -101,12 +98,11 @@ def evaluate(
         raise UserError("the text has fewer than two tokens, so that no token can be predicted: give more text")
 
     def batches() -> Iterator[list[tuple[int, int, int]]]:
-        """Yield lists of windows of the same shape that are read together."""
+        """Windows of the same shape that are read together."""
         for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
             yield from batched(spans, max(1, TOGETHER // shape[0]))
 
     def nats_of(batch: list[tuple[int, int, int]]) -> float:
-        """Return the sum of the negative log-probabilities of the tokens in a batch of windows."""
         (start, first, _), *_ = batch
         stack = np.stack([tokens[start:end] for start, _, end in batch])
         return -math.fsum(logprobs(model, stack, first - start).flat)

@@ -9,8 +9,7 @@ from statistics import NormalDist, fmean, stdev
 
 @dataclass(frozen=True)
 class Difference:
-    """The mean of paired differences, such as of the losses of two runs, with its confidence interval from `low` to
-    `high`."""
+    """The mean of paired differences, with its confidence interval."""
 
     mean: float
     low: float
@@ -23,23 +22,22 @@ class Difference:
 
 
 def paired_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95) -> Difference | None:
-    """Compute the mean of `one` minus `other`, two lists of paired measurements such as the losses of two
-    configurations with the same seeds, with Student's confidence interval at the confidence `level`: mean +- t s /
-    sqrt(n) with n - 1 degrees of freedom. None for fewer than two pairs, which give no estimate of noise.
+    """The mean of `one` minus `other` with Student's confidence interval: mean +- t s / sqrt(n) with n - 1 degrees of
+    freedom. None for fewer than two pairs, which give no estimate of noise.
 
-    Runs of a pair share a seed and therefore the order of the data: their differences vary less than the measurements.
-    """
+    Runs of a pair share a seed and therefore the order of the data: their differences vary less than the
+    measurements."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
     if len(differences) < 2:
         return None
     mean, count = fmean(differences), len(differences)
+    # Student's t, since the usual three seeds are too few for a bootstrap
     reach = t_quantile(level, count - 1) * stdev(differences) / math.sqrt(count)
     return Difference(mean, mean - reach, mean + reach)
 
 
 def t_quantile(level: float, freedom: int) -> float:
-    """Compute the number t with P(|T| < t) = level, for T of Student's distribution with `freedom` degrees of freedom:
-    the factor of a confidence interval."""
+    """t with P(|T| < t) = level, for T of Student's distribution: the factor of a confidence interval."""
     low, high = 0.0, math.pi / 2
     for _ in range(80):
         middle = (low + high) / 2
@@ -48,8 +46,7 @@ def t_quantile(level: float, freedom: int) -> float:
 
 
 def t_share(angle: float, freedom: int) -> float:
-    """Compute P(|T| < t) for t = tan(angle) sqrt(freedom), for T of Student's distribution with `freedom` degrees of
-    freedom (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """P(|T| < t) for t = tan(angle) sqrt(freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     sine, cosine, odd = math.sin(angle), math.cos(angle), freedom % 2
     term = total = 0.0 if freedom == 1 else cosine if odd else 1.0
     for k in range(2 + odd, freedom - 1, 2):
@@ -59,9 +56,8 @@ def t_share(angle: float, freedom: int) -> float:
 
 
 def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95, rounds: int = 2000) -> Difference:
-    """Compute the mean of `one` minus `other`, paired measurements such as the grades of two models on the same
-    questions, with the percentile interval of the bootstrap at the confidence `level` (Efron and Tibshirani 1993,
-    13.3): the means of `rounds` samples of the pairs, drawn with replacement from a fixed seed."""
+    """The mean of `one` minus `other` with the percentile interval of the bootstrap (Efron and Tibshirani 1993, 13.3):
+    the means of `rounds` samples of the pairs, drawn with replacement from a fixed seed."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
     rng, count = random.Random(0), len(differences)
     means = sorted(fmean(rng.choices(differences, k=count)) for _ in range(rounds))
@@ -70,9 +66,9 @@ def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95,
 
 
 def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
-    """Compute the two-sided p-value of McNemar's exact test (McNemar 1947) for the grades `one` and `other` of two
-    models on the same questions. If the models are equally good, each has about half of the questions that only one of
-    them answers right. With grades between 0 and 1 it is the sign test on the questions whose grades differ."""
+    """Two-sided p-value of McNemar's exact test (McNemar 1947). If two models are equally good, each has about half of
+    the questions that only one of them answers right. With grades between 0 and 1 it is the sign test on the questions
+    whose grades differ."""
     first = sum(a > b for a, b in zip(one, other, strict=True))
     count = first + sum(b > a for a, b in zip(one, other))
     tail = sum(math.comb(count, k) for k in range(min(first, count - first) + 1))
@@ -80,8 +76,8 @@ def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Correct the p-values of several tests for multiple comparisons, so that the chance of any false positive is at
-    most the significance level (Holm 1979). Returns the corrected p-values in the same order."""
+    """Correct p-values for multiple comparisons, so that the chance of any false positive is at most the significance
+    level (Holm 1979)."""
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     result, highest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(order):
@@ -91,9 +87,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_difference(one: Sequence[float], other: Sequence[float], level: float = 0.95, power: float = 0.8) -> float:
-    """Compute the smallest difference of means that a comparison of `one` and `other`, paired measurements, would
-    detect with probability `power` at the confidence `level`, given how much their differences vary: (z(level) +
-    z(power)) s / sqrt(n). NaN for fewer than two pairs."""
+    """The smallest difference of means that this comparison would detect with probability `power`, given how much
+    paired differences vary: (z(level) + z(power)) s / sqrt(n). NaN for fewer than two pairs."""
     differences = [a - b for a, b in zip(one, other, strict=True)]
     if len(differences) < 2:
         return math.nan

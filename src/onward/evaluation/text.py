@@ -32,19 +32,16 @@ class Score:
 
 
 def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
-    """Compute the log-probability of each token of a text that fits into the context.
-
-    The first token has a log-probability only if the tokenizer puts a beginning-of-text token before it; see
-    `Tokenizer.begin`. Raises a UserError if the text exceeds the context.
-    """
+    """Log-probabilities of a text that fits into the context. The first token has one only if the tokenizer puts a
+    beginning-of-text token before it; see `Tokenizer.begin`."""
     if not isinstance(text, str):
         raise UserError(f"text is {text!r}: score takes one text")
     tokens = tokenizer.encode(text)
     context, length = tokenizer.begin(tokens), model.config.context_length
     if len(context) > length:
         raise UserError(
-            f"the text is {len(context)} tokens and the model's context {length}: shorten it, or use evaluate, which "
-            "slides"
+            f"the text has {len(context)} tokens, more than the context of {length}: shorten it, or use evaluate, "
+            "whose window slides"
         )
     values: list[float | None] = [None] * (len(tokens) - len(context) + 1) if tokens else []
     if len(context) > 1:
@@ -54,8 +51,7 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
 
 
 def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
-    """Return the documents in `given`, texts and paths: a str is a document, a path is read as a file or folder of
-    documents, as training data is. Raises a UserError if a str is the name of a file."""
+    """Texts and paths as documents: a path is a file or folder of documents, as training data is."""
     result: list[str] = []
     for item in [given] if isinstance(given, str | PathLike) else given:
         if isinstance(item, str):
@@ -71,10 +67,8 @@ def evaluate_texts(
     stride: int = 0,
     replicas: Replicas = ALONE,
 ) -> Evaluation:
-    """Compute loss, perplexity and bits per byte over documents, each after a beginning-of-text token if the tokenizer
-    has one. `stride` is the distance between the starts of overlapping windows (0: windows do not overlap), and
-    `replicas` are the processes that share the work. Bytes are those of the documents, even if the tokenizer does not
-    know a character. Raises a UserError if `documents` holds anything but texts."""
+    """Figures over documents, each after a beginning-of-text token if the tokenizer has one. Bytes are those of the
+    documents, even if the tokenizer does not know a character."""
     for text in documents:
         if not isinstance(text, str):
             raise UserError(f"a document is {text!r}: evaluate takes a text, a list of texts or token ids")
@@ -92,10 +86,8 @@ def evaluate_tokens(
     n_bytes: int | None = None,
     replicas: Replicas = ALONE,
 ) -> Evaluation:
-    """Compute loss, perplexity and bits per byte over token ids (T,) of any length. `stride` is the distance between
-    the starts of overlapping windows (0: windows do not overlap), and `replicas` are the processes that share the work.
-    `n_bytes` is the length of their text, by default counted from the tokens; an unknown character counts as the three
-    bytes of U+FFFD. Raises a UserError for an array of another shape or dtype."""
+    """Figures over token ids (T,) of any length. `n_bytes` is the length of their text, by default counted from the
+    tokens; an unknown character counts as the three bytes of U+FFFD."""
     if isinstance(tokens, np.ndarray) and (tokens.ndim != 1 or tokens.dtype.kind not in "iu"):
         raise UserError(f"tokens are {tokens.dtype} {tokens.shape}: evaluate takes integers (T,)")
     if n_bytes is None:

@@ -32,7 +32,7 @@ from onward.base.arguments import OutOfRange
 from onward.base.errors import UserError
 from onward.base.fields import Part, nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
-from onward.families._keys import Keys
+from onward.families._keys import RecordedKeys
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,8 +58,7 @@ Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | lis
 
 
 class Names(Protocol):
-    """The mapping between the tensor names in checkpoint files of a format and the parameter names in Onward's
-    Decoder."""
+    """The mapping between tensor names in files of a format and parameter names in Onward's Decoder."""
 
     @property
     def BASE(self) -> str:
@@ -67,37 +66,31 @@ class Names(Protocol):
 
     @property
     def IGNORED(self) -> str:
-        """A regular expression for the names of tensors in files that are not read, such as stored masks; "" for
-        none."""
+        """A regular expression for tensors in files that are not read, such as stored masks; "" for none."""
 
     def names(self, config: DecoderConfig) -> Iterator[Row]:
-        """Yield the rows of the mapping for a decoder of this config: (name in files, name in Onward), each a name or a
-        list of names if several tensors are fused or stacked to one, and, if the values differ, a pair of functions
-        that convert them to Onward's and back."""
+        """Rows of the mapping: (name in files, name in Onward), each perhaps a list of tensors that are fused or
+        stacked to one, and perhaps functions that convert values to Onward's and back."""
 
 
 class Family(Names, Protocol):
-    """Protocol of a family of published decoders, such as Llama: a module of this folder that translates between
-    config.json files of transformers and DecoderConfig, in both directions."""
+    """A family of published decoders, such as Llama: a module that translates between config.json and DecoderConfig."""
 
     ARCHITECTURES: dict[str, str]  # model_type -> class name in transformers
     PRESETS: dict[str, HF | DecoderConfig]  # config of each release, by name
     ANCESTORS: dict[str, str]  # prefix of a release's name -> the preset that it derives from
 
     def config(self, hf: HF) -> DecoderConfig:
-        """Return the decoder that `hf`, the content of a config.json, describes; missing keys have the defaults of
-        transformers."""
+        """The decoder that a config.json describes; missing keys have the defaults of transformers."""
 
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
-        """Return the keys of a config.json that describes a decoder of this config. Raises Inexpressible if the
-        family's config.json cannot describe it."""
+        """The keys of a config.json that describes a decoder; raises Inexpressible if it cannot."""
 
 
 @cache
 def modules() -> dict[str, Any]:
-    """Import every family module of this folder; return the modules by name, in the order in which `express` tries them
-    as formats to save a model in: the most widely supported first and `onward`, which can describe every decoder,
-    last."""
+    """The family modules by name, in the order in which `express` tries them as formats to save a model in: the most
+    widely supported first and `onward`, which can describe every decoder, last."""
     names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     order = {name: place for place, name in enumerate((*FIRST, *sorted({*names} - {*FIRST, "onward"}), "onward"))}
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
@@ -120,7 +113,6 @@ class Preset:
 
     @property
     def config(self) -> DecoderConfig:
-        """The configuration of the release's decoder."""
         if isinstance(self.published, DecoderConfig):
             return self.published
         return cast(DecoderConfig, modules()[self.family].config(self.published))
@@ -151,19 +143,16 @@ def family(model_type: str) -> Family:
     known one."""
     if model_type not in families():
         raise UserError(
-            f"model_type {model_type!r} is not a family that Onward knows, and docs/families.md shows how to add one: "
+            f"model_type {model_type!r} is not a family that Onward knows (docs/families.md shows how to add one): "
             f"{nearest(model_type, families())}"
         )
     return families()[model_type]
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """Return (family, decoder's configuration) for `hf`, the content of a config.json.
-
-    Raises a UserError that names the file (`where`), its keys and values that are invalid, and the values that are
-    allowed. A warning names keys that the family did not read, unless they are known to be harmless.
-    """
-    keys = Keys(hf)
+    """(family, decoder's configuration) of a config.json, whose path is `where`. Warns of keys that were not read,
+    unless they are known to be harmless."""
+    keys = RecordedKeys(hf)
     try:
         kind = family(str(keys.get("model_type")))
     except UserError as error:
@@ -177,8 +166,6 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
-    """Return the configuration of the decoder that `hf`, the content of a config.json, describes by the rules of the
-    family `kind`. Raises a UserError if a value is invalid."""
     try:
         return fields.build(DecoderConfig, fields.plain(kind.config(hf)))
     except UserError:
@@ -189,9 +176,7 @@ def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
 
 
 def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
-    """Return the error message for an invalid config.json: `hf` is its content, `where` its path, and `error` was
-    raised when the family `kind` read it. The message names keys of the config.json in place of the fields of
-    DecoderConfig that `error` names."""
+    """The message for an invalid config.json, which names its keys in place of the fields of DecoderConfig."""
     message = str(error)
     if message.startswith("config.json"):  # which names the key
         return where + message.removeprefix("config.json")
@@ -205,12 +190,10 @@ def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
 
 
 def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
-    """Find the keys of a config.json (`hf`) because of which the family `kind` raises a UserError with this message;
-    return their values by key, keys of inner tables as `outer.inner`.
+    """The keys of a config.json that cause a UserError with this message, by dotted key: at most three.
 
     A key is a cause if reading succeeds without it. Keys whose removal changes the message are added if the message
-    contains their value; if no removal succeeds, they alone are the causes. At most three keys are returned.
-    """
+    contains their value; if no removal succeeds, they alone are the causes."""
     cured, changed = dict[str, Any](), dict[str, Any]()
     for path, value, without in variants(hf):
         try:
@@ -227,13 +210,12 @@ def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
 
 
 def mentions(message: str, value: Any) -> bool:
-    """Return whether a message contains the `repr` of a value, not inside another number or word."""
+    """Whether a message contains the `repr` of a value, not inside another number or word."""
     return re.search(rf"(?<![\w.]){re.escape(repr(value))}(?![\w.])", message) is not None
 
 
 def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
-    """Yield (dotted key, value, copy of `hf` without this key) for each key of `hf`, the content of a config.json, and
-    of its inner tables, except model_type. `prefix` precedes the keys. Used to find which key makes a file invalid."""
+    """(dotted key, value, copy without this key) for each key of a config.json and its inner tables but model_type."""
     for key, value in hf.items():
         if key != "model_type":
             yield prefix + key, value, {k: v for k, v in hf.items() if k != key}
@@ -251,7 +233,7 @@ def only(hf: HF, **known: Any) -> None:
 
 
 class Inexpressible(UserError):
-    """Raised if the config.json of a family cannot describe a decoder, so that another format is tried."""
+    """The config.json of a family cannot describe a decoder, so that another format is tried."""
 
 
 @overload
@@ -270,20 +252,18 @@ def require(part: object, /, *kinds: type[Part]) -> Part:
 
 
 def activation(mlp: object) -> str:
-    """Return the name that config.json uses for the activation function of `mlp`, a decoder's feed-forward. Raises
-    Inexpressible for a tuple of feed-forwards, one per layer."""
+    """config.json's name for the activation of a feed-forward."""
     return THEIRS[require(mlp, Plain, Gated, Experts).act]
 
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """Return the keys of the config.json of `family` for a decoder of this config, added to `original`, keys of an
-    existing config.json that are kept. None if the family cannot express the decoder: its `to_hf` raises Inexpressible,
-    or its `config` reads another decoder from these keys."""
+    """The keys of a config.json for a decoder, added to `original`; None if the family cannot express it: its `to_hf`
+    raises Inexpressible, or its `config` reads another decoder from these keys."""
     try:
         hf = {**original, **family.to_hf(config)}
     except Inexpressible:
         return None
-    try:
+    try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
         return hf if family.config(hf) == config else None
     except UserError:
         return None
@@ -330,8 +310,6 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
-    """Return `hf`, the content of a config.json, with the values in `defaults`, those of transformers, for missing
-    keys."""
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 

@@ -10,14 +10,12 @@ FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")} 
 
 
 def stack_module(matrices: list[str]) -> str:
-    """Return the module name under which transformers 5 stores the stacked matrices of experts; `matrices` are the
-    names of the matrices in files, one per expert, such as model.layers.0.mlp.experts.3.up_proj.weight."""
+    """The module under which transformers 5 stores the stacked matrices of experts."""
     return matrices[0].partition(".experts.")[0].replace(".block_sparse_moe", ".mlp") + ".experts"
 
 
 def experts(their: str, our: str, count: int, names: tuple[str, str, str] = LLAMA) -> Iterator[Row]:
-    """Yield the rows of the name mapping for a layer with `count` experts, whose matrices Onward stacks. `their` and
-    `our` are the names of the layer's experts in files and in Onward; `names` are the names in files of an expert's
-    gate, up and down projections."""
+    """Rows of the name mapping for a layer's experts; `names` are those of an expert's gate, up and down
+    projections."""
     for name, stack in zip(names, ("gate", "up", "down")):
         yield [f"{their}.{expert}.{name}.weight" for expert in range(count)], f"{our}.{stack}"

@@ -22,8 +22,8 @@ HARMLESS = re.compile(
 )
 
 
-class Keys(Mapping[str, Any]):
-    """The content of a config.json, as a mapping that records which keys a family has read, to warn of the others."""
+class RecordedKeys(Mapping[str, Any]):
+    """A config.json that records which keys a family has read, to warn of the others."""
 
     def __init__(self, hf: Mapping[str, Any]) -> None:
         self.hf, self.seen = hf, set[str]()
@@ -39,8 +39,7 @@ class Keys(Mapping[str, Any]):
         return len(self.hf)
 
     def warn(self) -> None:
-        """Warn of keys of the config.json that were not read, unless their value is empty or they are known to be
-        harmless."""
+        """Warn of keys that were not read, unless they are empty or known to be harmless."""
         nothing: tuple[Any, ...] = (None, False, [], {}, "")
         unread = [key for key, value in self.hf.items() if key not in self.seen and value not in nothing]
         if odd := [key for key in unread if not HARMLESS.fullmatch(key)]:
@@ -49,5 +48,4 @@ class Keys(Mapping[str, Any]):
 
 
 class UnreadKeys(UserWarning):
-    """Warning that a published config.json has keys that Onward does not know, so that the model may differ from the
-    published one."""
+    """Warning of keys that Onward does not know, so that the model may differ from the published one."""

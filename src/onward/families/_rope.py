@@ -22,8 +22,7 @@ KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
-    """Return the rotary positions that `hf`, the content of a config.json, describes. `context` is the context length
-    in tokens; `theta` and `fraction`, the rotated fraction of a head, are the family's defaults for missing keys."""
+    """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
         "partial_rotary_factor": hf.get("partial_rotary_factor", fraction),
@@ -35,9 +34,8 @@ def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1
 
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
-    """Return the scaling of rotary frequencies that `keys`, the table rope_parameters or rope_scaling of a config.json,
-    describes; None for the type "default". `original` is the context length in training, `context` the extended one.
-    Raises a UserError for an unknown type."""
+    """The scaling in rope_parameters or rope_scaling. `original` is the context length in training, `context` the
+    extended one."""
     kind = keys.get("rope_type", keys.get("type", "default"))
     factor = context / original if keys.get("factor") is None else keys["factor"]
     match kind:
@@ -65,8 +63,7 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 
 
 def rope(part: object) -> dict[str, Any]:
-    """Return the keys of a config.json that describe `part`, the rotary positions of a decoder. Raises Inexpressible
-    for any other kind of positions."""
+    """The keys of a config.json for rotary positions."""
     position = require(part, Rotary)
     scaled: dict[str, Any] = {}
     match position.scaling:

@@ -72,8 +72,7 @@ def names(
 
 
 def fused_by_group(c: DecoderConfig) -> Fix:
-    """Return a pair of functions that reorder the rows of a fused query-key-value projection of a decoder with
-    configuration `c`: from the files' order (for each key/value head: its queries, its key, its value) to Onward's (all
+    """Reorder a fused projection: from (for each key/value head: its queries, its key, its value) to Onward's (all
     queries, all keys, all values), and back."""
     group = c.n_heads // c.n_kv_heads + 2
     heads = range(group * c.n_kv_heads)

@@ -86,9 +86,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def decoder(hf: HF, router: Routing) -> DecoderConfig:
-    """Return the decoder that `hf`, the content of a config.json of DeepSeek V2 or V3, describes; `hf` already has the
-    family's defaults for missing keys. `router` is the rule that selects a token's experts. Raises a UserError if a key
-    without a default is missing."""
+    """The decoder of DeepSeek V2 or V3; `hf` already has the family's defaults for missing keys."""
     only(hf, moe_layer_freq=1)
     for key in "head_dim", "num_key_value_heads":  # latent attention has neither; reading them prevents a warning
         hf.get(key)
@@ -144,8 +142,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of config.json for the rotary positions of a decoder with configuration `c`. YaRN's keys mscale
-    and mscale_all_dim are computed from the scale of the attention scores."""
+    """Keys for the rotary positions. YaRN's mscale and mscale_all_dim are computed from the scale of the scores."""
     keys, attention = rope(c.position), require(c.attention, LatentAttention)
     if attention.scale is None:
         return keys
@@ -166,8 +163,7 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def own_names(c: DecoderConfig) -> Iterator[Row]:
-    """Yield the rows of the tensor name mapping of DeepSeek for a decoder with configuration `c` that Llama's mapping
-    lacks, or that replace rows of it."""
+    """Rows that Llama's mapping lacks, or that replace rows of it."""
     part = require(c.attention, LatentAttention)
     queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
     keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)

@@ -33,9 +33,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> DecoderConfig:
-    """Return the decoder of Gemma 2 or 3 that `hf`, the content of a config.json, describes; `hf` already has the
-    defaults for missing keys. Without the key `layer_types`, the last of every `period` layers attends to all tokens,
-    the others to a window. `qk_norm` is the value of this field of SelfAttention."""
+    """Gemma 2 or 3. Without the key `layer_types`, the last of every `period` layers attends to all tokens, the others
+    to a window."""
     c = gemma.config(hf)
     scalar, bias = hf["query_pre_attn_scalar"], hf.get("attention_bias", False)
     full = SelfAttention(

@@ -104,16 +104,15 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def apart(t: Tensor) -> Tensor:
-    """Separate the interleaved rows of the gate (even) and of the up projection (odd), as GPT-OSS stores them for X
-    experts, into first all gates, then all up projections: (X, 2 F, ...) -> (2 X, F, ...)."""
+    """Interleaved rows of gate (even) and up projection (odd) to first all gates, then all up projections: (X, 2 F,
+    ...) -> (2 X, F, ...)."""
     import torch
 
     return torch.cat([t[:, ::2], t[:, 1::2]])
 
 
 def woven(t: Tensor) -> Tensor:
-    """Interleave the rows of the gate and the up projection of experts again, the reverse of `apart`: (2 X, F, ...) ->
-    (X, 2 F, ...)."""
+    """The reverse of `apart`."""
     import torch
 
     return torch.stack(t.chunk(2), 2).flatten(1, 2)

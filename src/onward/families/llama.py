@@ -26,14 +26,12 @@ SIZES = {
 
 
 def shape(d_model: int, d_ff: int, n_layers: int, n_heads: int, n_kv_heads: int) -> dict[str, Any]:
-    """Return these sizes of a decoder as a dict with their keys in config.json; used to list the published releases."""
     given = {"d_model": d_model, "d_ff": d_ff, "n_layers": n_layers, "n_heads": n_heads, "n_kv_heads": n_kv_heads}
     return {SIZES[our][0]: size for our, size in given.items()}
 
 
 def stretched(factor: float) -> dict[str, Any]:
-    """Return the keys of config.json for the context of Llama 3.1 and later: 131,072 tokens, with rotary frequencies
-    scaled by `factor` in the way of Llama 3.1."""
+    """The context of Llama 3.1 and later: 131,072 tokens, with rotary frequencies scaled by `factor`."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": scaling | {"original_max_position_embeddings": 8192}}
 
@@ -93,8 +91,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the keys of config.json that Llama shares with the families derived from it, for a decoder with
-    configuration `c`. If parts differ between layers, those of the first layer are described."""
+    """Keys that Llama shares with the families derived from it; parts are those of the first layer."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(at(c.position, 0)),
         "hidden_act": activation(at(c.mlp, 0)),

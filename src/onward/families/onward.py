@@ -17,7 +17,7 @@ ANCESTORS: dict[str, str] = {}
 
 def config(hf: HF) -> DecoderConfig:
     if not isinstance(hf.get("decoder"), dict):
-        raise UserError("config.json has model_type onward and no table `decoder`: write the folder again")
+        raise UserError("config.json has model_type onward but no table `decoder`: write the folder again")
     return fields.build(DecoderConfig, hf["decoder"], "config.json: decoder")
 
 
@@ -26,5 +26,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    """Yield no rows of the tensor name mapping, since a tensor without a row keeps its name."""
+    """A tensor without a row keeps its name."""
     yield from ()

@@ -50,18 +50,16 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def windowed(hf: HF, part: SelfAttention, layers: int) -> SelfAttention | tuple[SelfAttention, ...]:
-    """Return a copy of `part`, the attention, for each of `layers` layers, with a sliding window in some layers if
-    `hf`, the content of a config.json, uses windows: in those that its key `layer_types` names or, without this key, in
-    those from `max_window_layers` on."""
+    """`part` in each layer, with a sliding window, if used, in those of `layer_types` or from `max_window_layers`
+    on."""
     return spread(hf, part, layers, lambda layer: layer >= hf.get("max_window_layers", 28))
 
 
 def spread(
     hf: HF, part: SelfAttention, layers: int, local: Callable[[int], bool]
 ) -> SelfAttention | tuple[SelfAttention, ...]:
-    """Return a copy of `part`, the attention, for each of `layers` layers, with a sliding window in some layers if
-    `hf`, the content of a config.json, uses windows: in those that its key `layer_types` names or, without this key, in
-    those for which `local(layer)` is true."""
+    """`part` in each layer, with a sliding window, if used, in those of `layer_types` or where `local(layer)` is
+    true."""
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
     return tuple(replace(part, window=size) for size in windows(hf, layers, window, local))
 

@@ -48,9 +48,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
-    """Return the feed-forward of each layer of a Qwen mixture-of-experts model: experts or, in the layers that `hf`,
-    the content of a config.json, excludes, the dense feed-forward of the configuration `c`. `hf` already has the
-    defaults for missing keys; `shared` are further fields of Experts."""
+    """The feed-forward of each layer: experts or, in the layers that config.json excludes, a dense one."""
     width, dense_mlp = hf["moe_intermediate_size"], require(c.mlp, Gated)
     experts = Experts(
         count=hf["num_experts"],
@@ -65,8 +63,7 @@ def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedF
 
 
 def sparse_keys(c: DecoderConfig) -> tuple[Experts, dict[str, Any]]:
-    """Return (the mixture of experts of a decoder with configuration `c`, the keys of config.json that describe it).
-    Raises Inexpressible if no layer has experts."""
+    """(the mixture of experts, its keys of config.json)."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     part = require(next((part for part in parts if isinstance(part, Experts)), None), Experts)
     return part, {

@@ -17,9 +17,8 @@ CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
 @contextmanager
 def time_limits() -> Iterator[None]:
-    """Return a context that limits how long requests to the Hugging Face hub wait: HF_HUB_ETAG_TIMEOUT for an answer,
-    HF_HUB_DOWNLOAD_TIMEOUT for the next bytes of a file. Without limits, some requests of `huggingface_hub` wait for a
-    minute or forever."""
+    """Limit how long requests wait: HF_HUB_ETAG_TIMEOUT for an answer, HF_HUB_DOWNLOAD_TIMEOUT for the next bytes of a
+    file. Without limits, some requests of `huggingface_hub` wait for a minute or forever."""
     from huggingface_hub import constants, get_session
 
     def limit(request: Any) -> None:
@@ -40,8 +39,7 @@ def time_limits() -> Iterator[None]:
 
 
 def cached(name: str, path: str, commit: str) -> str:
-    """Return the local path of a file of a model in the cache of `huggingface_hub`: `path` in the commit `commit` of
-    the model `name` on the hub; "" if it is not in the cache."""
+    """Local path of a model's file in the cache; "" if it is not there."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(name, path, revision=commit)
@@ -49,17 +47,15 @@ def cached(name: str, path: str, commit: str) -> str:
 
 
 def unverified(name: str, commit: str) -> Path:
-    """Return the path of a JSON list in the cache that names the downloaded files of a model's commit that have not
-    been compared with the hub's checksums yet. The list may not exist. `name` is the model's name on the hub."""
+    """A JSON list in the cache, which may not exist, of downloaded files that have not been compared with the hub's
+    checksums yet."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", f"unverified-{commit}.json")
 
 
 def discard_wrong(name: str, commit: str) -> list[str]:
-    """Compare the downloaded files of a model's commit that have not been compared yet (see `unverified`) with the
-    hub's checksums, and delete the files that differ; return the paths of these. `name` is the model's name on the
-    hub."""
+    """Compare the files that have not been compared yet, and delete and return those that differ."""
     note, wrong = unverified(name, commit), list[str]()
     if not note.exists():
         return wrong
@@ -73,8 +69,8 @@ def discard_wrong(name: str, commit: str) -> list[str]:
 
 
 def is_announced(file: Path) -> bool:
-    """Return whether the content of a file in the cache has the checksum that is its name there: SHA-256 of large
-    files, SHA-1 of a Git blob of others. True for a file under another name, as in a cache without links."""
+    """Whether a cached file has the checksum that is its name: SHA-256 of large files, SHA-1 of a Git blob of others.
+    True for a file under another name, as in a cache without links."""
     announced = file.resolve().name
     if not CHECKSUM.fullmatch(announced):
         return True
@@ -85,7 +81,7 @@ def is_announced(file: Path) -> bool:
 
 
 def discard(file: Path) -> None:
-    """Delete a file of the cache of `huggingface_hub` and, if it is a link, the file that it links to."""
+    """Delete a cached file and, if it is a link, the file that it links to."""
     while file.is_symlink():
         target = file.parent / os.readlink(file)
         file.unlink()

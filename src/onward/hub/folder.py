@@ -46,30 +46,27 @@ Say = Callable[[str], None]
 
 
 def print_message(text: str) -> None:
-    """Print a message to standard error, after the name of the program."""
     print(f"onward: {text}", file=sys.stderr)
 
 
 @dataclass(frozen=True)
 class HubName:
-    """The name of a model on the Hugging Face hub, org/name, with a revision. The oldest releases, such as gpt2, have
-    no organization."""
+    """A model on the Hugging Face hub, org/name, and a revision; the oldest, such as gpt2, have no organization."""
 
     name: str
     revision: str  # a branch, a tag or a commit
 
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
-        """Parse `text`, the name of a model on the hub: org/name, name, org/name@revision, or these after hf:// or as
-        the address of the model's page; None if the text is not such a name. `revision` is used if the text has none;
-        if both are missing, it is main. Raises a UserError if both give different revisions."""
+        """Parse org/name, name, org/name@revision, or these after hf:// or as the address of the model's page; None if
+        the text is none of these. `revision` (default: main) is used if the text has none."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
             return None
         named = match[2] or match[3] or ""
         if named and revision and named != revision:
-            raise UserError(f"{text} names a revision, and revision is {revision!r}: give one of them")
+            raise UserError(f"Cannot use the revision {revision!r}, because {text} names another: give one of them")
         return cls(match[1], named or revision or "main")
 
     def __str__(self) -> str:
@@ -77,7 +74,6 @@ class HubName:
 
 
 def is_model(path: str | Path) -> bool:
-    """Return whether a path exists and holds a model: a folder with a config.json, or a GGUF file."""
     return os.path.isfile(os.path.join(path, "config.json")) or (str(path).endswith(".gguf") and os.path.isfile(path))
 
 
@@ -101,7 +97,7 @@ def locate(
     hub_name = HubName.of(text, revision)
     if not address and os.path.exists(text):
         if revision:
-            raise UserError(f"revision is {revision!r}, and {text} is a path on this machine: name hf://{text} instead")
+            raise UserError(f"revision is {revision!r}, but {text} is a path on this machine: name hf://{text} instead")
         if hub_name and hub_name.name in cached_names():
             say(f"{text} is a local path, which is used; the model of that name on the hub is hf://{text}")
         return Path(name)
@@ -123,10 +119,8 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
-    """Download the files of a model on the hub whose paths match `files`, unless they are in the cache; return their
-    folder. The hub is asked for the revision's commit and, only if files are missing, for the files. `local` says that
-    the name could also have been a folder, for error messages; `say` is called with messages. Raises a UserError if the
-    model is missing, gated, or cannot be downloaded."""
+    """Download the files whose paths match, unless they are in the cache; return their folder. The hub is asked for the
+    revision's commit and, only if files are missing, for the files. `local`: the name could also have been a folder."""
     begun = False
     try:
         with time_limits():
@@ -144,12 +138,10 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
 
 
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
-    """Download the files `paths` of a model's commit into the cache; `missing` are those that are not there yet.
-    Returns their folder. A file whose content differs from the hub's checksum is deleted, and a UserError raised.
+    """Download files into the cache; `missing` are those that are not there yet. Returns their folder.
 
-    Each downloaded file is compared once; a list in the cache names the files that are still to be compared, also after
-    an interrupted download.
-    """
+    Each downloaded file is compared once with the hub's checksum, and deleted if it differs; a list in the cache names
+    the files that are still to be compared, also after an interrupted download."""
     from huggingface_hub import snapshot_download
 
     note = unverified(model.name, commit)
@@ -166,8 +158,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
-    """Resolve a model's revision, such as main, to a commit; return (hash of the commit, whether only the cache may be
-    used). That is so if HF_HUB_OFFLINE is set, or if the hub cannot be reached, which `say` reports."""
+    """(hash of the revision's commit, whether only the cache may be used: HF_HUB_OFFLINE is set, or the hub cannot be
+    reached)."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -192,9 +184,7 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """Return (paths of a model's files at a commit that match `files` or are its weights, the hub's entries by path for
-    those that are not in the cache). With `offline` only the cache is read. Raises a UserError if files are then
-    missing, or if they are not a model that Onward reads."""
+    """(paths of the files that match or are weights, the hub's entries of those that are not in the cache)."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -214,15 +204,14 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
     missing = {path: entries[path] for path in paths if not cached(model.name, path, commit)}
     if missing and offline:
         raise UserError(
-            f"{model} is in the cache without {', '.join(sorted(missing)[:3])}, and the hub cannot be reached: try "
-            "again with a network"
+            f"Cannot load {model}, because the cache lacks {', '.join(sorted(missing)[:3])} and the hub cannot be "
+            "reached: try again with a network"
         )
     return paths, missing
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """Return the paths of a model's weight files at a commit, as its index of shards names them; downloads the index if
-    it is not in the cache. `entries` are the hub's entries of all files of the model, by path."""
+    """Paths of the weight files that the index of shards names; downloads the index if it is not in the cache."""
     index = cached(model.name, INDEX, commit)
     if not index:
         index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
@@ -231,23 +220,21 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
-    """Raise a UserError if a model on the hub is not one that Onward reads. `paths` are the paths of its files to
-    download, `there` those of all its files, `files` the pattern of the wanted paths."""
+    """Refuse a model that Onward does not read; `there` are the paths of all its files."""
     endings = {Path(path).suffix for path in there}
     if "config.json" not in paths:
         kind = "an adapter" if "adapter_config.json" in there else "GGUF files" if ".gguf" in endings else "other files"
         raise UserError(f"{model} on the hub has no config.json but {kind}: name the model that it was made from")
     if files.fullmatch(SINGLE) and not {SINGLE, INDEX} & {*paths}:
         raise UserError(
-            f"{model} on the hub has no {SINGLE}, and pickles (.bin) can run any code when they are read: give the "
-            "revision of another commit, such as refs/pr/1, if one has safetensors files, or make them yourself with "
+            f"Cannot load {model}, because on the hub it has no {SINGLE} but pickles (.bin), which can run any code: "
+            "give the revision of another commit, such as refs/pr/1, if one has safetensors files, or make them with "
             f"onward convert {model} OUT --from-bin"
         )
 
 
 def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
-    """Call `say` with the size of a download before it starts, and a warning if the weights are larger than the
-    machine's memory. `missing` are the hub's entries of the files to download, by path."""
+    """Report the size of a download, and whether the weights are larger than the machine's memory."""
     from huggingface_hub import constants
 
     weights = sum(entry.size for path, entry in missing.items() if path.endswith((".safetensors", ".bin")))
@@ -259,7 +246,7 @@ def announce(model: HubName, missing: Mapping[str, RepoFile], say: Say) -> None:
 
 
 def size_of(count: int) -> str:
-    """Format `count`, a number of bytes, for people: 2.2 GB."""
+    """Bytes for people: 2.2 GB."""
     for unit, factor in ("GB", 1e9), ("MB", 1e6), ("kB", 1e3):
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"
@@ -267,15 +254,13 @@ def size_of(count: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an exception's message, at most 200 characters; the exception's class if it has no
-    message."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:200].rstrip(".")
 
 
 def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -> str:
-    """Return the error message for an exception that was raised while a model on the hub was looked up or downloaded.
-    `local` says that the name could also have been a folder; `begun`, that the download had started."""
+    """The message for an exception of looking up or downloading a model. `local`: the name could also have been a
+    folder."""
     from huggingface_hub import constants, errors
 
     hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by what they were raised from
@@ -324,7 +309,6 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
 
 
 def cached_models() -> list[CachedRepoInfo]:
-    """Return `huggingface_hub`'s descriptions of the models in its cache, sorted by name."""
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -336,8 +320,7 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def cached_names() -> list[str]:
-    """Return the names of the models in the cache of `huggingface_hub`, read from the names of its folders, since a
-    complete scan of the cache takes long."""
+    """Read from the names of folders, since a complete scan of the cache takes long."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)

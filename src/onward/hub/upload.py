@@ -11,8 +11,7 @@ from onward.hub.folder import CARD, FILES, INDEX, SINGLE, WEIGHTS, HubName, Say,
 
 
 def model_files(folder: Path) -> list[str]:
-    """Return the paths, relative to a model's folder, of its files to upload: config, tokenizer and weights, the model
-    card with its picture, and the license. Optimizer state, logs and data are left out."""
+    """Files to upload: config, tokenizer, weights, the model card with its picture, and the license."""
     known = [*folder.iterdir(), *folder.glob("additional_chat_templates/*")]
     names = sorted(str(path.relative_to(folder)) for path in known if path.is_file())
     files = [name for name in names if FILES[""].fullmatch(name) or name in (CARD, "LICENSE", "loss.svg")]
@@ -25,10 +24,8 @@ def model_files(folder: Path) -> list[str]:
 def upload(
     model: HubName, files: Mapping[str, Path | bytes], *, private: bool = False, say: Say = print_message
 ) -> str:
-    """Upload `files`, paths or contents by their paths on the hub, as one commit to a model, which is created if it
-    does not exist, `private` or not; return the web address of the commit. The commit also deletes the former weight
-    files. A model card given as bytes was generated, and does not replace an existing card, which `say` reports. Raises
-    a UserError if the upload fails."""
+    """Upload files, by their paths on the hub, as one commit, which also deletes former weight files; return its web
+    address. A model card given as bytes was generated, and does not replace an existing card."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api, new = HfApi(library_name="onward"), dict(files)
@@ -49,7 +46,6 @@ def upload(
 
 
 def upload_reason(model: HubName, error: Exception) -> str:
-    """Return the error message for an exception that was raised while a model was uploaded to the hub."""
     from huggingface_hub import errors
 
     status = getattr(getattr(error, "response", None), "status_code", None)

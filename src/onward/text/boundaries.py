@@ -13,8 +13,7 @@ ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line 
 
 
 def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Return whether the tokenizer always gives the same ids for a text as for its pieces, if the text is cut after
-    line breaks between two characters that are not white space."""
+    """Whether a text always encodes like its pieces when cut after line breaks between two visible characters."""
     first = inner.pre_tokenizer
     return (
         isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
@@ -26,8 +25,7 @@ def cuttable(inner: tokenizers.Tokenizer) -> bool:
 
 
 def continuing(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """Return a copy of the tokenizer for texts that continue another text: it neither adds a space before a text nor
-    removes the spaces with which the text begins."""
+    """A copy that neither adds a space before a text nor removes the spaces with which it begins."""
     table = json.loads(inner.to_str())
     parts = {name: without_beginning(table[name]) for name in ("normalizer", "pre_tokenizer")}
     copy = tokenizers.Tokenizer.from_str(json.dumps(table | parts))
@@ -36,8 +34,8 @@ def continuing(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
 
 
 def without_beginning(part: Any) -> Any:
-    """Return `part`, an entry of tokenizer.json under `normalizer` or `pre_tokenizer`, without its special treatment of
-    the beginning of a text; None if nothing else is left."""
+    """A normalizer or pre-tokenizer of tokenizer.json without its treatment of a text's beginning; None if nothing is
+    left."""
     if part is None:
         return None
     for name in "normalizers", "pretokenizers":  # of a sequence

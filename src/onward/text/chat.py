@@ -41,8 +41,7 @@ class NoTemplate(UserWarning):
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation as a training example: its token ids, whether the model is trained on each, and the text that the
-    template rendered."""
+    """A conversation as a training example: token ids, whether each is trained, and the rendered text."""
 
     tokens: list[int]
     trained: list[bool]
@@ -51,8 +50,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Turn:
-    """An answer in a rendered text: the model writes the characters from `start` to `end`, the end of the control token
-    that closes the answer."""
+    """An answer in a rendered text: the model writes the characters [start, end), including the control token that
+    closes it."""
 
     text: MaskedString
     start: int
@@ -111,8 +110,7 @@ class Chat:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> MaskedString:
-        """Render messages by the template, with further `variables` of the template, followed by the beginning of an
-        answer if `add_generation_prompt`. Raises a UserError as `encode` does."""
+        """The rendered messages, with the beginning of an answer if `add_generation_prompt`."""
         return Messages(self.template, self.tokenizer.names, messages, variables).render(add_generation_prompt)
 
     def encode(
@@ -123,35 +121,27 @@ class Chat:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> list[int]:
-        """Return the token ids of messages, or of one user message given as text. With `add_generation_prompt` the
-        beginning of the assistant's answer follows; with `continue_final_message` the tokens end with the text of the
-        last message instead, so that the model continues it. `variables` are passed to the template. Raises a UserError
-        for malformed messages, for a message that the template does not write, for errors of the template, and if the
-        last message cannot be continued."""
+        """Token ids of messages, or of one user message given as text. With `continue_final_message` they end with the
+        text of the last message, so that the model continues it. `variables` are those of the template."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         talk = Messages(self.template, self.tokenizer.names, given, variables)
         text = talk.render(add_generation_prompt and not continue_final_message)
         if continue_final_message:
             text = text[: talk.end_of(text, len(given) - 1, "content")]
             if not text:
-                raise UserError("the last message has no text that the template writes: it cannot be continued")
+                raise UserError("Cannot continue the last message, because the chat template writes no text of it")
         return [i for i, _, _ in self.tokens(text)]
 
     def conversations(
         self, messages: Sequence[Message], given: int = 0, trained: Sequence[bool] | None = None, **variables: Any
     ) -> list[Conversation]:
-        """Return a conversation as training examples, mostly one.
+        """A conversation as training examples, mostly one.
 
-        The model is trained on the assistant's messages after the first `given` messages, or on those for which
-        `trained`, with an item for each message, is True; the other messages are context. Of such a message, everything
-        is trained that follows the beginning of an answer as the template writes it (`add_generation_prompt`), up to
-        and with the control token that ends the answer; but in a template with `{% generation %}`, only the text in
-        these blocks and that control token. A message that the template writes differently once other messages follow,
-        for example without its reasoning, becomes an example that ends with it.
-
-        Raises a UserError as `encode` does, if no control token ends an answer, if the template leaves out a part of a
-        message that is trained, and if no message is trained.
-        """
+        The assistant's messages after the first `given`, or those for which `trained` is True, are trained: everything
+        that follows the beginning of an answer as the template writes it, up to and with the control token that ends
+        it; in a template with `{% generation %}`, only the text in these blocks and that token. A message that the
+        template writes differently once others follow, for example without its reasoning, becomes an example that ends
+        with it."""
         talk = Messages(self.template, self.tokenizer.names, messages, variables)
         talk.render(False)
         result, turns = list[Conversation](), list[Turn]()
@@ -168,7 +158,7 @@ class Chat:
         return [*result, self.example(turns)]
 
     def turn(self, talk: Messages, index: int) -> Turn:
-        """Return the answer that is the message with this index, in the text of the messages up to it."""
+        """The answer that is the message with this index, in the text of the messages up to it."""
         messages = talk.messages[: index + 1]
         text = talk.rendered(messages, False)
         for name in TAUGHT:
@@ -197,8 +187,7 @@ class Chat:
         raise UserError("the chat template never closes the assistant's turn with a control token: use another")
 
     def start(self, talk: Messages, text: MaskedString, index: int) -> int:
-        """Return the position in a rendered text at which the model begins to write the message with this index: after
-        the beginning of an answer that the template writes for the messages before it."""
+        """Where in a rendered text the model begins to write the message with this index."""
         if index == 0:  # a template may need a message before: the beginning of an answer is what it adds to one
             asked = [any_message("user")]
             beginning = talk.rendered(asked, True)[len(talk.rendered(asked, False)) :]
@@ -208,8 +197,8 @@ class Chat:
         if same < len(before):  # a finished answer begins differently, for example without an open <think>
             if same < shared_length(before, talk.rendered(talk.messages[:index], False)):
                 raise UserError(
-                    f"the chat template writes the messages before message {index + 1} differently once it is there: "
-                    "name another template"
+                    f"Cannot train message {index + 1}, because the chat template writes the messages before it "
+                    "differently once it is there: name another template"
                 )
             same = next((at for _, at, end in self.controls(text) if at < same < end), same)
             other = text[same : same + SHOWN]
@@ -221,7 +210,7 @@ class Chat:
         return same
 
     def example(self, turns: Sequence[Turn]) -> Conversation:
-        """Return the training example of turns that the last one's text has in common."""
+        """The training example of turns that the last one's text has in common."""
         text = turns[-1].text
         own, trained, blocks = self.controls(text), list[bool](), in_block(text)
         closing = {(start, end) for _, start, end in own if any(end == turn.end for turn in turns)}
@@ -232,8 +221,8 @@ class Chat:
         return Conversation([i for i, _, _ in tokens], trained, str.__getitem__(text, slice(None)))
 
     def tokens(self, text: MaskedString) -> list[Span]:
-        """Encode a rendered text: return (token id, start, end) for each token, where start and end are its positions
-        in the text. Only control tokens whose characters were all written by the template become control tokens."""
+        """(token id, start, end) of each token. Only control tokens whose characters were all written by the template
+        become control tokens."""
         own = self.controls(text)
         encoded = self.inner.encode(text, add_special_tokens=False)
         if self.spans(text, encoded) == own:
@@ -267,8 +256,8 @@ class Chat:
         return result
 
     def cut_tokens(self, text: MaskedString, starts: Sequence[int]) -> list[Span]:
-        """Encode a rendered text as `tokens` does, except that at each position in `starts`, where the model begins to
-        write, the tokens before it are those of the text before it."""
+        """As `tokens`, but the tokens before each of `starts`, where the model begins to write, are those of the text
+        before it."""
         tokens = self.tokens(text)
         for start in starts:
             before = self.tokens(text[:start])
@@ -281,24 +270,22 @@ class Chat:
         return tokens
 
     def controls(self, text: MaskedString) -> list[Span]:
-        """Return (token id, start, end) for each control token in a rendered text that the template wrote."""
+        """(token id, start, end) of each control token that the template wrote."""
         runs = re.finditer(f"[{codes_of(TEMPLATE)}]+", mask_of(text))
         pieces = [(run.start(), text[slice(*run.span())]) for run in runs]
         encoded = [(at, piece, self.inner.encode(piece, add_special_tokens=False)) for at, piece in pieces]
         return [(i, a + at, b + at) for at, piece, one in encoded for i, a, b in self.spans(piece, one)]
 
     def spell(self, text: str) -> list[int]:
-        """Return the token ids of a text encoded without any control tokens: if its encoding contains a control token,
-        the text is encoded in two halves."""
+        """Token ids of a text without control tokens; if its encoding has one, the text is encoded in halves."""
         ids = self.tokenizer.encode(text, special=False)
         if not any(i in self.marks and i != self.tokenizer.unknown_id for i in ids):
             return ids
         return self.spell(text[: len(text) // 2]) + self.spell(text[len(text) // 2 :]) if len(text) > 1 else []
 
     def spans(self, text: str, encoding: tokenizers.Encoding) -> list[Span]:
-        """Return (token id, start, end) for each control token in `encoding`, the encoding of a text; start and end are
-        positions in the text, without white space that the token has absorbed. The unknown token counts only if the
-        text spells its name."""
+        """(token id, start, end) of each control token of an encoding, without white space that it has absorbed. The
+        unknown token counts only if the text spells its name."""
         result = []
         for i, (start, end) in zip(encoding.ids, encoding.offsets):
             start, end = trimmed(text, start, end) if i in self.marks else (start, end)
@@ -309,31 +296,29 @@ class Chat:
 
 
 def in_block(text: MaskedString) -> bool:
-    """Return whether a template marks any character of a text as generated."""
+    """Whether a `{% generation %}` block holds any character of the text."""
     return any(ord(code) & GENERATED for code in {*mask_of(text)})
 
 
 def taught(message: Message) -> bool:
-    """Return whether a message holds something that a model can learn to write."""
+    """Whether a message holds something that a model can learn to write."""
     content = message.get("content")
     return bool(content.strip() if isinstance(content, str) else content) or any(message.get(n) for n in TAUGHT[1:])
 
 
 def shared_length(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts."""
+    """Length of the common prefix."""
     pairs = enumerate(zip(str.__iter__(one), str.__iter__(other)))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
-    """Return (start, end), the part of a text between the positions `start` and `end`, narrowed to exclude white space
-    at both ends."""
+    """The part [start, end) of a text without white space at both ends."""
     piece = text[start:end]
     return start + len(piece) - len(piece.lstrip()), end - len(piece) + len(piece.rstrip())
 
 
 @lru_cache(maxsize=2)
 def chat_of(tokenizer: Tokenizer) -> Chat:
-    """Return the Chat of a tokenizer, which renders and encodes messages; those of the last two tokenizers are
-    cached."""
+    """The Chat of a tokenizer, which renders and encodes messages; those of the last two tokenizers are cached."""
     return Chat(tokenizer)

@@ -26,22 +26,18 @@ LINES = {
 
 
 def built_in() -> Iterator[Labeled]:
-    """Yield the built-in short texts on which tokenizers are compared by default, as pairs (text, labels): prose with
-    labels such as {"language": "German"}, and English texts with labels such as {"kind": "code"}."""
+    """(text, labels) of the built-in short texts, with labels such as {"language": "German"} or {"kind": "code"}."""
     for by, texts in samples().items():
         for name, text in texts.items():
             yield text, {by: name}
 
 
 def labeled(text: str, source: str) -> Labeled:
-    """Return a text with labels, (text, {"source", "script", "kind"}): `source` is the name of its file, its script
-    (such as Latin) and its kind (such as code) are guessed from the text."""
     return text, {"source": source, "script": script(text), "kind": kind(text)}
 
 
 def script(text: str) -> str:
-    """Return the most frequent script of a text's letters, such as Latin, Cyrillic or Han; "none" if it has no
-    letters."""
+    """Most frequent script of the letters, such as Latin or Han; "none" without letters."""
     counts: Counter[str] = Counter()
     for character, count in Counter(text).items():
         if character.isalpha():
@@ -51,13 +47,11 @@ def script(text: str) -> str:
 
 @cache
 def script_of(letter: str) -> str:
-    """Return the script of a letter, such as Latin or Han: the first word of the letter's Unicode name."""
     first = unicodedata.name(letter, "unknown").split()[0]
     return "Han" if first == "CJK" else first.capitalize()
 
 
 def kind(text: str) -> str:
-    """Guess the kind of a text: numbers, markup, code, dialogue or prose."""
     if sum(map(str.isdigit, text)) > SHARE * sum(not c.isspace() for c in text):
         return "numbers"
     lines = [line for line in text.split("\n") if line.strip()]
@@ -118,8 +112,7 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
 
 
 def difference(text: str, back: str) -> dict[str, str]:
-    """Return the first difference between a text and `back`, the text decoded from its tokens, as {"text", "back"}: an
-    excerpt of each around the difference."""
+    """The first difference between a text and its decoded tokens, as an excerpt of each."""
     at = next((n for n, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
     place = slice(max(at - 10, 0), at + 20)
     return {"text": text[place], "back": back[place]}

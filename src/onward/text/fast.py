@@ -37,20 +37,17 @@ WORD = re.compile(r"[^\S\x1c-\x1f][\S\x1c-\x1f]")  # the beginning of a word; on
 
 
 def encoder(tokenizer: Tokenizer) -> Encoder:
-    """Return the fastest available function that encodes a list of texts to arrays (T,) of uint32 token ids, one per
-    text, without control tokens; the ids are those of `Tokenizer.encode_batch`. Used to tokenize training data."""
+    """The fastest function that encodes texts to arrays (T,) of uint32 ids, as `Tokenizer.encode_batch` does."""
     return named_encoder(tokenizer)[1]
 
 
 def named_encoder(tokenizer: Tokenizer) -> tuple[str, Encoder]:
-    """Return (name of the library, tiktoken or tokenizers, that encodes fastest; its function as of `encoder`)."""
     fast = by_tiktoken(tokenizer)
     return ("tiktoken", fast) if fast else ("tokenizers", by_library(tokenizer))
 
 
 def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
-    """Return an encoding function as of `encoder` that uses the library `tokenizers`, on all cores unless
-    TOKENIZERS_PARALLELISM is false. It encodes about `group_size` characters at a time, to bound memory."""
+    """An encoder by `tokenizers`, on all cores unless TOKENIZERS_PARALLELISM is false."""
 
     def encode(texts: Sequence[str]) -> list[np.ndarray]:
         parts: list[list[np.ndarray]] = [[] for _ in texts]
@@ -63,8 +60,7 @@ def by_library(tokenizer: Tokenizer, group_size: int = GROUP) -> Encoder:
 
 
 def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> Iterator[list[tuple[int, str]]]:
-    """Cut texts into pieces with the tokenizer, and yield the pieces in groups of about `group_size` characters: lists
-    of (index of the text, piece of the text)."""
+    """Pieces of texts in groups of about `group_size` characters: (index of the text, piece)."""
     group: list[tuple[int, str]] = []
     size = 0
     for n, text in enumerate(texts):
@@ -78,12 +74,10 @@ def text_groups(tokenizer: Tokenizer, texts: Sequence[str], group_size: int) -> 
 
 
 def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
-    """Return an encoding function as of `encoder` that uses `tiktoken`, on one core; None if `tiktoken` is not
-    installed or would give other ids.
+    """An encoder by `tiktoken`, on one core; None if it is not installed or would give other ids.
 
-    Texts that `tiktoken` cannot encode are encoded by `tokenizers`: those with surrogates, and long pieces without a
-    word boundary, for which `tiktoken` overflows its stack.
-    """
+    Texts with surrogates, and long pieces without a word boundary, for which `tiktoken` overflows its stack, are
+    encoded by `tokenizers`."""
     try:
         import tiktoken
     except ImportError:
@@ -113,14 +107,11 @@ def by_tiktoken(tokenizer: Tokenizer) -> Encoder | None:
 
 
 def samples() -> dict[str, dict[str, str]]:
-    """Return the built-in short texts on which tokenizers are compared, as {"language": {name: text}, "kind": {name:
-    text}}."""
     return tomllib.loads(Path(__file__).with_name("samples.toml").read_text(encoding="utf-8"))
 
 
 def split_pattern(table: dict[str, Any]) -> str:
-    """Return the regular expression with which a byte-level tokenizer, `table` as of its tokenizer.json, splits texts
-    into words; "" if it changes texts in further steps, which `tiktoken` does not have."""
+    """The regular expression that splits texts; "" if there are further steps, which `tiktoken` lacks."""
     if table["normalizer"] or not all(token["special"] for token in table["added_tokens"]):
         return ""  # added tokens other than control tokens are matched in texts
     patterns = patterns_of(table["pre_tokenizer"])
@@ -128,13 +119,12 @@ def split_pattern(table: dict[str, Any]) -> str:
 
 
 def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
-    """Return the vocabulary of a tokenizer, `table` as of its tokenizer.json, for `tiktoken`: token ids by the bytes of
-    the token, in the order of the merges, which is their rank; {} if `tiktoken` could encode a text differently.
+    """Token ids by the bytes of the token, in the order of the merges; {} if `tiktoken` could encode a text
+    differently.
 
     `tiktoken` merges any two neighbors that form a token, `tokenizers` only the pairs on its list. They give the same
     ids if each token is formed by one merge or by consecutive merges, from tokens formed before, and if its own bytes
-    encode to that token: the two neighbors that form it are then always the last two of its own merges.
-    """
+    encode to that token: the two neighbors that form it are then always the last two of its own merges."""
     model = table["model"]
     options = "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"
     if model["type"] != "BPE" or any(map(model.get, options)):
@@ -154,9 +144,7 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
 
 
 def same_characters(characters: str = NEW) -> bool:
-    """Return whether `tiktoken` and `tokenizers` agree which of `characters` are letters, numbers and spaces; by
-    default characters whose Unicode category differs between versions of Unicode. If not, the two could split texts
-    differently."""
+    """Whether both libraries agree which of these characters are letters, numbers and spaces."""
     import tiktoken
 
     every = {bytes([byte]): byte for byte in range(256)}
@@ -170,7 +158,7 @@ def same_characters(characters: str = NEW) -> bool:
 
 
 def unbroken(text: str) -> bool:
-    """Return whether a text may have 65,536 or more characters in a row without a word boundary, which `tiktoken`
-    cannot encode. Some texts without such a run also give True."""
+    """Whether a text may have RUN or more characters without a word boundary, which `tiktoken` cannot encode; True for
+    some texts without such a run."""
     block = RUN // 2  # a run of RUN characters covers a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

@@ -14,11 +14,10 @@ from tokenizers import models, pre_tokenizers, trainers
 
 
 def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
-    """Train a byte-level BPE model on texts, which are split by GPT-2's pattern (Radford et al. 2019).
+    """Train byte-level BPE on texts, which are iterated once and split by GPT-2's pattern (Radford et al. 2019).
 
-    It has at most `size` ids: the control token `control`, the 256 bytes, and a token for each merge, the most frequent
-    pair first. The texts are iterated once.
-    """
+    It has at most `size` ids: the control token, the 256 bytes, and a token for each merge, the most frequent pair
+    first."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     try:
         import ffbpe
@@ -38,9 +37,6 @@ def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
 
 
 def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[str]) -> models.BPE:
-    """Train the BPE model of `learn_bpe` with the library `tokenizers`, which notices Ctrl-C only at its end; used
-    where the faster library is not installed. The arguments are those of `learn_bpe`; `alphabet` are the symbols that
-    stand for the 256 bytes."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -51,7 +47,7 @@ def by_tokenizers(texts: Iterable[str], size: int, control: str, alphabet: list[
 
 
 def interruptible(work: Callable[[], object]) -> None:
-    """Run `work`, a function of a library that ignores signals, in a thread, so that Ctrl-C takes effect at once."""
+    """Run a function that ignores signals in a thread, so that Ctrl-C takes effect at once."""
     done = Future[None]()
 
     def run() -> None:

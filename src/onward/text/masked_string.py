@@ -16,8 +16,7 @@ DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?
 
 
 class TooLarge(ValueError):
-    """Raised if a chat template makes a text or list of more than 10,000,000 characters, or pads a field to more than
-    9,999."""
+    """A chat template makes a text or list that is too long, or pads a field too widely."""
 
     def __init__(self) -> None:
         super().__init__("it makes texts or lists that are too large")
@@ -31,6 +30,7 @@ class MaskedString(str):
     select or join characters keep their mask. The result of any other operation has the source OTHER.
     """
 
+    # An operation that loses the mask is safe: text from anywhere else never has control tokens.
     _mask: str  # templates cannot read private attributes
 
     def __new__(cls, text: str, mask: str | None = None) -> MaskedString:
@@ -107,8 +107,7 @@ class MaskedString(str):
         return before, separator, after
 
     def located(self, parts: Iterable[str], separator: str | None) -> list[str]:
-        """Return `parts`, plain strings that are consecutive parts of this string, as masked parts of it. `separator`
-        is the text between the parts; None means white space."""
+        """Consecutive parts of this string, with their masks; `separator` is between them (None: white space)."""
         result: list[str] = []
         position = 0
         for part in parts:
@@ -125,8 +124,7 @@ class MaskedString(str):
         return MaskedString(new, mask_of(new)).join(parts)
 
     def spread(self, times: int) -> list[str]:
-        """Return the parts between which `replace("", new, times)` inserts `new`: before each of the first characters
-        and at the end, `times` places in all."""
+        """The parts between which `replace("", new, times)` inserts `new`."""
         return ["", *self[: times - 1], self[times - 1 :]] if times else [self]
 
     def lower(self) -> str:
@@ -142,55 +140,46 @@ class MaskedString(str):
         return self.cased(super().title())
 
     def cased(self, text: str) -> str:
-        """Return `text`, this string in upper or lower case, with the mask of this string; without a mask if the
-        lengths differ."""
+        """`text` with the mask of this string; without a mask if the lengths differ."""
         return MaskedString(text, self._mask) if len(text) == len(self) else MaskedString(text)
 
 
 def sourced(text: str, source: int) -> MaskedString:
-    """Return a text whose characters all have this source."""
     return MaskedString(text, chr(2 * source) * len(text))
 
 
 def generated(text: str) -> MaskedString:
-    """Return a text whose characters are all marked as generated; their sources are kept."""
     return MaskedString(text, "".join(chr(ord(code) | GENERATED) for code in mask_of(text)))
 
 
 def mask_of(text: str) -> str:
-    """Return the mask of a string, one code per character (see MaskedString); zeros for a plain string."""
+    """The mask, one code per character; zeros for a plain string."""
     return text._mask if isinstance(text, MaskedString) else "\0" * len(text)
 
 
 def codes_of(source: int) -> str:
-    """Return the codes that characters of this source have in a mask."""
     return chr(2 * source) + chr(2 * source + GENERATED)
 
 
 def concat(parts: Iterable[Any]) -> str:
-    """Convert values to text and join them; values with a mask keep it. Raises TooLarge if the result is too long."""
     texts = [as_text(part) for part in parts]
     check_length(sum(map(len, texts)))
     return MaskedString("".join(texts), "".join(map(mask_of, texts)))
 
 
 def as_text(value: Any) -> str:
-    """Convert a value to text as a chat template prints it. Raises TooLarge if its lists and dicts are too large to
-    print."""
     if not isinstance(value, str | int | float | None):
         check_size(value)
     return str(value)
 
 
 def check_length(length: int) -> None:
-    """Raise TooLarge if `length`, the number of characters of a text, exceeds 10,000,000."""
     if length > MAX_LENGTH:
         raise TooLarge
 
 
 def check_size(value: Any) -> None:
-    """Raise TooLarge if the texts and items within a value, nested lists and dicts included, would be too long as text.
-    A list that occurs several times counts each time."""
+    """Refuse a value that would be too long as text; a list that occurs several times counts each time."""
     waiting, total = [value], 0
     while waiting:
         one = waiting.pop()
@@ -203,8 +192,7 @@ def check_size(value: Any) -> None:
 
 
 def percent(text: MaskedString, values: Any) -> str:
-    """Return `text % values`, in which the characters of `text`, and of values inserted by a plain `%s`, keep their
-    masks. Raises TooLarge if a value is too large to print or a field too wide."""
+    """`text % values`, in which `text` and values inserted by a plain `%s` keep their masks."""
     pieces, position = list[str](), 0
     waiting = list(values) if isinstance(values, tuple) else [values]
     for match in DIRECTIVE.finditer(text):

@@ -22,14 +22,13 @@ TEXTS = ("text", "input_text", "output_text")  # types of content parts that are
 
 
 class Messages:
-    """The messages of a conversation for a chat template, with other `variables` of the template; `names` are the names
-    of control tokens. Each text in a field of a message has a source of its own (see MaskedString), so that the
-    rendered text shows which fields the template wrote, and where.
+    """The messages of a conversation, and other `variables`, as a chat template takes them; `names` are those of
+    control tokens. Each text in a field of a message has a source of its own (see MaskedString), so that the rendered
+    text shows which fields the template wrote, and where.
 
     `messages` differ from those given: the reasoning of a message has each of the names that templates use, text parts
     of a content are joined, a missing content is empty, arguments of tool calls are tables, and fields that are None
-    are left out. Raises a UserError for malformed messages.
-    """
+    are left out."""
 
     def __init__(
         self,
@@ -49,7 +48,6 @@ class Messages:
             raise UserError("the messages contain themselves or nest too deep: give plain lists and tables") from None
 
     def taken(self, index: int, message: Message) -> dict[str, Any]:
-        """Return the message with this index as the template takes it, with the sources of its texts."""
         result = dict[str, Any]()
         for name, value in normalized(message, index).items():
             key = index, REASONING[0] if name in REASONING else name
@@ -59,9 +57,8 @@ class Messages:
         return result
 
     def render(self, add_generation_prompt: bool) -> MaskedString:
-        """Render the messages, followed by the beginning of an answer if `add_generation_prompt`, in the first of their
-        readings of which the template writes each message and each tool call; `messages` become this reading. Raises
-        the UserError of the first reading if there is none."""
+        """Render the first of the messages' readings of which the template writes each message and tool call;
+        `messages` become this reading. Raises the error of the first reading if there is none."""
         first: UserError | None = None
         for messages in [*self.readings()]:
             self.messages = messages
@@ -76,8 +73,8 @@ class Messages:
         raise first
 
     def readings(self) -> Iterator[list[dict[str, Any]]]:
-        """Yield the messages as they are; then, where that makes a difference, with the content None instead of an
-        empty one, with the role system instead of developer, and with both."""
+        """The messages as they are; then, where that makes a difference, with the content None instead of an empty one,
+        with the role system instead of developer, and with both."""
         bare = [message | {"content": message["content"] or None} for message in self.messages]
         system = {"role": sourced("system", TEMPLATE)}
         for change in {}, system:
@@ -87,8 +84,6 @@ class Messages:
                     yield changed
 
     def rendered(self, messages: Sequence[Message], add_generation_prompt: bool) -> MaskedString:
-        """Render `messages`, such as the first of the conversation, with its variables. Raises a UserError for errors
-        of the template."""
         values = {**self.values, "messages": messages, "add_generation_prompt": add_generation_prompt}
         try:
             text = render(self.template, values)
@@ -99,8 +94,7 @@ class Messages:
     def check_message(
         self, text: MaskedString, messages: Sequence[Message], index: int, add_generation_prompt: bool
     ) -> None:
-        """Raise a UserError if the message with this index, or its tool calls, left no trace in `text`, which the
-        template made of `messages`."""
+        """UserError if the message, or its tool calls, left no trace in `text`."""
         message = messages[index]
         changed = {"role": message["role"], "content": f"x{message.get('content') or ''}"}
         if not self.wrote(text, messages, index, message, changed, add_generation_prompt):
@@ -119,8 +113,7 @@ class Messages:
         name: str,
         add_generation_prompt: bool = False,
     ) -> None:
-        """Raise a UserError if the field `name` of the message with this index left no trace in `text`, which the
-        template made of `messages`."""
+        """UserError if the field `name` of the message left no trace in `text`."""
         names = REASONING if name in REASONING else (name,)
         without = {key: value for key, value in messages[index].items() if key not in names}
         if not self.wrote(text, messages, index, names, without, add_generation_prompt):
@@ -138,8 +131,8 @@ class Messages:
         changed: Message,
         add_generation_prompt: bool,
     ) -> bool:
-        """Return whether fields `names` of a message left a trace in `text`, which the template made of `messages`:
-        their characters are in it, or it is another text with the message `changed` in place of this one."""
+        """Whether the fields `names` of a message are in `text`, or it differs with `changed` in place of the
+        message."""
         if any(self.end_of(text, index, name) for name in names):
             return True
         others = [*messages[:index], changed, *messages[index + 1 :]]
@@ -149,14 +142,12 @@ class Messages:
             return True
 
     def end_of(self, text: MaskedString, index: int, name: str) -> int:
-        """Return the position in a rendered text after the last character of a message's field `name`; 0 if there is
-        none."""
+        """Position after the last character of a message's field in a rendered text; 0 if there is none."""
         codes = codes_of(self.sources.get((index, name), -1)) if (index, name) in self.sources else ""
         return max((mask_of(text).rfind(code) + 1 for code in codes), default=0)
 
     def check_content(self, text: MaskedString, messages: Sequence[Message], index: int) -> None:
-        """Raise a UserError if the template left out a part of a message's content in `text`, which it made of
-        `messages`, as some templates leave out reasoning."""
+        """UserError if the template left out a part of the content, as some leave out reasoning."""
         content = messages[index].get("content") or ""
         codes = codes_of(self.sources.get((index, "content"), -1)) if content else ""
         kept = "".join(c for c, code in zip(str.__iter__(text), mask_of(text)) if code in codes)
@@ -171,12 +162,11 @@ class Messages:
 
 
 def any_message(role: str) -> dict[str, Any]:
-    """Return a message of one of ROLES, to see what the template writes around it."""
+    """A message to see what the template writes around it."""
     return {"role": sourced(role, TEMPLATE), "content": "?"}
 
 
 def check_messages(messages: Any) -> None:
-    """Raise a UserError unless `messages` are a list of tables with a role, and at least one."""
     if not isinstance(messages, Sequence) or isinstance(messages, str):
         raise UserError(f"messages are {messages!r}: give a text or a list of messages")
     if not messages:
@@ -187,9 +177,8 @@ def check_messages(messages: Any) -> None:
 
 
 def normalized(message: Message, index: int) -> dict[str, Any]:
-    """Return a message with a content, without fields that are None, with the names of its reasoning, joined text
-    parts, and arguments of tool calls as tables. Raises a UserError, which names the message, for a part that is no
-    text."""
+    """A message with a content, without fields that are None, with each name of its reasoning, joined text parts, and
+    arguments of tool calls as tables."""
     result = {"content": ""} | {str(name): value for name, value in message.items() if value is not None}
     reasoning = next((result[name] for name in REASONING if result.get(name)), None)
     if reasoning is not None:
@@ -206,8 +195,7 @@ def normalized(message: Message, index: int) -> dict[str, Any]:
 
 
 def with_table(call: Any) -> Any:
-    """Return a tool call with its arguments as a table: parsed if they are a JSON text, empty if there are none;
-    unchanged if the text is not JSON."""
+    """A tool call with its arguments as a table; unchanged if they are a text that is not JSON."""
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
@@ -222,8 +210,7 @@ def with_table(call: Any) -> Any:
 
 
 def marked(value: Any, source: int) -> Any:
-    """Return a deep copy of a value that consists of strings, numbers, booleans, None, lists and dicts, in which each
-    string has this source. Raises a UserError if the value contains anything else."""
+    """A deep copy of nested lists and dicts in which each string has this source."""
     if isinstance(value, str):
         return sourced(value, source)
     if isinstance(value, Mapping):
@@ -236,7 +223,6 @@ def marked(value: Any, source: int) -> Any:
 
 
 def template_error(error: Exception) -> UserError:
-    """Return the UserError for an exception that a chat template raised, with the exception's message."""
     line = f" (line {error.lineno})" if isinstance(error, jinja2.TemplateSyntaxError) else ""
     reason = " ".join(str(error).split()) or type(error).__name__
     return UserError(f"the chat template cannot be used for this{line}: {reason}")

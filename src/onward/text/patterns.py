@@ -35,8 +35,7 @@ DEEPSEEK3 = (
 
 
 def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tokenizer:
-    """Return a byte-level tokenizer for a BPE model, which splits texts by the regular expressions `patterns`, one
-    after the other, before merging."""
+    """A byte-level tokenizer that splits texts by the regular expressions, one after the other, before merging."""
     inner = tokenizers.Tokenizer(model)
     first: list[Any] = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     inner.pre_tokenizer = pre_tokenizers.Sequence(
@@ -47,8 +46,8 @@ def byte_level_bpe(model: models.BPE, patterns: Sequence[str]) -> tokenizers.Tok
 
 
 def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
-    """Return the regular expressions by which `pre_tokenizer`, an entry of tokenizer.json, splits texts; () if it does
-    not split. None if it is not byte-level, or splits in another way."""
+    """The regular expressions by which an entry of tokenizer.json splits texts; () if it does not split, None if it is
+    not byte-level or splits in another way."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
     patterns: list[str] = []
     for part in [pre_tokenizer] if inner is None else inner:
@@ -65,8 +64,8 @@ def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
 
 
 def byte_symbols() -> dict[str, int]:
-    """Return the byte that each symbol of GPT-2's byte-level alphabet stands for: printable bytes have their own
-    characters as symbols, the others the remaining symbols in order."""
+    """The byte of each symbol of GPT-2's byte-level alphabet: printable bytes have their own characters as symbols, the
+    others the remaining symbols in order."""
     alphabet = set(pre_tokenizers.ByteLevel.alphabet())
     own = {chr(b): b for b in range(256) if chr(b) in alphabet}
     return own | dict(zip(sorted(alphabet - own.keys()), sorted(set(range(256)) - set(own.values()))))

@@ -17,8 +17,7 @@ BYTE_PIECE = re.compile("<0x[0-9A-F]{2}>")
 
 @dataclass(frozen=True)
 class Piece:
-    """A token of a SentencePiece vocabulary: its text, its score and its type, such as NORMAL or CONTROL. The id of the
-    token is its index in the vocabulary."""
+    """A token of a SentencePiece vocabulary; its id is its index."""
 
     text: str
     score: float
@@ -26,8 +25,7 @@ class Piece:
 
 
 def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs (left, right) into which `text` can be cut so that each half is a single character or one of the
-    `pieces`."""
+    """Cuts of `text` into two halves that are single characters or `pieces`."""
     for cut in range(1, len(text)):
         halves = text[:cut], text[cut:]
         if all(len(half) == 1 or half in pieces for half in halves):
@@ -35,8 +33,7 @@ def formations(text: str, pieces: Set[str]) -> Iterator[tuple[str, str]]:
 
 
 def merges_of(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
-    """Return the merges of a BPE model with the vocabulary `pieces`: all pairs of pieces whose joined text is an
-    ordinary piece (type NORMAL), ordered by that piece's score, highest first, and then by the ids of the pair."""
+    """All pairs whose joined text is an ordinary piece, ordered by its score, highest first, then by the pair's ids."""
     ids = {piece.text: i for i, piece in enumerate(pieces)}
     merges = []
     for piece in pieces:
@@ -56,12 +53,10 @@ def bpe_of_pieces(
     squeeze: bool = False,
     normalized: bool = False,
 ) -> tokenizers.Tokenizer:
-    """Make a BPE tokenizer from a SentencePiece vocabulary, which merges pieces by their scores. Unknown characters
-    become byte pieces, if the vocabulary has them.
+    """A BPE tokenizer that merges pieces by their scores; unknown characters become byte pieces, if there are any.
 
     `prefix` adds a space before a text or, together with `suffix`, after it; `squeeze` strips spaces and collapses runs
-    of them; with `normalized`, user-defined tokens are matched after normalization (see `add_tokens`).
-    """
+    of them; with `normalized`, user-defined tokens are matched after normalization (see `add_tokens`)."""
     unknown = next((piece.text for piece in pieces if piece.type == UNKNOWN), None)
     vocab = {piece.text: i for i, piece in enumerate(pieces)}
     fallback = any(piece.type == BYTE for piece in pieces)
@@ -84,9 +79,8 @@ def bpe_of_pieces(
 
 
 def add_tokens(inner: tokenizers.Tokenizer, typed: Sequence[tuple[str, int]], *, normalized: bool = False) -> None:
-    """Register the control tokens and the user-defined tokens of a SentencePiece vocabulary in a tokenizer; `typed` has
-    (text, SentencePiece type) for every token. User-defined tokens are matched in the text as given or, if
-    `normalized`, after normalization, which replaces spaces."""
+    """Register control and user-defined tokens, `typed` as (text, SentencePiece type). User-defined tokens are matched
+    in the text as given or, if `normalized`, after normalization, which replaces spaces."""
     texts = [text for text, kind in typed if kind == USER_DEFINED and not (normalized and " " in text)]
     own = [AddedToken(text, normalized=normalized, special=False) for text in texts]
     control = [AddedToken(text, normalized=False, special=True) for text, kind in typed if kind in (UNKNOWN, CONTROL)]

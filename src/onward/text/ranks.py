@@ -28,9 +28,8 @@ TEKKEN_SPECIALS = (
 
 
 @dataclass(frozen=True)
-class Published:
-    """The published settings of a known vocabulary that its tiktoken file lacks: the split pattern, the control tokens
-    with their ids, and the tokens that begin and end a text."""
+class PublishedVocabulary:
+    """The settings of a known vocabulary that its tiktoken file lacks."""
 
     pattern: str
     specials: Mapping[str, int]
@@ -39,7 +38,6 @@ class Published:
 
 
 def numbered(names: Sequence[str], first: int) -> dict[str, int]:
-    """Return {name: id} for the token texts `names`, with consecutive ids from `first` on."""
     return {name: first + number for number, name in enumerate(names)}
 
 
@@ -52,17 +50,16 @@ LLAMA3_SPECIALS = (
 )
 FIM = "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"
 PUBLISHED = {  # by the number of ranks
-    50_256: Published(GPT2, {END: 50_256}, END, END),
-    100_256: Published(CL100K, numbered((END, *FIM), 100_257) | {"<|endofprompt|>": 100_276}, END, END),
-    128_000: Published(LLAMA3, numbered(LLAMA3_SPECIALS, 128_000), "<|begin_of_text|>", "<|end_of_text|>"),
-    151_643: Published(QWEN2, numbered((END, "<|im_start|>", "<|im_end|>"), 151_643), END, END),
-    199_998: Published(O200K, {END: 199_999, "<|endofprompt|>": 200_018}, END, END),
+    50_256: PublishedVocabulary(GPT2, {END: 50_256}, END, END),
+    100_256: PublishedVocabulary(CL100K, numbered((END, *FIM), 100_257) | {"<|endofprompt|>": 100_276}, END, END),
+    128_000: PublishedVocabulary(LLAMA3, numbered(LLAMA3_SPECIALS, 128_000), "<|begin_of_text|>", "<|end_of_text|>"),
+    151_643: PublishedVocabulary(QWEN2, numbered((END, "<|im_start|>", "<|im_end|>"), 151_643), END, END),
+    199_998: PublishedVocabulary(O200K, {END: 199_999, "<|endofprompt|>": 200_018}, END, END),
 }
 
 
 def read_ranks(path: Path) -> dict[bytes, int]:
-    """Read a tiktoken file, whose lines have the bytes of a token in base64 and its rank, its place in the order of
-    merges; return the rank by the bytes of the token. Raises a UserError for a file of another form."""
+    """{bytes of a token: rank} of a tiktoken file, whose lines have a token in base64 and its rank."""
     ranks: dict[bytes, int] = {}
     try:
         for line in path.read_bytes().splitlines():
@@ -75,26 +72,22 @@ def read_ranks(path: Path) -> dict[bytes, int]:
 
 
 def is_ranks(path: Path) -> bool:
-    """Return whether a file is a tiktoken file of ranks, judged by its first line. The name does not tell: Llama 3's
-    tiktoken file is called tokenizer.model, like SentencePiece files."""
     with path.open("rb") as file:
         first = file.readline(1000).split()
     return len(first) == 2 and first[1].isdigit()
 
 
 def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """Return (tokenizer, beginning-of-text token, end-of-text token, padding token) of a tiktoken file; tokens that are
-    unknown are None.
+    """(tokenizer, beginning-of-text, end-of-text and padding token) of a tiktoken file; unknown ones are None.
 
     `pattern` is the regular expression that splits texts; if "", the published one of GPT-2, GPT-4, GPT-4o, Llama 3 or
-    Qwen is used, known by the number of tokens. Raises a UserError if the pattern is unknown.
-    """
+    Qwen is used, known by the number of tokens."""
     ranks = read_ranks(path)
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
         raise UserError(
-            f"{path} has {len(ranks):,} ranks but no pattern that splits texts: give the pattern to "
-            "onward.text.ranks.load_ranks(path, pattern)"
+            f"Cannot read {path}, because its {len(ranks):,} ranks are of no vocabulary whose pattern Onward knows: "
+            "take a tokenizer.json of this model"
         )
     inner = ranked_bpe(ranks, pattern or known.pattern, path)  # type: ignore[union-attr]
     if known is None:
@@ -104,9 +97,7 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
 
 
 def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int = 0) -> tokenizers.Tokenizer:
-    """Make a BPE tokenizer that splits texts by the regular expression `pattern` and merges the pair with the lowest
-    rank first. `ranks` are the ranks of tokens by their bytes; the id of a token is its rank plus `first`. `path` is
-    named in errors. Raises a UserError if a byte or rank is missing."""
+    """A BPE tokenizer that merges the pair with the lowest rank first; the id of a token is its rank plus `first`."""
     if not all(bytes([byte]) in ranks for byte in range(256)) or sorted(ranks.values()) != list(range(len(ranks))):
         raise UserError(f"{path} does not have every byte and every rank: copy or download it again")
     order = sorted(ranks, key=ranks.__getitem__)
@@ -122,8 +113,7 @@ def ranked_bpe(ranks: Mapping[bytes, int], pattern: str, path: Path, first: int 
 
 
 def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> None:
-    """Add control tokens, `specials` as {text: id}, to a tokenizer; unused ids before and between them get placeholder
-    tokens."""
+    """Add control tokens {text: id}; unused ids before and between them get placeholder tokens."""
     size = inner.get_vocab_size()
     names = {i: name for name, i in specials.items()}
     wanted = [names.get(i, f"<|unused_{i}|>") for i in range(size, max(names) + 1)]
@@ -131,9 +121,8 @@ def add_specials(inner: tokenizers.Tokenizer, specials: Mapping[str, int]) -> No
 
 
 def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """Return (tokenizer, beginning-of-text token, end-of-text token, padding token) of Mistral's tekken.json; tokens
-    that the file lacks are None. Control tokens have the first ids, the other tokens follow. Raises a UserError if the
-    file is damaged."""
+    """(tokenizer, beginning-of-text, end-of-text and padding token) of Mistral's tekken.json, in which control tokens
+    have the first ids."""
     try:
         table: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         config = table["config"]

@@ -14,10 +14,9 @@ REPEATS = re.compile(r"(\)?)\{(\d*)(?:,(\d*))?\}")
 
 @lru_cache
 def compiled(pattern: str, where: str) -> Any:
-    """Compile a regular expression in Python's notation, whose dots match line breaks too; the results are cached.
-    Raises a UserError that begins with `where`, the name of the option or field, if it is malformed, or repeats a part
-    more than a million times."""
-    import regex
+    """Compile a regular expression in Python's notation, whose dots match line breaks; `where` names the option in
+    errors."""
+    import regex  # `re` has no time limit, and cannot be interrupted in a thread
 
     counts = [(group, int(most or least or 0)) for group, least, most in REPEATS.findall(pattern)]
     copies = max([1, *(count for _, count in counts)]) * prod(max(1, count) for group, count in counts if group)
@@ -30,8 +29,7 @@ def compiled(pattern: str, where: str) -> Any:
 
 
 def matches(pattern: str, text: str, where: str = "the pattern", *, full: bool = True) -> bool:
-    """Return whether a regular expression matches the whole text or, without `full`, a part of it; False if matching
-    takes longer than a second. Raises a UserError that begins with `where` if the pattern is malformed."""
+    """Whether the whole text or, without `full`, a part of it matches; False if matching takes longer than a second."""
     expression = compiled(pattern, where)
     try:
         return (expression.fullmatch if full else expression.search)(text, timeout=SECONDS) is not None

@@ -67,8 +67,7 @@ UNREAD: dict[str, Set[int]] = {  # fields by which a vocabulary was trained, and
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
-    """Decode a protobuf message: yield (field number, wire type, value) for each field. Raises a ValueError if the
-    bytes are cut off or are not a protobuf message."""
+    """Decode a protobuf message to (field number, wire type, value); ValueError if it is damaged."""
     at = 0
 
     def varint() -> int:
@@ -99,13 +98,12 @@ def fields_of(data: bytes) -> Iterator[tuple[int, int, Any]]:
 
 
 class UnknownField(Exception):
-    """Raised for a field of a SentencePiece file that Onward does not know and that may change tokens."""
+    """A field that Onward does not know and that may change tokens."""
 
 
 def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list[Any]]:
-    """Decode a protobuf message, given as `parts` to be joined: return the values of each field by the field's name, as
-    a list, since a field may be repeated. `known` maps field numbers to (name, wire type); `where` names the message in
-    errors. Raises UnknownField for a number that is not known, a ValueError for a value of a wrong type."""
+    """Decode a protobuf message: {field: its values, since a field may be repeated}. `known` maps numbers to (name,
+    wire type)."""
     entries: dict[str, list[Any]] = {}
     for number, kind, value in (field for part in parts for field in fields_of(part)):
         name, wanted = known.get(number, ("", kind))
@@ -119,12 +117,9 @@ def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list
 
 
 def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """Return (tokenizer, beginning-of-text token, end-of-text token, padding token) of a SentencePiece file; tokens
-    that it lacks are None.
+    """(tokenizer, beginning-of-text, end-of-text and padding token) of a SentencePiece file; unknown ones are None.
 
-    Raises a UserError if the file is not SentencePiece's, or if Onward's tokenizer would give other tokens than the
-    SentencePiece library.
-    """
+    Raises a UserError if Onward's tokenizer would give other tokens than the SentencePiece library."""
     try:
         model = message([path.read_bytes()], MODEL, "the model")
         pieces = [piece_of(message([part], PIECE, "a piece")) for part in model.get("pieces", ())]
@@ -167,14 +162,11 @@ NAMED = {"bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 
 def last(values: Mapping[str, Sequence[Any]], name: str, default: Any) -> Any:
-    """Return the last value of the field `name` in `values`, the decoded fields of a protobuf message as lists, or
-    `default` if the message does not have the field. Protobuf prescribes that the last occurrence counts."""
+    """The last value of a field, which counts by protobuf's rules."""
     return values[name][-1] if name in values else default
 
 
 def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
-    """Make a Piece, a token of the vocabulary, from `values`, the decoded fields of its protobuf message. Raises a
-    ValueError for an empty text, an unknown type, or a score that is not finite."""
     piece = Piece(last(values, "piece", b"").decode(), last(values, "score", 0.0), last(values, "type", NORMAL))
     if not piece.text or not NORMAL <= piece.type <= BYTE or not math.isfinite(piece.score):
         raise ValueError(f"the piece {piece.text!r:.40} has type {piece.type} and score {piece.score}")
@@ -182,12 +174,10 @@ def piece_of(values: Mapping[str, Sequence[Any]]) -> Piece:
 
 
 def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormalizer: Mapping[str, Any]) -> str:
-    """Find a setting of a SentencePiece file that Onward's tokenizer does not support; return it in words, to complete
-    an error message that begins with the file's name, "" if there is none. The arguments are the decoded fields of the
-    file's three specifications."""
+    """A setting that Onward's tokenizer does not support, in words that follow the file's name; "" if there is none."""
     kind = KINDS.get(last(trainer, "model_type", 1), "unknown")
     if kind != "bpe":
-        return f"is of kind {kind}, and Onward reads bpe"
+        return f"is of kind {kind}, and Onward reads only bpe"
     if last(normalizer, "precompiled_charsmap", b""):
         rules = last(normalizer, "name", b"").decode("utf-8", "replace") or "its own"
         return (
@@ -202,21 +192,20 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
 
 
 def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
-    """Find a property of a SentencePiece vocabulary with which Onward's tokenizer would give other tokens than the
-    SentencePiece library; return it in words, to complete an error message, "" if there is none. `fallback` says that
-    unknown characters become bytes, `squeeze` that runs of spaces are collapsed."""
+    """A property of the vocabulary with which Onward's tokenizer would give other tokens than the library, in words
+    that follow the file's name; "" if there is none."""
     of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
     if len(of_type[UNKNOWN]) != 1:
         return f"has {len(of_type[UNKNOWN])} unknown pieces in place of one"
     wanted = {f"<0x{byte:02X}>" for byte in range(256)} if fallback else set()
     if wanted != {*of_type[BYTE]}:
-        return f"has {len(of_type[BYTE])} pieces for bytes, and byte_fallback is {str(fallback).lower()}"
+        return f"has {len(of_type[BYTE])} pieces for bytes, although byte_fallback is {str(fallback).lower()}"
     if short := next((text for text in of_type[CONTROL] + of_type[UNKNOWN] if len(text) == 1), ""):
         return f"has the control token {short!r}, which is a character of texts"
     if squeeze and (spaced := next((text for text in of_type[USER_DEFINED] if "  " in text), "")):
         return f"has the symbol {spaced!r}, in which spaces are kept (remove_extra_whitespaces)"
     if not fallback and (byte := next(filter(BYTE_PIECE.fullmatch, of_type[USER_DEFINED] + of_type[NORMAL]), "")):
-        return f"has {byte!r} as text, and byte_fallback is false"
+        return f"has {byte!r} as text, although byte_fallback is false"
     ordinary, symbols = {*of_type[NORMAL], *of_type[UNUSED]}, {*of_type[USER_DEFINED]}
     scores = Counter[float]()
     for piece in pieces:
@@ -233,25 +222,23 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
 
 
 def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tuple[str, ...]]) -> None:
-    """Raise a UserError if the tokenizer `inner` encodes a self-test text of the SentencePiece file `path` to other
-    pieces than the file lists. `samples` are pairs (text, expected pieces joined by spaces)."""
+    """Compare with the file's self-test texts, (text, expected pieces joined by spaces)."""
     unknown = getattr(inner.model, "unk_token", None)
     inner.encode_special_tokens = True
     for text, expected in samples:
         pieces = inner.encode(text, add_special_tokens=False).tokens
         if unknown not in pieces and pieces != expected.split(" "):
-            raise UserError(f"{path} says that {text!r:.60} has other pieces (self_test_data): take a tokenizer.json")
+            raise UserError(f"{path} has other pieces for {text!r:.60} in its self_test_data: take a tokenizer.json")
 
 
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:
-    """Change the tokenizer `inner` so that it matches `symbols`, the user-defined tokens, in the normalized text, as
-    SentencePiece does; change nothing and return False if this is not possible. As added tokens of `tokenizers`, the
-    symbols would be matched before a space is put in front of the text, or would get that space too.
+    """Make the tokenizer match user-defined tokens in the normalized text, as SentencePiece does; return False, without
+    a change, if this is not possible. As added tokens of `tokenizers`, they would be matched before a space is put in
+    front of the text, or would get that space too.
 
     Texts are split at the symbols, and the model takes each part that is a token as this token. A part that is a token
     without being formed by merges, such as a control token that is written in the text, is split again, so that it
-    stays text.
-    """
+    stays text."""
     model = inner.model
     parts = {text: model.tokenize(text) for text in inner.get_vocab().keys() - {*symbols}}
     unformed = {text for text, pieces in parts.items() if [token.value for token in pieces] != [text]}

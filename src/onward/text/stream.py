@@ -9,12 +9,9 @@ LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depe
 
 
 class TextStream:
-    """Decodes a sequence of tokens incrementally, for example while they are generated: the texts that `push` and
-    `finish` return, joined, are the text of the whole sequence.
+    """Decodes tokens one at a time: the texts that `push` and `finish` return, joined, are the text of all.
 
-    `before` are the tokens that precede the sequence, such as the prompt: some decoders drop a space at the beginning
-    of a text.
-    """
+    `before` are the preceding tokens, such as the prompt: some decoders drop a space at the beginning of a text."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()) -> None:
         self.tokenizer = tokenizer
@@ -23,8 +20,8 @@ class TextStream:
         self.bytes = codecs.getincrementaldecoder("utf-8")("replace")  # all that a byte-level tokenizer needs
 
     def push(self, token: int) -> str:
-        """Add a token; return the new text that no further token can change, "" if there is none yet. The text never
-        ends with an incomplete character."""
+        """Add a token; return the new text that no further token can change, which never ends with an incomplete
+        character."""
         if token in self.tokenizer.special:
             return ""
         if self.tokenizer.of_bytes:
@@ -38,16 +35,15 @@ class TextStream:
         return "" if incomplete else self.release(text)
 
     def finish(self) -> str:
-        """Return the text that `push` has held back, after the last token; it may end with an incomplete character."""
+        """The text that `push` has held back; it may end with an incomplete character."""
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
-        """Return the text of the pending tokens, those whose text `push` has not returned yet."""
         before = self.tokenizer.decode(self.decoded)
         return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 
     def release(self, text: str) -> str:
-        """Mark the pending tokens as returned, unless `text`, their decoded text, is empty; return `text`."""
+        """Mark the pending tokens as returned, unless `text`, their decoded text, is empty."""
         if text:
             self.decoded, self.pending = self.pending, []
         return text

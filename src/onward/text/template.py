@@ -47,35 +47,28 @@ MAX_BITS = 1 << 16  # of an integer
 
 
 @dataclass
-class Budget:
-    """The remaining steps (loop iterations and calls) and time of a chat template while it is rendered, since a
-    template from a model's folder may never end."""
+class RenderBudget:
+    """The remaining steps and time of a chat template, since one from a model's folder may never end."""
 
     steps: int = field(default_factory=lambda: MAX_STEPS)
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
 
     def spend(self) -> None:
-        """Count one step, such as an iteration of a loop. Raises jinja2's TemplateError if no step or no time is
-        left."""
         self.steps -= 1
         if self.steps < 0 or time.monotonic() > self.deadline:
             raise jinja2.TemplateError(f"it runs for more than {MAX_STEPS:,} steps or {MAX_SECONDS:.0f} seconds")
 
 
-BUDGET: ContextVar[Budget] = ContextVar("BUDGET")
+BUDGET: ContextVar[RenderBudget] = ContextVar("BUDGET")
 
 
 def compiled(source: str) -> jinja2.Template:
-    """Compile the source of a chat template, with its literals marked as written by the template. Raises jinja2's
-    TemplateSyntaxError."""
     own = environment()
     return own.from_string(Marking().visit(own.parse(source)))
 
 
 def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString:
-    """Render a chat template with `values`, its variables by name, within the limits of steps, time and length; return
-    the text with a mask, the source of each character."""
-    token, pieces, length = BUDGET.set(Budget()), list[str](), 0
+    token, pieces, length = BUDGET.set(RenderBudget()), list[str](), 0
     try:
         for piece in template.generate(values):
             length += len(piece)
@@ -88,8 +81,7 @@ def render(template: jinja2.Template, values: Mapping[str, Any]) -> MaskedString
 
 
 class Marking(NodeTransformer):
-    """Changes the syntax tree of a chat template: literals become texts whose source is the template, `~` keeps masks,
-    and loops count their iterations."""
+    """Literals become texts whose source is the template, `~` keeps masks, and loops count their iterations."""
 
     def visit_Const(self, node: nodes.Const) -> nodes.Expr:
         return filtered(node, "literal") if isinstance(node.value, str) else node
@@ -114,15 +106,13 @@ class Marking(NodeTransformer):
 
 
 def filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    """Return the node of an expression that a filter, given by its name, is applied to."""
     result = nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
     result.set_environment(node.environment)  # type: ignore[arg-type]
     return result
 
 
-class Environment(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox for chat templates, with limits of steps and lengths, and with strings that know their sources
-    (MaskedString)."""
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox with limits of steps and lengths, and strings that know their sources (MaskedString)."""
 
     intercepted_binops = frozenset(["+", "*", "**"])
     concat = staticmethod(concat)  # type: ignore[assignment]
@@ -154,11 +144,10 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 def formatted(
-    environment: Environment, text: MaskedString, args: Any, kwargs: Mapping[str, Any], numbers: Iterator[int]
+    environment: Sandbox, text: MaskedString, args: Any, kwargs: Mapping[str, Any], numbers: Iterator[int]
 ) -> str:
-    """Return `text.format(*args, **kwargs)` for a chat template; `environment` is the sandbox, which looks up
-    attributes safely, and `numbers` are the indices of fields without a name. Values that are neither padded nor
-    converted keep their masks. Raises TooLarge if a field is too wide."""
+    """`text.format(*args, **kwargs)`; the sandbox looks up attributes safely, and `numbers` are the indices of fields
+    without a name. Values that are neither padded nor converted keep their masks."""
     formatter, pieces = SandboxedFormatter(environment), list[str]()
     source = ord(mask_of(text)[0]) // 2 if len({*mask_of(text)}) == 1 else 0
     for literal, name, spec, conversion in Formatter().parse(text):
@@ -176,14 +165,12 @@ def formatted(
 
 
 def check_width(*widths: Any) -> None:
-    """Raise TooLarge if one of the arguments of a call is a whole number beyond the widest field."""
     if any(isinstance(width, int) and width > MAX_WIDTH for width in widths):
         raise TooLarge
 
 
-class Generation(Extension):
-    """Jinja's extension for the tag `{% generation %}`, which encloses the text in a chat template that the assistant
-    generates."""
+class GenerationTag(Extension):
+    """The tag `{% generation %}` around the text that the assistant generates."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -195,7 +182,6 @@ class Generation(Extension):
 
 
 def counted(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the values that a loop of a chat template iterates over, and count each as a step of the current Budget."""
     for value in values:
         BUDGET.get().spend()
         yield value
@@ -203,20 +189,17 @@ def counted(values: Iterable[Any]) -> Iterator[Any]:
 
 @jinja2.pass_context  # so that the filter is not applied when the template is compiled, which keeps no mask
 def literal(_: Context, text: str) -> MaskedString:
-    """Return a literal of a chat template, marked as such."""
     return sourced(text, TEMPLATE)
 
 
 def tojson(value: Any, ensure_ascii: bool = False, **how: Any) -> str:
-    """Return a value as JSON, with the defaults of transformers."""
     check_size(value)
     check_width(how.get("indent"))
     return MaskedString(json.dumps(value, ensure_ascii=ensure_ascii, **how))
 
 
-def environment() -> Environment:
-    """Return the sandbox in which chat templates are rendered, with the functions that transformers provides to
-    templates, such as raise_exception and strftime_now."""
+def environment() -> Sandbox:
+    """The sandbox with the functions that transformers gives to templates, such as raise_exception."""
 
     def raise_exception(message: str) -> None:
         raise jinja2.TemplateError(message)
@@ -237,7 +220,7 @@ def environment() -> Environment:
 
         return checked
 
-    result = Environment(trim_blocks=True, lstrip_blocks=True, finalize=as_text, extensions=[Generation, loopcontrols])
+    result = Sandbox(trim_blocks=True, lstrip_blocks=True, finalize=as_text, extensions=[GenerationTag, loopcontrols])
     result.filters |= {name: narrow(name) for name in ("center", "indent", "batch", "slice")}
     result.filters |= {"literal": literal, "concat": concat, "counted": counted, "generated": generated}
     result.filters |= {"tojson": tojson, "join": join, "string": as_text}

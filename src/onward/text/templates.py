@@ -11,8 +11,8 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Template:
-    """A chat template as Jinja source, with the control tokens that it needs and the control token that ends an answer;
-    `{{ bos_token }}` and `{{ eos_token }}` in the source are the tokenizer's own."""
+    """Jinja source, the control tokens that it needs and the one that ends an answer; `{{ bos_token }}` and `{{
+    eos_token }}` are the tokenizer's own."""
 
     source: str
     controls: tuple[str, ...] = ()
@@ -88,7 +88,7 @@ def with_template(tokenizer: Tokenizer, name: str) -> Tokenizer:
             raise UserError(f"template is {name!r}: {nearest(name, TEMPLATES)} (or name a file of Jinja)")
         template = Template(path.read_text(encoding="utf-8"))
     if not template.end and tokenizer.eos is None and "eos_token" in template.source:
-        raise UserError(f"template is {name!r}, which ends answers with eos_token, and the tokenizer has none")
+        raise UserError(f"template is {name!r}, which ends answers with eos_token, but the tokenizer has none")
     inner = type(tokenizer.inner).from_str(tokenizer.inner.to_str())
     inner.add_special_tokens([token for token in template.controls if inner.token_to_id(token) is None])
     own = inner.token_to_id(template.end) if template.end else None

@@ -50,7 +50,7 @@ class Tokenizer:
         templates: Mapping[str, str] | None = None,
     ) -> None:
         self.inner = inner
-        self.inner.encode_special_tokens = True
+        self.inner.encode_special_tokens = True  # control tokens written in a user's text stay plain text
         self.inner.no_truncation()
         self.inner.no_padding()
         self.bos, self.eos, self.pad = bos, eos, pad
@@ -132,7 +132,6 @@ class Tokenizer:
 
     @cached_property
     def continuing(self) -> tokenizers.Tokenizer:
-        """A copy of the library's tokenizer that encodes texts that continue another text."""
         return continuing(self.inner)
 
     @checked
@@ -152,8 +151,6 @@ class Tokenizer:
         return [[i for _ in pieces for i in next(encodings).ids] for pieces in cut]
 
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return `encode(*args, **kwargs)`, where `encode` is an encoding function of the library `tokenizers`. Raises
-        a UserError if the library fails."""
         try:
             return encode(*args, **kwargs)
         except Exception as error:  # the library raises nothing narrower
@@ -215,23 +212,19 @@ class Tokenizer:
 
 
 def utf8(text: str) -> str:
-    """Return a text in which each surrogate, half of a character, is replaced by U+FFFD, since the library `tokenizers`
-    does not accept surrogates. Raises a UserError for a value that is no text."""
+    """The text with U+FFFD for surrogates, which the library `tokenizers` does not accept."""
     if not isinstance(text, str):
         raise UserError(f"text is {shown(text)}: a tokenizer takes text")
     return SURROGATE.sub(UNKNOWN, text)
 
 
 def tokenizer_file(folder: Path) -> Path | None:
-    """Return the tokenizer's file in a folder: the first that exists of tokenizer.json, vocab.json, tekken.json,
-    tokenizer.model and *.tiktoken; None if there is none."""
     named = [folder / name for name in ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")]
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
 
 def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """Read a tokenizer file of any format; return (tokenizer, beginning-of-text token, end-of-text token, padding
-    token), tokens that the file does not name as None. Raises a UserError if the file holds no tokenizer."""
+    """(tokenizer, beginning-of-text, end-of-text and padding token) of a file of any format; unknown ones are None."""
     if file.name == "vocab.json":
         return byte_level(read_bpe(file.parent), use_regex=True), None, None, None
     if file.name == "tekken.json":
@@ -250,9 +243,6 @@ def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None
 
 
 def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
-    """Add the tokens that tokenizer_config.json lists as added tokens to the tokenizer `inner`. `tables` are the parsed
-    JSON files of the folder by name; `file`, the tokenizer's file, is named in errors. Raises a UserError if the listed
-    ids differ from those of the tokenizer."""
     listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
     for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
         options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
@@ -260,13 +250,12 @@ def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str,
         (inner.add_special_tokens if options["special"] else inner.add_tokens)([added])
         if inner.token_to_id(added.content) != int(i):
             raise UserError(
-                f"tokenizer_config.json gives {added.content!r} the id {i}, which is another in {file.name}"
+                f"Cannot add the token {added.content!r} of tokenizer_config.json, because {file.name} gives it "
+                f"another id than {i}: copy or download both files again"
             )
 
 
 def read_bpe(folder: Path) -> models.BPE:
-    """Read the BPE model in GPT-2's vocab.json and merges.txt. Raises a UserError that names the file that is missing
-    or broken."""
     vocab, merges = folder / "vocab.json", folder / "merges.txt"
     if not merges.exists():
         raise UserError(f"there is no merges.txt in {folder}, which {vocab.name} needs: copy or download it")
@@ -277,8 +266,8 @@ def read_bpe(folder: Path) -> models.BPE:
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the JSON files of a model's folder that may name control tokens, such as tokenizer_config.json, as {file
-    name: parsed content}, the most important first; files that cannot be read are left out."""
+    """Parsed JSON files of a model's folder that may name control tokens, the most important first; unreadable files
+    are left out."""
     tables = {}
     for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
         try:
@@ -290,9 +279,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
-    """Return the text of the control token that is called `key`, such as `bos_token`, in the first of `tables`, the
-    parsed JSON files of a folder, that has it; None if none has. A file may give the text or, under `bos_token_id`, the
-    id in the tokenizer `inner`."""
+    """Text of the control token called `key`, such as `bos_token`, in the first table that names it or its id."""
     for table in tables.values():
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
@@ -304,22 +291,20 @@ def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: token
 
 
 def names_no_bos(tables: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Return whether tokenizer_config.json says that texts have no beginning-of-text token, although config.json may
-    name one, as in Qwen's folders. `tables` are the parsed JSON files of a folder by name."""
+    """Whether tokenizer_config.json says that texts have no beginning-of-text token, although config.json may name one,
+    as in Qwen's folders."""
     table = tables.get("tokenizer_config.json", {})
     generic = table.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend")
     return table.get("bos_token", "" if generic or "bos_token" in table else "a class has its default") in (None, "")
 
 
 def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
-    """Return the token ids in `value`, an id or a list of ids from a JSON file, that exist in the tokenizer `inner`."""
     values = value if isinstance(value, list) else [value]
     return [i for i in values if type(i) is int and 0 <= i < 1 << 32 and inner.id_to_token(i) is not None]
 
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """Return the chat templates of a folder by name; a single one is named `default`. `tables` are the parsed JSON
-    files of the folder, as `published` returns them. Raises a UserError if a file is not UTF-8."""
+    """Chat templates of a folder by name; a single one is named `default`."""
     value = tables.get("tokenizer_config.json", {}).get("chat_template")
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
@@ -333,8 +318,6 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
-    """Make a byte-level tokenizer from the library's `model`, with the control token `<|endoftext|>`; with `use_regex`,
-    texts are first split by GPT-2's pattern (Radford et al. 2019)."""
     inner = tokenizers.Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
     inner.decoder = decoders.ByteLevel()
@@ -343,8 +326,6 @@ def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
 
 
 def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    """Make a tokenizer of single characters from `vocabulary`, the id of each character; any other character becomes
-    U+FFFD."""
     inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
     inner.decoder = decoders.Fuse()

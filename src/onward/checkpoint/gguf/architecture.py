@@ -70,8 +70,6 @@ class Architecture:
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
     def config(self, header: Header) -> DecoderConfig:
-        """Return the configuration of the decoder that a GGUF file describes. Raises a UserError for a metadata key
-        that is missing or impossible."""
         keys = Keys(header)
         try:
             sizes = sizes_of(keys)
@@ -87,9 +85,8 @@ class Architecture:
             raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
-        """Yield rows (name in the GGUF file, name of Decoder's parameter, and optionally a pair of functions that
-        convert the tensor to Decoder's form and back) for the tensors of a decoder with the configuration `c`, in the
-        form of `onward.families.Names`."""
+        """Rows (name in the file, name of Decoder's parameter, perhaps functions that convert the tensor and back), as
+        of `onward.families.Names`."""
         yield "token_embd.weight", "embed.weight"
         yield "position_embd.weight", "position.weight"
         yield from linear("token_embd_norm", "embed_norm")
@@ -114,17 +111,16 @@ class Architecture:
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, tensor) for the tensors of a GGUF file, one by one, computed from the parameters of a decoder
-        (`ours`, by name). On the meta device they have shapes only."""
+        """(name, tensor) of the file's tensors, one by one, from a decoder's; on the meta device they have shapes
+        only."""
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        """Return `tensors`, those of a GGUF file by name, under the names and in the shapes that `names` expects; a
-        subclass may join tensors."""
+        """A file's tensors under the names and in the shapes that `names` expects; a subclass may join tensors."""
         return dict(tensors)
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
-        """Yield the rows of `names` for the projections to queries, keys and values of a layer."""
+        """The rows of `names` for queries, keys and values."""
         position = at(c.position, layer)
         if not isinstance(at(c.attention, layer), SelfAttention):
             return
@@ -137,8 +133,8 @@ class Architecture:
             yield from linear(f"blk.{layer}.attn_{name}", f"blocks.{layer}.attn.{name}", *fix)
 
     def head_norms(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
-        """Yield the rows of `names` for the norms of queries and keys of a layer that have separate weights for each
-        head, which a GGUF file stores as one tensor (H, E), with E elements for each of the H heads."""
+        """The rows of `names` for norms with separate weights for each head, which the file stores as one tensor (H,
+        E)."""
         position = at(c.position, layer)
         into, back = same, same
         if self.interleaved and isinstance(position, Rotary):
@@ -150,8 +146,7 @@ class Architecture:
 
 
 def sizes_of(keys: Keys) -> Parts:
-    """Read the sizes of a decoder from the metadata keys of a GGUF file, as fields of DecoderConfig by name. Raises a
-    UserError if they are missing, contradict the tensors, or are not supported."""
+    """A decoder's sizes, as fields of DecoderConfig."""
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise UserError("the file has no matrix token_embd.weight: get it again")
@@ -162,7 +157,9 @@ def sizes_of(keys: Keys) -> Parts:
         raise UserError("values and keys have different widths, which Onward supports in latent attention alone")
     layers = keys.number("block_count")
     if layers > len(keys.header.tensors):
-        raise UserError(f"block_count is {layers}, and the file has {len(keys.header.tensors)} tensors: get it again")
+        raise UserError(
+            f"block_count is {layers}, more than the file has tensors ({len(keys.header.tensors)}): get it again"
+        )
     return {
         "vocab_size": embedding.shape[0],
         "d_model": width,
@@ -177,26 +174,20 @@ def sizes_of(keys: Keys) -> Parts:
 
 
 def rms(keys: Keys, offset: float = 0.0) -> Parts:
-    """Return the RMSNorm of all layers, read from the metadata keys of a GGUF file, as {"norm": part} for
-    DecoderConfig; `offset` is a field of RMSNorm."""
     return {"norm": RMSNorm(eps=keys.number("attention.layer_norm_rms_epsilon"), offset=offset)}
 
 
 def layer_norm(keys: Keys, bias: bool = True) -> Parts:
-    """Return the LayerNorm of all layers, read from the metadata keys of a GGUF file, as {"norm": part} for
-    DecoderConfig; `bias` is a field of LayerNorm."""
     return {"norm": LayerNorm(keys.number("attention.layer_norm_epsilon"), bias)}
 
 
 def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
-    """Return the attention part of a decoder's configuration for a GGUF file, with biases of queries, keys and values
-    if the file has them; `changes` are other fields of SelfAttention."""
+    """Attention with biases of queries, keys and values if the file has them."""
     return SelfAttention(bias=keys.has("blk.0.attn_q.bias") or keys.has("blk.0.attn_qkv.bias"), **changes)
 
 
 def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
-    """Return the mixture of experts, with softmax routing, read from the metadata keys of a GGUF file; `renormalize` is
-    a field of the routing, `changes` are other fields of Experts."""
+    """A mixture of experts with softmax routing."""
     router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
     count, used = keys.number("expert_count"), keys.number("expert_used_count")
     width = keys.number("expert_feed_forward_length", 0)
@@ -204,7 +195,6 @@ def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
 
 
 def expert_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the metadata keys of a GGUF file for the mixture of experts of a decoder; {} if it has none."""
     part = at(c.mlp, 0)
     if not isinstance(part, Experts):
         return {}
@@ -214,9 +204,8 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:
-    """Return the attention of each of `n_layers` layers: `part` with a sliding window (of `window` tokens unless the
-    file gives a length), except in every `period`-th layer, which attends to the whole context; a pattern of layers in
-    the file replaces `period`. Raises a UserError if the pattern lacks layers."""
+    """The attention of each layer: `part` with a sliding window (of `window` tokens unless the file gives a length),
+    except in every `period`-th layer; a pattern of layers in the file replaces `period`."""
     pattern = keys.get("attention.sliding_window_pattern", period)
     window = keys.number("attention.sliding_window", window)
     if isinstance(pattern, int):
@@ -227,7 +216,6 @@ def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window
 
 
 def window_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the metadata keys of a GGUF file for the sliding windows of a decoder; {} if it has none."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     if not any(windows):
         return {}

@@ -62,9 +62,7 @@ def llama(keys: Keys, sizes: Parts) -> Parts:
 
 
 def plain(keys: Keys, sizes: Parts) -> Parts:
-    """Read the fields of DecoderConfig that every Llama decoder sets, from the metadata keys of a GGUF file; the
-    architectures that resemble Llama change some of them. `sizes` are the fields that are sizes, such as d_model, by
-    name."""
+    """What every Llama sets; the architectures that resemble Llama change some of it."""
     return rms(keys) | {"position": rotary(keys, sizes), "attention": self_attention(keys), "mlp": Gated()}
 
 
@@ -91,10 +89,8 @@ def gemma(keys: Keys, sizes: Parts) -> Parts:
 
 
 def gemma_layers(keys: Keys, sizes: Parts, largest: int, period: int, window: int, **changes: Any) -> Parts:
-    """Read the fields of DecoderConfig for a Gemma with norms before and after attention and feed-forward, and with
-    sliding windows in all layers but every `period`-th (`window`: their length in tokens unless the file gives it). A
-    model of `largest` layers scales its attention scores by its width divided by its heads; `changes` are other fields
-    of SelfAttention."""
+    """Norms before and after attention and feed-forward, and sliding windows in all layers but every `period`-th. A
+    model of `largest` layers scales its attention scores by its width divided by its heads."""
     plain = sizes["n_layers"] != largest
     part = self_attention(keys, scale=None if plain else (sizes["d_model"] // sizes["n_heads"]) ** -0.5, **changes)
     layers = windowed(keys, part, period, sizes["n_layers"], window)
@@ -157,8 +153,7 @@ def falcon_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def falcon_layer(c: DecoderConfig) -> dict[str, str]:
-    """Return the tensor names of a Falcon layer that differ from LAYER, the usual {name in the file: Decoder's name}:
-    in a layer with two norms, the file's second norm is the one before attention."""
+    """In a layer with two norms, the file's second norm is the one before attention."""
     two = {"attn_norm": "mlp_norm", "attn_norm_2": "attn_norm", "ffn_norm": ""}
     return two if isinstance(c.block, Parallel) else {}
 
@@ -186,7 +181,7 @@ def mpt_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def same_epsilon(c: DecoderConfig) -> dict[str, Any]:
-    """Return the epsilon of the LayerNorm under the key for RMSNorm, which the reference converter writes too."""
+    """The epsilon of the LayerNorm under the key for RMSNorm, which the reference converter writes too."""
     return {"attention.layer_norm_rms_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
 
 
@@ -297,8 +292,6 @@ ARCHITECTURES = {
 
 
 def architecture(header: Header) -> Architecture:
-    """Return the architecture of a GGUF file, by the name in its header. Raises a UserError that suggests the nearest
-    known name."""
     name = header.architecture
     if name not in ARCHITECTURES:
         raise UserError(

@@ -19,8 +19,8 @@ Numbers = np.ndarray  # float32 (N, W)
 
 @dataclass(frozen=True)
 class BlockType:
-    """A tensor type of GGUF, such as Q4_0: its elements per block, and the bytes of a block. `plain` is the dtype of a
-    type that is not quantized, in blocks of one element."""
+    """A tensor type such as Q4_0: its elements and bytes per block. `plain` is the dtype of a type that is not
+    quantized, in blocks of one element."""
 
     name: str
     numbers: int
@@ -30,7 +30,7 @@ class BlockType:
     quantize: Callable[[Numbers], Bytes] | None = None
 
     def decode(self, raw: np.ndarray) -> Tensor:
-        """Convert `raw`, the bytes of complete blocks, to numbers (n,), in fp32 if the type is quantized."""
+        """Numbers (n,) of the bytes of complete blocks, in fp32 if the type is quantized."""
         if self.plain is not None:
             return torch.from_numpy(raw).view(self.plain)
         assert self.dequantize is not None
@@ -38,7 +38,7 @@ class BlockType:
             return torch.from_numpy(self.dequantize(raw.reshape(-1, self.bytes))).flatten()
 
     def encode(self, tensor: Tensor) -> np.ndarray:
-        """Convert a tensor of complete blocks to the bytes of this type, rounded as llama.cpp does."""
+        """Bytes of this type, rounded as llama.cpp does."""
         if self.plain is not None:
             return tensor.to(self.plain).contiguous().view(-1).view(torch.uint8).numpy()
         assert self.quantize is not None
@@ -46,17 +46,17 @@ class BlockType:
 
 
 def half(b: Bytes, start: int = 0) -> Numbers:
-    """Read the fp16 number in the two bytes from `start` on of each block of `b` (N, bytes), as fp32 (N, 1)."""
+    """The fp16 number in two bytes of each block, as fp32 (N, 1)."""
     return b[:, start : start + 2].view(np.float16).astype(np.float32)
 
 
 def nibbles(b: Bytes) -> np.ndarray:
-    """Split bytes (..., n) into their low four bits, followed by their high four bits: (..., 2 n)."""
+    """The low four bits of bytes (..., n), then their high four bits: (..., 2 n)."""
     return np.concatenate([b & 15, b >> 4], -1)
 
 
 def fifth(b: Bytes) -> np.ndarray:
-    """Unpack the fifth bits of the 32 numbers of each block, given as four bytes `b` (N, 4), as 0 or 16: (N, 32)."""
+    """The fifth bits of the 32 numbers of each block, given as (N, 4) bytes, as 0 or 16: (N, 32)."""
     return ((b.view(np.uint32) >> np.arange(32, dtype=np.uint32)) & 1).astype(np.uint8) << 4
 
 
@@ -81,8 +81,7 @@ def q5_1(b: Bytes) -> Numbers:
 
 
 def scales_and_minima(b: Bytes) -> tuple[Numbers, Numbers]:
-    """Read the scale and the minimum of each of the eight groups of 32 numbers in the Q4_K or Q5_K blocks `b` (N,
-    bytes), (N, 8, 1) each."""
+    """Scale and minimum of each of the eight groups of 32 numbers in Q4_K or Q5_K blocks, (N, 8, 1) each."""
     s = b[:, 4:16]
     low, mid, high = s[:, :4], s[:, 4:8], s[:, 8:]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], 1).astype(np.float32)
@@ -120,8 +119,7 @@ def mxfp4(b: Bytes) -> Numbers:
 
 
 def over(x: Numbers, d: Numbers) -> Numbers:
-    """Compute x / d, numbers by the scales of their blocks, by multiplication with the reciprocal, which rounds as
-    llama.cpp does; 0 where d is 0."""
+    """x / d, by multiplication with the reciprocal, which rounds as llama.cpp does; 0 where d is 0."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return x * np.where(d == 0, 0, 1 / d)
 

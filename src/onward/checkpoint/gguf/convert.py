@@ -22,7 +22,7 @@ from onward.checkpoint.gguf.header import Header, TensorInfo
 from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
 from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
-from onward.checkpoint.gguf.writer import Outline, type_of, write_gguf
+from onward.checkpoint.gguf.writer import TensorOutline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
 from onward.config.decoder import DecoderConfig, Experts, LatentAttention, LayerNorm, RMSNorm, SelfAttention, at
 from onward.config.scaling import Llama3Scaling, LongRoPEScaling, YaRNScaling
@@ -44,19 +44,17 @@ Accept = Literal["gelu", "ramp", "window"]
 
 @dataclass(frozen=True)
 class Plan:
-    """The contents of a GGUF file to be written, except the numbers: its architecture, its metadata keys, and the
-    shapes and types of its tensors."""
+    """The contents of a GGUF file to be written, except the numbers."""
 
     architecture: Architecture
     config: DecoderConfig
     keys: Mapping[str, Any]
     constants: Mapping[str, Tensor]  # non-parameter tensors: factors of rotary frequencies
-    outlines: Mapping[str, Outline]  # outlines of all tensors, in file order
+    outlines: Mapping[str, TensorOutline]  # outlines of all tensors, in file order
     differences: tuple[str, ...] = ()  # accepted differences from llama.cpp's computation
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of all tensors in the file."""
         return sum(outline.nbytes for outline in self.outlines.values())
 
 
@@ -101,16 +99,13 @@ def plan(
 def matching(
     c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
 ) -> Plan:
-    """Return the plan, in fp32, for the first architecture of llama.cpp that computes the same as a decoder with the
-    configuration `c` and the parameters `ours` (tensors by name), except for the differences named in `accept`. The
-    architecture of `family`, a model_type, is tried first. `name` is the model's name in the file.
-
-    Raises a UserError that names the fields of the decoder that differ from the nearest architecture.
-    """
+    """The plan, in fp32, for the first architecture that computes the same as the decoder, except for accepted
+    differences. That of `family` is tried first; `name` is the model's name in the file."""
     candidates = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
     tried: list[tuple[int, int, str, list[str]]] = []
     for number, kind in enumerate(candidates):
         candidate = outlined(kind, c, ours, name)
+        # the keys are read again, so that whatever llama.cpp fixes without a key appears as a difference
         header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
         try:
             theirs = kind.config(header)
@@ -135,38 +130,34 @@ def matching(
 
 
 def accepted(difference: str) -> set[str]:
-    """Return, as a set, the name in ACCEPTABLE (the differences that a user may accept) of `difference`, a sentence of
-    `differences`; empty if the difference has no name."""
+    """The name in ACCEPTABLE of a line of `differences`, as a set; empty without a name."""
     return {name for name, known in ACCEPTABLE.items() if known.fullmatch(difference)}
 
 
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
-    """Return the plan of the GGUF file of a decoder `c` with the parameters `ours` (tensors by name), as architecture
-    `kind`, with all tensors in fp32 and without a check that llama.cpp computes the same. `name` is the model's name in
-    the file."""
+    """The plan with all tensors in fp32, without a check that llama.cpp computes the same."""
     constants = rope_tensors(c)
     tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    outlines = {name: Outline(shape, type_of(name, shape, "F32")) for name, shape in shapes.items()}
+    outlines = {name: TensorOutline(shape, type_of(name, shape, "F32")) for name, shape in shapes.items()}
     return Plan(kind, c, keys_of(kind, c, name), constants, outlines)
 
 
 def parameters(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return, by Decoder's names, the parameters that a GGUF file of architecture `kind` holds: those of the decoder
-    (`ours`), and a copy of the embedding as output head if the architecture requires a separate one."""
+    """The parameters that the file holds: the decoder's, and a copy of the embedding if the architecture requires a
+    separate head."""
     copied = {"head.weight": ours["embed.weight"]} if c.tied and kind.head == "required" else {}
     return {**ours, **copied}
 
 
 def infos(plan: Plan) -> dict[str, TensorInfo]:
-    """Return a TensorInfo for each tensor of a plan, by name, as if read from a header, so that the plan can be checked
-    like a file."""
+    """The plan's tensors as if read from a header, so that the plan can be checked like a file."""
     return {name: TensorInfo(Path(), 0, outline.type, outline.shape) for name, outline in plan.outlines.items()}
 
 
-def size_label(outlines: Mapping[str, Outline]) -> str:
-    """Return the number of parameters as text, as the reference converter writes it, such as 7.2B; for a mixture of
-    experts, the number of experts x the parameters with one expert: 8x7.2B."""
+def size_label(outlines: Mapping[str, TensorOutline]) -> str:
+    """The number of parameters as the reference converter writes it, such as 7.2B; of experts, their number x the
+    parameters with one expert: 8x7.2B."""
     experts = [own.shape[0] for name, own in outlines.items() if is_expert(name, own)]
     shares = (math.prod(own.shape) // (own.shape[0] if is_expert(name, own) else 1) for name, own in outlines.items())
     total = sum(shares)
@@ -176,14 +167,13 @@ def size_label(outlines: Mapping[str, Outline]) -> str:
     return f"{count}{total / unit:.{digits}f}{letter}"
 
 
-def is_expert(name: str, outline: Outline) -> bool:
-    """Return whether a tensor, by its name and shape, holds the matrices (E, ...) of E experts."""
+def is_expert(name: str, outline: TensorOutline) -> bool:
+    """Whether a tensor holds the matrices (E, ...) of E experts."""
     return "_exps." in name and len(outline.shape) > 2
 
 
 def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
-    """Return the metadata keys of a GGUF file of architecture `kind` for a decoder, except those of its tokenizer and
-    its type. `name` is the model's name."""
+    """The metadata keys of the file, except those of its tokenizer and its type."""
     norm = at(c.norm, 0)
     own: dict[str, Any] = {
         "context_length": c.context_length,
@@ -206,8 +196,8 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """Return a decoder's configuration without the settings that do not change its output within its context: dropout,
-    a window as long as the context, a scale equal to the default, the backend of experts."""
+    """The configuration without what does not change outputs within the context: dropout, a window as long as the
+    context, a scale equal to the default, the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
         return None if value and abs(value * width**0.5 - 1) < TOLERANCE else value
@@ -247,9 +237,8 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """List in words the fields in which the configuration of a decoder (`ours`) and the configuration that llama.cpp
-    would compute (`theirs`) differ; parts are compared layer by layer, and equal lines occur once. `path` is the name
-    of the compared field; "": both are whole configurations."""
+    """The fields in which two configurations differ, in words; parts are compared layer by layer, equal lines occur
+    once."""
     if path == "":
         ours, theirs = fields.plain(ours), fields.plain(theirs)
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
@@ -268,8 +257,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
-    """Return a sentence for each piece of information about a model that is lost in the GGUF file of this plan, such as
-    rounded weights."""
+    """Sentences on what the file loses, such as rounded weights."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
     rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]
@@ -279,14 +267,12 @@ def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]
 
 
 def write_model(model: Decoder, plan: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
-    """Write a model to a GGUF file as planned; `progress` is called with the number of bytes written so far."""
     ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
     write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress)
 
 
 def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) for the tensors of the planned file, one by one, from `ours`, the model's parameters by
-    name."""
+    """(name, tensor) of the planned file, one by one."""
     yield from plan.constants.items()
     shift = plan.architecture.shift
     for name, tensor in plan.architecture.tensors(plan.config, ours):
@@ -294,7 +280,7 @@ def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tenso
 
 
 def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None) -> str:
-    """Return the text of a Modelfile, from which ollama imports a GGUF file: `ollama create NAME -f Modelfile`."""
+    """A Modelfile, from which ollama imports a GGUF file: `ollama create NAME -f Modelfile`."""
     lines = [f"FROM ./{path.name}", f"PARAMETER num_ctx {c.context_length}"]
     if tokenizer is not None:
         lines += [f"PARAMETER stop {json.dumps(tokenizer.inner.id_to_token(i))}" for i in tokenizer.end_ids]

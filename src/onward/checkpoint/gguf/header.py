@@ -21,6 +21,7 @@ from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.checkpoint.gguf.blocks import TYPES, BlockType
 
+# The package `gguf` takes eight seconds for a vocabulary of 128,000 tokens and trusts the counts in a file.
 MAGIC, VERSION, ALIGNMENT = b"GGUF", 3, 32
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9
@@ -30,8 +31,7 @@ SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """The location of a tensor in a GGUF file: the file, the offset of its first byte, its type, and its shape in
-    torch's order."""
+    """Where a tensor is in a GGUF file; its shape is in torch's order."""
 
     path: Path
     offset: int
@@ -40,12 +40,11 @@ class TensorInfo:
 
     @property
     def row_bytes(self) -> int:
-        """The number of bytes of one row, the elements with the same index in the first dimension."""
+        """Bytes of the elements with the same index in the first dimension."""
         return self.nbytes // self.shape[0]
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the tensor in its file."""
         return math.prod(self.shape) // self.type.numbers * self.type.bytes
 
 
@@ -60,7 +59,7 @@ class Header:
 
     @cached_property
     def architecture(self) -> str:
-        """The name of the file's architecture in llama.cpp, such as llama. Raises a UserError if the file has none."""
+        """The name of the file's architecture in llama.cpp, such as llama."""
         name = self.keys.get("general.architecture")
         if not isinstance(name, str):
             raise UserError(f"{self.path} has no general.architecture, the name of its kind of decoder: get it again")
@@ -68,7 +67,6 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Return whether a path is a file that is GGUF by its name or its first bytes."""
     if not path.is_file():
         return False
     with path.open("rb") as file:
@@ -76,10 +74,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(path: Path) -> Header:
-    """Read the header of a GGUF file; for a split model, `path` is its first file, and all headers are read.
-
-    Raises a UserError if a file is not GGUF, is cut off, or has impossible counts, types or offsets.
-    """
+    """Read the header of a GGUF file; of a split model, whose first file is `path`, all headers."""
     header = read_one(path)
     count = header.keys.get("split.count", 1)
     if not isinstance(count, int) or count < 2:
@@ -91,7 +86,9 @@ def read_header(path: Path) -> Header:
     for number in range(2, count + 1):
         part = path.with_name(f"{match[1]}-{number:05}-of-{count:05}.gguf")
         if not part.exists():
-            raise UserError(f"{path.parent} has no {part.name}, and {path.name} is the first of {count} parts")
+            raise UserError(
+                f"{path.parent} has no {part.name}, one of the {count} parts of the model: copy or download it"
+            )
         for name, info in read_one(part).tensors.items():
             if tensors.setdefault(name, info) is not info:
                 raise UserError(f"{part} has a tensor {shown(name)}, which another part also has: get the parts again")
@@ -99,7 +96,6 @@ def read_header(path: Path) -> Header:
 
 
 def read_one(path: Path) -> Header:
-    """Read the header of a single GGUF file. Raises a UserError as `read_header` does."""
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             reader = Reader(path, data)
@@ -113,19 +109,16 @@ def read_one(path: Path) -> Header:
 
 
 class Reader:
-    """Reads consecutive values of a memory-mapped GGUF file; `at` is the offset of the next value."""
+    """Reads consecutive values; `at` is the offset of the next one."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
         self.path, self.data, self.at, self.size = path, data, 4, len(data)
 
     def broken(self, what: str) -> UserError:
-        """Return the UserError for a damaged GGUF file; `what` is the reason in its message."""
         what = what.encode("unicode_escape").decode()  # damaged names hold anything
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-        """Read the metadata keys and the locations of the tensors. Raises a UserError if the file is not GGUF of a
-        version and byte order that Onward reads, or is damaged."""
         if self.data[:4] != MAGIC:
             raise self.broken(f"it begins with {bytes(self.data[:4])!r}")
         version = self.number("I")
@@ -157,8 +150,8 @@ class Reader:
         return keys, tensors
 
     def outline(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Read the next entry in the file's list of tensors: return the tensor's (name, shape in torch's order, type
-        code, offset in the tensor data). Raises a UserError for an impossible shape."""
+        """The next entry in the list of tensors: (name, shape in torch's order, type code, offset in the tensor
+        data)."""
         name, count = self.text(), self.number("I")
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")
@@ -170,8 +163,8 @@ class Reader:
     def placed(
         self, name: str, shape: tuple[int, ...], code: int, offset: int, start: int, alignment: int
     ) -> TensorInfo:
-        """Return the location of a tensor from its entry in the file's list: `code` is its type, and `offset` counts
-        from `start`, where the file's tensor data begins. Raises a UserError if its bytes are not inside the file."""
+        """The location of a tensor from its entry in the list; `offset` counts from `start`, the first byte of tensor
+        data."""
         if code not in TYPES:
             raise UserError(
                 f"{self.path}: tensor {shown(name)} has type {code}, which Onward does not know: get another file"
@@ -185,17 +178,14 @@ class Reader:
         return info
 
     def room(self, count: int, each: int, what: str) -> None:
-        """Raise a UserError if the rest of the file cannot hold `count` values of at least `each` bytes. `what` names
-        the values in the message."""
+        """UserError if the rest of the file cannot hold `count` values of at least `each` bytes."""
         if count * each > self.size - self.at:
             raise self.broken(f"it announces {count:,} {what}")
 
     def number(self, kind: str) -> int:
-        """Read the next value of the file as an integer; `kind` is its format in Python's `struct`."""
         return int(self.scalar(kind))
 
     def scalar(self, kind: str) -> Any:
-        """Read the next value of the file, a number or a boolean; `kind` is its format in Python's `struct`."""
         size = struct.calcsize(f"<{kind}")
         self.room(1, size, "value")
         (value,) = struct.unpack_from(f"<{kind}", self.data, self.at)
@@ -203,15 +193,13 @@ class Reader:
         return value
 
     def text(self) -> str:
-        """Read the next text of the file; bytes that are not UTF-8 become U+FFFD."""
         length = self.number("Q")
         self.room(length, 1, "bytes of a text")
         self.at += length
         return self.data[self.at - length : self.at].decode("utf-8", "replace")
 
     def value(self, kind: int, name: str) -> Any:
-        """Read the value of the metadata key `name` by its type code `kind`: a float as the shortest number that rounds
-        to it, an array as a list. Raises a UserError for an unknown type code."""
+        """A key's value by its type code: a float as the shortest number that rounds to it, an array as a list."""
         if kind == STRING:
             return self.text()
         if kind == ARRAY:
@@ -222,7 +210,6 @@ class Reader:
         return float(str(np.float32(value))) if SCALARS[kind] == "f" else value
 
     def array(self, name: str) -> list[Any]:
-        """Read the array that is the value of the metadata key `name`. Raises a UserError for an unknown type code."""
         kind, count = self.number("I"), self.number("Q")
         if kind == STRING:
             return self.texts(count)
@@ -234,8 +221,6 @@ class Reader:
         return np.frombuffer(self.data, dtype, count, self.at - count * dtype.itemsize).tolist()
 
     def texts(self, count: int) -> list[str]:
-        """Read the next `count` texts of the file. This loop takes most of the time of reading a large vocabulary.
-        Raises a UserError if the file is cut off."""
         self.room(count, 8, "texts")
         data, at, size = self.data, self.at, self.size
         length_of: Callable[[Any, int], tuple[int]] = struct.Struct("<Q").unpack_from
@@ -253,8 +238,7 @@ class Reader:
 
 
 class Keys(Mapping[str, Any]):
-    """The metadata keys of a GGUF file that belong to its architecture, such as block_count for llama.block_count;
-    `has` tells whether the file has a tensor."""
+    """The keys that belong to the file's architecture, such as block_count for llama.block_count."""
 
     def __init__(self, header: Header) -> None:
         self.header, self.prefix = header, f"{header.architecture}."
@@ -269,9 +253,7 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """Return the number under a metadata key, or `default` if the key is missing; a list of one value per layer
-        counts as a number if all its values are equal. Raises a UserError if the key is missing and there is no
-        default, or if the value is not a number."""
+        """The number under a key; a list of one value per layer counts as a number if all are equal."""
         value = self.get(key, default)
         if isinstance(value, list) and value and all(item == value[0] for item in value):
             value = value[0]
@@ -282,5 +264,5 @@ class Keys(Mapping[str, Any]):
         return value
 
     def has(self, name: str) -> bool:
-        """Return whether the GGUF file has a tensor of this name."""
+        """Whether the file has a tensor of this name."""
         return name in self.header.tensors

@@ -29,8 +29,7 @@ SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 @dataclass(frozen=True)
 class LatentArchitecture(Architecture):
-    """An architecture of llama.cpp with latent attention: splits the projection from the latent into the two tensors of
-    a GGUF file, and joins them."""
+    """Latent attention: the projection from the latent is split into the two tensors of a file, and joined."""
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         part = at(c.attention, layer)
@@ -65,8 +64,7 @@ class LatentArchitecture(Architecture):
 
 
 def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
-    """Join the two stored tensors that project the latent to keys, (H, L, N), and to values, (H, V, L), to one
-    projection (H (N + V), L)."""
+    """Join the tensors that project the latent to keys, (H, L, N), and to values, (H, V, L), to (H (N + V), L)."""
     heads, width, unrotated = keys.shape
 
     def rows(start: int, end: int) -> Tensor:
@@ -76,14 +74,11 @@ def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 
 def latent_layer(c: DecoderConfig) -> dict[str, str]:
-    """Return the tensor names of a layer with latent attention that differ from LAYER, the usual {name in the file:
-    Decoder's name}; the name "" means that Decoder has no such tensor."""
+    """ "": Decoder has no such tensor."""
     return {"attn_q_norm": "", "attn_q_a_norm": "attn.q_norm"}
 
 
 def deepseek2(keys: Keys, sizes: Parts) -> Parts:
-    """Read the fields of DecoderConfig of a DeepSeek-V2 or V3 decoder from the metadata keys of a GGUF file; `sizes`
-    are the fields that are sizes, such as d_model, by name."""
     layers, rope_dim = sizes["n_layers"], keys.number("rope.dimension_count")
     lite = layers in (26, 27) or (layers == 48 and sizes["vocab_size"] == 128_256)
     part = LatentAttention(
@@ -112,8 +107,6 @@ def deepseek2(keys: Keys, sizes: Parts) -> Parts:
 
 
 def routed(keys: Keys) -> Experts:
-    """Read the mixture of experts of DeepSeek from the metadata keys of a GGUF file. Raises a UserError for a routing
-    that Onward does not have."""
     width = keys.number("expert_feed_forward_length")
     part = experts(keys, bool(keys.get("expert_weights_norm")), d_shared=keys.number("expert_shared_count") * width)
     groups, kind = keys.number("expert_group_count", 1), keys.number("expert_gating_func", SOFTMAX)
@@ -126,8 +119,6 @@ def routed(keys: Keys) -> Experts:
 
 
 def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the metadata keys of a GGUF file for the fields that `deepseek2` reads; {} for a decoder without latent
-    attention."""
     part, many = at(c.attention, 0), at(c.mlp, c.n_layers - 1)
     if not isinstance(part, LatentAttention):
         return {}

@@ -20,7 +20,7 @@ VECTORS = "ffn_gate_inp_shexp.weight"  # some files have a matrix of one row
 
 
 class GGUFFile(ModelSource):
-    """A GGUF file, or all files of a split model, as a source of a model. Its header is read once."""
+    """A GGUF file, or all files of a split model. Its header is read once."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -28,12 +28,10 @@ class GGUFFile(ModelSource):
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The architecture that the file's header names, which says how llama.cpp computes the model."""
         return architecture(self.header)
 
     def outline(self) -> Outline:
-        """Return the decoder on the meta device, without weights, and the tensors on disk, as an Outline. Its `hf`, in
-        place of a config.json, holds the ids of the beginning and end tokens."""
+        """Its `hf`, in place of a config.json, holds the ids of the beginning and end tokens."""
         config, keys, stored = self.architecture.config(self.header), self.header.keys, self.stored()
         ids = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}

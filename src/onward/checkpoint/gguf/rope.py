@@ -19,8 +19,6 @@ MOST = 1 << 16  # factors
 
 
 def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
-    """Read the rotary positions from the metadata keys of a GGUF file. `sizes` are the decoder's sizes, by fields of
-    DecoderConfig."""
     width = sizes["d_head"]
     fraction = keys.number("rope.dimension_count", width) / width
     theta, context = keys.number("rope.freq_base", 10_000.0), sizes["context_length"]
@@ -28,9 +26,6 @@ def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
 
 
 def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | None:
-    """Read the scaling of the rotary frequencies from a GGUF file; None if there is none. `theta`, `context` (the
-    context length) and `rope_dim` (rotated elements per head) are those of the decoder. Raises a UserError for an
-    unknown kind."""
     original = keys.number("rope.scaling.original_context_length", context)
     weight = keys.number("rope.scaling.attn_factor", 1.0)
     if keys.has(LONG) and keys.has(SHORT):
@@ -49,8 +44,7 @@ def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | 
 
 
 def factors(keys: Keys, name: str) -> tuple[float, ...]:
-    """Read the tensor `name` of a GGUF file, which holds a factor for each rotated pair of elements. Raises a UserError
-    if it is not a list of numbers."""
+    """A tensor with a factor for each rotated pair of elements."""
     info = keys.header.tensors[name]
     if len(info.shape) != 1 or info.shape[0] > MOST or info.type.plain is None:
         raise UserError(f"{name} is {list(info.shape)} {info.type.name}, not a list of factors: get the file again")
@@ -59,9 +53,7 @@ def factors(keys: Keys, name: str) -> tuple[float, ...]:
 
 
 def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int) -> Scaling:
-    """Return the scaling that divides frequencies by `factors`: Llama 3's scaling with its usual constants if these
-    give the same divisors, else LongRoPE's list of factors. `theta`, `context` (the context length) and `rope_dim`
-    (rotated elements per head) are those of the decoder."""
+    """Llama 3's scaling with its usual constants if these give the same divisors, else LongRoPE's list of factors."""
     factor = max(factors)
     for original in (8192, context // max(1, round(factor)), context, 2048, 4096, 16_384):
         guess = Llama3Scaling(factor, 1.0, 4.0, max(1, original))
@@ -73,14 +65,13 @@ def llama3(factors: tuple[float, ...], theta: float, context: int, rope_dim: int
 
 
 def divisors(part: Llama3Scaling, theta: float, rope_dim: int) -> torch.Tensor:
-    """Compute the numbers by which a scaling divides the rotary frequencies, fp32 (rope_dim / 2,)."""
+    """The numbers by which a scaling divides the rotary frequencies, fp32 (rope_dim / 2,)."""
     plain = theta ** -(torch.arange(rope_dim // 2, dtype=torch.float64) * 2 / rope_dim)
     return (plain / scaled_frequencies(part, plain, theta, torch.tensor(0))).float()
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Return the metadata keys of a GGUF file for the rotary positions of the layers without a window or, if all have
-    one, of all layers; {} if no layer has rotary positions."""
+    """Keys for the rotary positions of the layers without a window or, if all have one, of all layers."""
     parts = [at(c.position, layer) for layer in range(c.n_layers)]
     global_positions = [
         p for layer, p in enumerate(parts) if isinstance(p, Rotary) and not at(c.attention, layer).window
@@ -105,8 +96,7 @@ def rope_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_tensors(c: DecoderConfig) -> dict[str, torch.Tensor]:
-    """Return the tensors of a GGUF file, by name, that hold factors of the rotary frequencies, fp32; {} if the scaling
-    needs none."""
+    """Tensors with factors of the rotary frequencies, fp32, if the scaling needs any."""
     position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
     match position.scaling if position else None:
         case Llama3Scaling() as part:

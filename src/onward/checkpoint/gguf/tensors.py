@@ -22,12 +22,11 @@ QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another i
 
 
 def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dict[str, StoredTensor]:
-    """Return the tensors of a GGUF file, by name, to be read on request. `shift` is added to the weights of norms when
-    they are read, in fp32: some architectures store them with an offset.
+    """The file's tensors, to be read on request. `shift` is added to the weights of norms when they are read, in fp32:
+    some architectures store them with an offset.
 
-    All tensors get the dtype that most elements of the file's matrices have, since GGUF keeps norms and biases in fp32
-    in every file. Raises a UserError if a tensor has a type that Onward does not read.
-    """
+    All get the dtype that most elements of the file's matrices have, since GGUF keeps norms and biases in fp32 in every
+    file."""
     counts = Counter[torch.dtype]()
     for name, info in tensors.items():
         if info.type.plain is None and info.type.dequantize is None:
@@ -47,19 +46,16 @@ def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dic
 
 
 def is_norm(name: str) -> bool:
-    """Return whether a tensor of a GGUF file is the weight of a norm, by its name."""
     return name.endswith("norm.weight")
 
 
 def open_map(path: Path) -> mmap.mmap:
-    """Map a file privately into memory: writes to the map never reach the file."""
+    """Map a file privately: writes never reach the file."""
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
-    """Return a tensor that is not quantized as a view of its memory-mapped file; `map_of` maps a file, given by its
-    path, into memory."""
     assert info.type.plain is not None
     numbers = math.prod(info.shape)
     return torch.frombuffer(map_of(info.path), dtype=info.type.plain, count=numbers, offset=info.offset).view(
@@ -68,8 +64,7 @@ def mapped(info: TensorInfo, map_of: Callable[[Path], mmap.mmap]) -> Tensor:
 
 
 def rows(info: TensorInfo, add: float, start: int, end: int) -> Tensor:
-    """Read rows `start` to `end` of a tensor of a GGUF file and dequantize them to fp32; `add` is added to each
-    element."""
+    """Rows [start, end) of a tensor, dequantized to fp32, with `add` added."""
     if len(info.shape) < 2:  # a block may cross the bounds of these rows
         raw = np.fromfile(info.path, np.uint8, info.nbytes, offset=info.offset)
         part = info.type.decode(raw).view(info.shape)

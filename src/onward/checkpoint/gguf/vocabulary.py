@@ -69,8 +69,6 @@ OUT_OF_REACH = -10_000.0  # the score of tokens that are never formed by merges
 
 
 def read_tokenizer(header: Header) -> Tokenizer | None:
-    """Read the tokenizer in the header of a GGUF file; None if it has none. Raises a UserError for a kind that Onward
-    does not read."""
     keys = {name.removeprefix("tokenizer.ggml."): value for name, value in header.keys.items()}
     kind, tokens = keys.get("model", "none"), keys.get("tokens")
     if kind == "none" or tokens is None:
@@ -94,7 +92,9 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
         inner = bpe_of_pieces(pieces, prefix=bool(keys.get("add_space_prefix", True)), squeeze=squeeze)
         add_bos = keys.get("add_bos_token", True)
     else:
-        raise UserError(f"{header.path} has a tokenizer of kind {kind!r:.40}, and Onward reads gpt2 and llama")
+        raise UserError(
+            f"Cannot read the tokenizer of {header.path}, because its kind is {kind!r:.40} and not gpt2 or llama"
+        )
     named = {name: special(keys, name, tokens) for name in ("bos", "eos", "padding")}
     if add_bos and (bos := named["bos"]):
         inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, tokens.index(bos))])
@@ -117,13 +117,12 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
 
 
 def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
-    """Build the byte-level BPE tokenizer of a GGUF file (a `tokenizers.Tokenizer`). `keys` are the metadata keys whose
-    names begin with "tokenizer.ggml.", without this prefix; `typed` are the tokens with their type codes, by id. Raises
-    a UserError if the name of the patterns that split texts is unknown, or if there are no merges."""
+    """The byte-level tokenizer of a file; `typed` are (token, type code) by id."""
     pre, merges = keys.get("pre", "default"), keys.get("merges")
     if pre not in PRE:
         raise UserError(
-            f"{header.path} splits texts as {pre!r:.40} does, which Onward does not know: {nearest(str(pre), PRE)}"
+            f"Cannot read the tokenizer of {header.path}, because Onward does not know how {pre!r:.40} splits texts: "
+            f"{nearest(str(pre), PRE)}"
         )
     if not isinstance(merges, list):
         raise UserError(f"{header.path} has no tokenizer.ggml.merges: get the file again")
@@ -144,8 +143,7 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
 
 
 def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
-    """Return {character: id} if the vocabulary `typed`, tokens with their type codes, consists of single characters and
-    control tokens only; else {}."""
+    """{character: id} if the vocabulary consists of single characters and control tokens only, else {}."""
     ids = {}
     for i, (token, kind) in enumerate(typed):
         if kind in (NORMAL, UNKNOWN):
@@ -158,8 +156,6 @@ def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
 
 
 def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
-    """Return the control token whose id is under the key `name`_token_id of a GGUF file, such as bos_token_id; None
-    without a valid id. `tokens` is the vocabulary."""
     i = keys.get(f"{name}_token_id")
     return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
 
@@ -168,15 +164,17 @@ def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None
 
 
 class TokenizerNotice(UserWarning):
-    """Warning that llama.cpp may split some texts differently with the tokenizer written to a GGUF file."""
+    """Warning that llama.cpp may split some texts differently."""
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
-    """Return the metadata keys of a GGUF file for a tokenizer, for a model with `rows` rows of embeddings. Raises a
-    UserError if llama.cpp does not support the tokenizer."""
+    """Metadata keys for a tokenizer and a model with `rows` rows of embeddings."""
     table = json.loads(tokenizer.inner.to_str())
     if tokenizer.vocab_size > rows:
-        raise UserError(f"the tokenizer has {tokenizer.vocab_size:,} ids, and the model {rows:,} rows of embeddings")
+        raise UserError(
+            f"Cannot write the tokenizer, because it has {tokenizer.vocab_size:,} ids and the model only {rows:,} rows "
+            "of embeddings"
+        )
     model, added = table["model"], {token["id"]: token for token in table["added_tokens"]}
     if model["type"] == "WordLevel":
         kind, spelled = "gpt2", characters(table)
@@ -203,7 +201,9 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     plain = tokenizer.encode("a", special=False)
     front = around[: len(around) - len(plain)] if around[-len(plain) :] == plain else None
     if front not in ([], [tokenizer.bos_id]):
-        raise UserError("the tokenizer adds control tokens other than a beginning-of-text token")
+        raise UserError(
+            "Cannot write the tokenizer, because it adds control tokens other than a beginning-of-text token"
+        )
     values = {"model": kind, **spelled.keys, "tokens": tokens, "token_type": types}
     if "scores" in values:
         values["scores"] = [values["scores"].get(i, OUT_OF_REACH) for i in range(rows)]
@@ -216,8 +216,8 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
 
 
 def general_name(name: str, tokenizer: Tokenizer) -> str:
-    """Return `name`, changed if necessary, as the model's name in a GGUF file: llama.cpp decides by it whether control
-    tokens absorb the white space after them, as in Phi 3. Warns if no name gives the tokenizer's behavior."""
+    """`name`, changed if necessary: llama.cpp decides by it whether control tokens absorb the white space after them,
+    as in Phi 3. Warns if no name gives the tokenizer's behavior."""
     added = tokenizer.inner.get_added_tokens_decoder().values()
     strips = {token.content: (token.lstrip, token.rstrip) for token in added}
     if strips.keys() >= PHI3 and strips == {text: (False, text not in KEPT) for text in strips}:
@@ -229,16 +229,14 @@ def general_name(name: str, tokenizer: Tokenizer) -> str:
 
 
 @dataclass(frozen=True)
-class Spelling:
-    """The metadata keys of a GGUF file for a vocabulary; the function `own` that spells a token's text as GGUF does;
-    and the text of the unknown token, None without one."""
+class SpelledVocabulary:
+    """The keys for a vocabulary, and how the file spells a token's text."""
 
     keys: dict[str, Any]
     own: Callable[[str], str] = lambda text: text
     unknown: str | None = None
 
     def type(self, i: int, text: str, added: Mapping[int, Any]) -> int:
-        """Return GGUF's type code of the token with the id `i` and this text. `added` are the added tokens by id."""
         if text == self.unknown:
             return UNKNOWN
         if i in added:
@@ -246,10 +244,8 @@ class Spelling:
         return BYTE if "scores" in self.keys and BYTE_PIECE.fullmatch(text) else NORMAL
 
 
-def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
-    """Return the metadata keys of a byte-level BPE tokenizer: the name of its split patterns, and its merges. `table`
-    is the tokenizer's parsed JSON. Raises a UserError if llama.cpp has no name for the patterns, or does not normalize
-    texts as the tokenizer does."""
+def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> SpelledVocabulary:
+    """The name of the split patterns, and the merges."""
     model, patterns = table["model"], patterns_of(table["pre_tokenizer"])
     merges = [" ".join(pair) if isinstance(pair, list) else pair for pair in model["merges"]]
     if patterns == () and not merges:
@@ -280,16 +276,15 @@ def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> Spelling:
             f"llama.cpp has no name for the pattern by which the tokenizer splits texts, {shown:.200}: "
             "train one with bpe:N"
         )
-    return Spelling({"pre": names[0], "merges": merges or [NO_MERGE]})
+    return SpelledVocabulary({"pre": names[0], "merges": merges or [NO_MERGE]})
 
 
 NO_MERGE = "\u00ff \u00fe"  # bytes that do not occur in UTF-8; the key must not be empty
 
 
-def characters(table: Mapping[str, Any]) -> Spelling:
-    """Return the metadata keys of a character tokenizer, written as byte-level BPE: merges make one token of the bytes
-    of each character. llama.cpp drops a character outside the vocabulary, which is an unknown token in Onward. `table`
-    is the tokenizer's parsed JSON. Raises a UserError for any other WordLevel tokenizer."""
+def characters(table: Mapping[str, Any]) -> SpelledVocabulary:
+    """A character tokenizer written as byte-level BPE: merges make one token of the bytes of each character. llama.cpp
+    drops a character outside the vocabulary, which is an unknown token in Onward."""
     if table["pre_tokenizer"] != {
         "type": "Split",
         "pattern": {"Regex": r"[\s\S]"},
@@ -304,12 +299,11 @@ def characters(table: Mapping[str, Any]) -> Spelling:
         spelled = spell(text)
         if len(text) == 1:
             merges |= dict.fromkeys(f"{spelled[:i]} {spelled[i]}" for i in range(1, len(spelled)))
-    return Spelling({"pre": "gpt-2", "merges": list(merges) or [NO_MERGE]}, spell, table["model"]["unk_token"])
+    return SpelledVocabulary({"pre": "gpt-2", "merges": list(merges) or [NO_MERGE]}, spell, table["model"]["unk_token"])
 
 
-def piece_keys(table: Mapping[str, Any]) -> Spelling:
-    """Return the metadata keys of a SentencePiece tokenizer, whose scores follow the order of the merges. `table` is
-    the tokenizer's parsed JSON. Raises a UserError if llama.cpp would split texts differently."""
+def piece_keys(table: Mapping[str, Any]) -> SpelledVocabulary:
+    """A SentencePiece tokenizer, whose scores follow the order of the merges."""
     model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
     scheme = first.get("prepend_scheme", "") if first.get("split") is False else ""
@@ -328,6 +322,8 @@ def piece_keys(table: Mapping[str, Any]) -> Spelling:
     vocab, own = model["vocab"], {token["content"] for token in table["added_tokens"]}
     for text in vocab.keys() - order.keys() - own:
         if not BYTE_PIECE.fullmatch(text) and any(text[:i] in vocab and text[i:] in vocab for i in range(1, len(text))):
-            raise UserError(f"the tokenizer never merges {text!r}, and llama.cpp would: write the model without one")
+            raise UserError(f"the tokenizer never merges {text!r}, but llama.cpp would: write the model without one")
     scores = {i: -float(order.get(text, 0)) for text, i in vocab.items()}
-    return Spelling({"pre": "default", "scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"])
+    return SpelledVocabulary(
+        {"pre": "default", "scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"]
+    )

@@ -26,31 +26,24 @@ ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
 
 
 @dataclass(frozen=True)
-class Outline:
-    """The shape and the type of a tensor to be written to a GGUF file."""
-
+class TensorOutline:
     shape: tuple[int, ...]
     type: BlockType
 
     @property
     def nbytes(self) -> int:
-        """The number of bytes of the tensor in the file."""
         return math.prod(self.shape) // self.type.numbers * self.type.bytes
 
 
 def write_gguf(
     path: Path,
     keys: Mapping[str, Any],
-    outlines: Mapping[str, Outline],
+    outlines: Mapping[str, TensorOutline],
     tensors: Iterable[tuple[str, Tensor]],
     progress: Callable[[int], object] = lambda done: None,
 ) -> None:
-    """Write metadata keys and tensors as a GGUF file; `outlines` has the shape and type of each, in the order of
-    `tensors`.
-
-    `progress` is called with the number of bytes written so far. Raises a UserError if a number does not fit into the
-    type of its tensor; a file at `path` then stays unchanged.
-    """
+    """Write metadata keys and tensors, whose shapes and types `outlines` has in the same order. If a number does not
+    fit into the type of its tensor, a file at `path` stays unchanged."""
     infos, start = b"", 0
     for name, outline in outlines.items():
         infos += text(name) + struct.pack(f"<I{len(outline.shape)}Q", len(outline.shape), *outline.shape[::-1])
@@ -73,15 +66,12 @@ def write_gguf(
 
 
 def header_of(keys: Mapping[str, Any], count: int) -> bytes:
-    """Return the bytes of a GGUF file with `count` tensors that precede the list of tensors: magic number, version,
-    counts and metadata keys."""
+    """The bytes before the list of tensors."""
     pairs = b"".join(text(name) + typed(value) for name, value in keys.items())
     return MAGIC + struct.pack("<IQQ", VERSION, count, len(keys)) + pairs
 
 
 def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
-    """Convert `piece`, elements of the tensor `name`, to the bytes of a type. Raises a UserError, which names the
-    tensor, if a number is too large for the type."""
     raw = kind.encode(piece)
     small = not piece.numel() or max(map(abs, torch.stack(piece.aminmax()).tolist())) < HALF  # and not NaN
     if not (small or kind.name == "F32" or kind.decode(raw).isfinite().all()) and piece.isfinite().all():
@@ -93,18 +83,17 @@ def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
 
 
 def pad(file: BinaryIO) -> None:
-    """Write zeros to a file up to the next multiple of ALIGNMENT bytes."""
     file.write(bytes(-file.tell() % ALIGNMENT))
 
 
 def text(value: str) -> bytes:
-    """Return the bytes of a text in a GGUF header: its length, then UTF-8."""
+    """Length, then UTF-8."""
     raw = value.encode("utf-8", "replace")
     return struct.pack("<Q", len(raw)) + raw
 
 
 def typed(value: Any) -> bytes:
-    """Return the bytes of a metadata value in a GGUF header: its type code, then the value."""
+    """Type code, then the value."""
     if isinstance(value, str):
         return struct.pack("<I", STRING) + text(value)
     if not isinstance(value, list):
@@ -117,8 +106,7 @@ def typed(value: Any) -> bytes:
 
 
 def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
-    """Return the type that llama.cpp gives the tensor `name` in a GGUF file of the type `wanted` (F32, F16, BF16, Q8_0,
-    Q4_0): F32 for vectors and some small matrices."""
+    """The type that llama.cpp gives a tensor in a file of type `wanted`: F32 for vectors and some small matrices."""
     small = "ffn_gate_inp.", "ffn_gate_inp_shexp.", "position_embd.", "rope_f", "attn_sinks."
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
     if plain or any(part in name for part in small):

@@ -19,15 +19,10 @@ DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of th
 
 
 class ModelFolder(ModelSource):
-    """A Hugging Face folder (config.json and safetensors files) as a source of a model."""
-
     def outline(self) -> Outline:
-        """Return the decoder without weights, and its tensors on disk; quantized formats with which Onward does not
-        compute are dequantized when read.
-
-        Raises a UserError if the files have far fewer parameters than config.json asks for, before anything large is
-        allocated. A head that config.json ties to the embedding is untied if the files hold a different head.
-        """
+        """The decoder without weights, and its tensors; quantized formats with which Onward does not compute are
+        dequantized when read. Refuses files with far fewer parameters than config.json asks for, before anything large
+        is allocated."""
         hf = read_config(self.path)
         stored = dequantized(hf, self.stored())
         tables = [hf, *(value for value in hf.values() if isinstance(value, dict))]
@@ -58,11 +53,13 @@ class ModelFolder(ModelSource):
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read the config.json of a model's folder. Raises a UserError if the path is not the folder of a model."""
     refuse_pickles(folder)
     if folder.is_dir():
         if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
-            raise UserError(f"{folder} holds an adapter: onward merge {folder} OUT makes a model of it, name OUT")
+            raise UserError(
+                f"Cannot load {folder} as a model, because it holds an adapter: make a model of it with onward merge "
+                f"{folder} OUT, and name OUT"
+            )
         return read_json(folder / "config.json")
     if folder.exists():
         raise UserError(f"{folder} is a file: name its folder, which holds a config.json and the weights")
@@ -70,6 +67,5 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def check_depth(layers: float, stored: Mapping[str, StoredTensor]) -> None:
-    """Raise a UserError if `layers`, the number of layers in config.json, exceeds the number of stored tensors."""
     if layers > len(stored):
-        raise UserError(f"config.json asks for {layers} layers, and the files hold only {len(stored)} tensors")
+        raise UserError(f"config.json asks for {layers} layers, but the files hold only {len(stored)} tensors")

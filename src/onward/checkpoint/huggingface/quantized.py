@@ -17,8 +17,7 @@ from onward.families import HF
 
 
 def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """Return the stored tensors with each quantized weight as one tensor that is dequantized when read. `hf` is the
-    parsed config.json, whose quantization_config says the format. Raises a UserError for an unknown format."""
+    """The stored tensors with each quantized weight as one tensor that is dequantized when read."""
     config = hf.get("quantization_config")
     if config is None:
         return stored
@@ -39,10 +38,8 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
 
 
 def mxfp4(name: str, blocks: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """Return the tensor `name` (experts, groups * 32, rows) of GPT-OSS in MXFP4, to be dequantized when read. It is
-    stored as `blocks` (experts, rows, groups, 16), two elements per byte, and `scales` (experts, rows, groups), the
-    exponents of the groups, and is transposed since GPT-OSS computes x @ weight. `config` is the quantization_config.
-    Raises a UserError for other shapes or dtypes."""
+    """A tensor (experts, groups * 32, rows) of GPT-OSS, stored as `blocks` (experts, rows, groups, 16), two elements
+    per byte, and exponents `scales` (experts, rows, groups); transposed, since GPT-OSS computes x @ weight."""
     if (blocks.dtype, scales.dtype) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != [*scales.shape, 16]:
         raise refusal(name, blocks, scales, "MXFP4")
     experts, rows, groups = scales.shape
@@ -60,9 +57,7 @@ PAIRS = torch.stack([NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)], -1)  # 
 
 
 def fp8(name: str, weight: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """Return the matrix `name`, to be dequantized when read. It is stored as `weight` in float8_e4m3fn and `scales`, a
-    matrix with one scale per block of elements; blocks at the edges may be smaller. `config` is the
-    quantization_config. Raises a UserError for other shapes, dtypes or block sizes."""
+    """A matrix stored in float8_e4m3fn with one scale per block of elements; blocks at the edges may be smaller."""
     match config.get("weight_block_size", [128, 128]):
         case [int(height), int(width)] if height > 0 < width:
             pass

@@ -26,13 +26,12 @@ from onward.transforms.quantize import QuantizedLinear
 
 
 class OwnLayout(UserWarning):
-    """Warning that a quantized model whose family cannot store packed integers is written under Onward's own tensor
-    names, which no other program reads."""
+    """Warning that a quantized model whose family cannot store packed integers gets Onward's own tensor names, which no
+    other program reads."""
 
 
 def label_keys(model: Decoder) -> dict[str, Any]:
-    """Return the keys of config.json for the labels of a classification head, as transformers writes them; {} if the
-    model has none."""
+    """Keys of config.json for a classification head, as transformers writes them."""
     labels = head_labels(model)
     if not labels:
         return {}
@@ -61,13 +60,11 @@ def save_weights(
     extra: HF,
     shard_bytes: float = math.inf,
 ) -> None:
-    """Write config.json and the weights `ours`, given by the names of Decoder's parameters, to a folder, as shards if
-    they exceed `shard_bytes`.
+    """Write config.json and the weights `ours`, as shards if they exceed `shard_bytes`.
 
     All files are written under temporary names and flushed before the first is renamed. `extra` holds more keys for
     config.json, such as token ids, or the config.json of the loaded model, which is kept as far as it still describes
-    the model.
-    """
+    the model."""
     layers = {name: layer for name, layer in ours.items() if isinstance(layer, QuantizedLinear)}
     plain = {name: tensor for name, tensor in ours.items() if isinstance(tensor, Tensor)}
     meta: dict[str, Tensor | QuantizedLinear] = {name: tensor.to("meta") for name, tensor in plain.items()}
@@ -105,8 +102,7 @@ def save_weights(
 def described(
     config: DecoderConfig, meta: Mapping[str, Tensor | QuantizedLinear], extra: HF, dtype: torch.dtype
 ) -> tuple[dict[str, Any], Family]:
-    """Return the config.json for weights with the dtype `dtype` (`meta`: the weights on the meta device), and the
-    family of models that it names. `extra` is as in `save_weights`."""
+    """(config.json, family) for weights, given on the meta device."""
     hf = describe(config, extra, lambda kind: packable(kind, config, meta))
     name = str(dtype).removeprefix("torch.")
     return hf | {key: name for key in ("dtype", "torch_dtype") if key == "dtype" or key in hf}, family(hf["model_type"])
@@ -115,12 +111,10 @@ def described(
 def describe(
     config: DecoderConfig, original: HF, accepts: Callable[[Family], bool] = lambda family: True
 ) -> dict[str, Any]:
-    """Return a config.json that describes a decoder exactly, in a family for which `accepts` is true. The candidates,
-    in order of preference:
+    """A config.json that describes a decoder exactly, in a family for which `accepts` is true. In order of preference:
 
     1. `original`, unchanged; 2. `original`, with its family's keys set for this decoder; 3. the keys of the first
-    family that can express the decoder, with the token ids and labels of `original`.
-    """
+    family that can express the decoder, with the token ids and labels of `original`."""
     original = {key: value for key, value in original.items() if key != "quantization_config"}
     unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:

@@ -36,8 +36,8 @@ MAGNITUDE = "lora_magnitude_vector"
 
 @dataclass(frozen=True)
 class AdaptedWeight:
-    """A weight in the family's files that can have a LoRA adapter, and the weights of Decoder that it joins along its
-    rows. With `stack` it is the stack of matrices (X, O, I) of all experts."""
+    """A weight in the family's files that can have an adapter, and the weights of Decoder that it joins along its rows.
+    With `stack` it is the stack of matrices (X, O, I) of all experts."""
 
     module: str  # name of the module that holds the adapter's tensors
     key: str  # in adapter_config.json: the module, or the module and the name of its parameter
@@ -49,9 +49,8 @@ class AdaptedWeight:
 
 
 def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target]) -> Iterator[AdaptedWeight]:
-    """Yield the weights in the files of the family `kind` that hold the adaptable weights of a model, by the family's
-    table of names; weights that are not in the table keep Decoder's names. Parameters of one module keep the order of
-    the module. `targets` are the model's adaptable weights by name."""
+    """The weights in the family's files that hold the adaptable weights of a model; parameters of one module keep their
+    order."""
     known = {name if target.weight.ndim == 3 else f"{name}.weight": name for name, target in targets.items()}
     named, table = set(), list(kind.names(model.config))
     mixtures = any(isinstance(their, list) for their, *_ in table)
@@ -92,9 +91,8 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
 
 
 def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
-    """Return the weights in `chosen` by the module names under which PEFT's file has the tensors of their adapters.
-    PEFT wraps adapted parameters of the same module around each other, so each wrapping adds `.base_layer` to the
-    name."""
+    """Weights by the module names of their tensors in PEFT's file: PEFT wraps adapted parameters of a module around
+    each other, so each wrapping adds `.base_layer`."""
     adapted, around = dict[str, AdaptedWeight](), Counter[str]()
     for stored in reversed(chosen):
         adapted[stored.module + ".base_layer" * around[stored.module]] = stored
@@ -104,8 +102,7 @@ def tensor_names(chosen: Sequence[AdaptedWeight]) -> dict[str, AdaptedWeight]:
 
 @dataclass(frozen=True)
 class Joined:
-    """The adapter of a weight in the family's files as PEFT stores it (A, B, DoRA's magnitude and the rank), joined
-    from the adapters of Decoder's weights."""
+    """The adapter of a weight in the family's files, joined from the adapters of Decoder's weights."""
 
     a: Tensor
     b: Tensor
@@ -115,8 +112,8 @@ class Joined:
 
 
 def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
-    """Join the adapters of Decoder's weights (`adapters`, by name) to the adapter of the weight `stored` in the
-    family's files. If they have different A, the ranks add up: the new A stacks them, and B is block-diagonal."""
+    """Join the adapters of Decoder's weights. If they have different A, the ranks add up: the new A stacks them, and B
+    is block-diagonal."""
     from onward.parallel.parts import gathered  # which imports DTensors, for half a second
 
     factors = {our: adapters[our].factors() for our in stored.ours if our in adapters}
@@ -149,10 +146,9 @@ def split(
     targets: Mapping[str, Target],
     subtracted: bool,
 ) -> list[Adapter]:
-    """Split a PEFT adapter of the weight `stored` in the family's files, with the tensors `given` (by their names in
-    PEFT), into one adapter for each of the weights of Decoder that it joins. `targets` are the model's adaptable
-    weights by name. With `subtracted`, the second half of the rank subtracts the initial values of A and B, as for
-    PiSSA; the adapter of a single weight keeps these separately. Raises a ValueError for a tensor that does not fit."""
+    """Split a PEFT adapter into one for each of the weights of Decoder that it joins. With `subtracted`, the second
+    half of the rank subtracts the initial values of A and B, as for PiSSA; the adapter of a single weight keeps these
+    separately. ValueError for a tensor that does not fit."""
     first = targets[stored.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
@@ -162,10 +158,10 @@ def split(
     own = stored.key if stored.stack else f"{stored.module}.weight"  # its name where it is targeted as a parameter
     name = own if any(matches(pattern, own) for pattern in config.target_parameters or ()) else stored.module
     if rank != config.rank_of(name):
-        raise ValueError(f"its rank is {rank}, and by adapter_config.json {config.rank_of(name)}")
+        raise ValueError(f"its rank is {rank}, but {config.rank_of(name)} in adapter_config.json")
     if config.use_dora != (magnitude is not None):
         raise ValueError(
-            f"use_dora is {config.use_dora}, and magnitudes are {'present' if magnitude is not None else 'missing'}"
+            f"use_dora is {config.use_dora}, but magnitudes are {'present' if magnitude is not None else 'missing'}"
         )
     scaling = config.alpha_of(name) / (math.sqrt(rank) if config.use_rslora else rank)
     kind: dict[str, Any] = {"dropout": config.lora_dropout, "rslora": config.use_rslora}
@@ -193,7 +189,7 @@ def split(
             pairs.append((adapter.magnitude, magnitude[start:end]))
         for parameter, tensor in pairs:
             if parameter.shape != tensor.shape:
-                raise ValueError(f"its shape is {tuple(tensor.shape)}, and the model asks for {tuple(parameter.shape)}")
+                raise ValueError(f"its shape is {tuple(tensor.shape)}, but the model asks for {tuple(parameter.shape)}")
             parameter.data.copy_(tensor)
         parts.append(adapter)
         start = end
@@ -203,9 +199,8 @@ def split(
 def initial_factors(
     stored: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
-    """Compute A (R, I) and B (O, R) with which PEFT initialized an adapter of `rank` R by `kind` (pissa or olora), in
-    the row order of the family's files: PEFT subtracts scaling B A from the base. Raises a ValueError for weights of
-    which the factors are unknown, such as stacks of experts."""
+    """A (R, I) and B (O, R) with which PEFT initialized an adapter, in the row order of the family's files: PEFT
+    subtracts scaling B A from the base. ValueError where they are unknown."""
     modules = [targets[our].module for our in stored.ours]
     if stored.stack or stored.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
@@ -218,9 +213,7 @@ def initial_factors(
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
-    """Build the adapter of `weight`, a stack of experts' matrices (X, O, I), from the adapters of single matrices,
-    {index of the expert: adapter}; matrices without an adapter get zeros. Raises a ValueError if their ranks or
-    scalings differ, and for DoRA."""
+    """The adapter of a stack of experts' matrices (X, O, I), from those of single matrices; others get zeros."""
     first = next(iter(by_expert.values()))
     if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
         raise ValueError("their ranks or factors differ, and a stack needs equal ones")

@@ -82,14 +82,12 @@ def load_with_adapters(
     quantize: str | None = None,
     lazy: bool = False,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """Load the decoder in `folder` with the adapters in `adapter_folders`, each named after its folder; the first
-    adapter is in use. If `folder` itself holds an adapter, its base model is loaded with it. Returns (decoder,
-    config.json of the base model, source of the tokenizer).
+    """Load the decoder in `folder` with adapters, each named after its folder; the first is in use. If `folder` itself
+    holds an adapter, its base model is loaded with it. Returns (decoder, config.json of the base model, source of the
+    tokenizer).
 
     With `lazy` the weights of the decoder, but not the adapters, are deferred, as by `load_outline`, and `device`,
-    `allow_nonfinite` and `quantize` are not used. Other arguments as for `load_model`. Raises a UserError for an
-    adapter of another base.
-    """
+    `allow_nonfinite` and `quantize` are not used. Other arguments as for `load_model`."""
     if is_adapter(folder):
         adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)
     source = open_source(folder)
@@ -109,8 +107,7 @@ def load_with_adapters(
 
 @dataclass(frozen=True)
 class AdapterFiles:
-    """The content of the files in an adapter's folder, to be written: its tensors, adapter_config.json and
-    base.json."""
+    """The content of an adapter's folder, to be written."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -118,18 +115,13 @@ class AdapterFiles:
 
 
 def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: str = "default") -> None:
-    """Write the adapter `name` of a model, and all fully trained modules, as a PEFT folder. `hf` is the base's
-    config.json, `base` identifies the base."""
+    """Write the adapter `name`, and all fully trained modules, as a PEFT folder."""
     write_adapter(folder, adapter_files(model, hf, base, name))
 
 
 def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
-    """Collect the tensors of the adapter `name` of a model, and of all fully trained modules, under PEFT's names. `hf`
-    is the base's config.json, `base` identifies the base.
-
-    If the weights of a fused projection have adapters with different A, their ranks are added. Raises a UserError for
-    adapters that PEFT cannot name in this family.
-    """
+    """Collect the tensors of the adapter `name`, and of all fully trained modules, under PEFT's names. If the weights
+    of a fused projection have adapters with different A, their ranks are added."""
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
@@ -164,20 +156,21 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
         tensors[f"{PREFIX}{embedding(kind, model)}.{ROWS}"] = rows.rows.detach()
         config["trainable_token_indices"] = rows.ids.tolist()
     layers = [one for name, one in adapters.items() if not isinstance(targets[name].module, nn.Embedding)]
+    # initial values are stored as a second half of the rank: PEFT would subtract them from the base, also for other
+    # adapters, and values computed again would differ by rounding
     subtracted = bool(layers) and all(adapter.start_a is not None for adapter in layers)
     return AdapterFiles(tensors, config, replace(base, labels=head_labels(model), subtracted=subtracted))
 
 
 def embedding(kind: Family, model: Decoder) -> str:
-    """Return the dotted name of the embedding's module in the files of the family `kind`, a family of published
-    models."""
+    """Dotted name of the embedding's module in the family's files."""
     names = (their for their, our, *_ in kind.names(model.config) if our == "embed.weight" and isinstance(their, str))
     return next(names, "embed.weight").removesuffix(".weight")
 
 
 def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name in the family's files, tensor) for each parameter that is trained fully, not by an adapter; if only a
-    part of a fused tensor is trained, the whole fused tensor."""
+    """(name in the family's files, tensor) of each fully trained parameter; if only a part of a fused tensor is
+    trained, the whole fused tensor."""
     from onward.parallel.parts import gathered  # which imports DTensors, for half a second
 
     every = dict(model.named_parameters())
@@ -199,9 +192,8 @@ def peft_config(
     full: list[str],
     base: str,
 ) -> dict[str, Any]:
-    """Return the content of adapter_config.json. `ranks` and `alphas` are by the names of adapted modules and
-    parameters, `modules` are the modules among these names, `full` names the fully trained modules, and `base` the base
-    model. If parameters are adapted, PEFT accepts no dropout."""
+    """The content of adapter_config.json; `ranks` and `alphas` are by the names of adapted modules and parameters, of
+    which `modules` are the modules."""
     parameters = sorted(ranks.keys() - modules)
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8
@@ -226,7 +218,7 @@ def peft_config(
 
 
 def write_adapter(folder: Path, files: AdapterFiles) -> None:
-    """Write the files of an adapter into a folder; all are flushed before the first is renamed to its final name."""
+    """All files are flushed before the first is renamed to its final name."""
     with ExitStack() as stack:
         temporary = {name: stack.enter_context(atomic_write(folder / name)) for name in ADAPTER_FILES}
         fill(temporary[TENSORS], files.tensors, files.tensors.items())
@@ -237,11 +229,7 @@ def write_adapter(folder: Path, files: AdapterFiles) -> None:
 
 
 def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:
-    """Add the adapter in a PEFT folder to a model, in place, under the name `name`, and use it; all other parameters
-    are frozen. `hf` is the model's config.json.
-
-    Raises a UserError for a tensor that does not fit the model, or for an option of PEFT that Onward does not support.
-    """
+    """Add the adapter in a PEFT folder to a model, in place, and use it; all other parameters are frozen."""
     check_adapter_folder(folder)
     config = lora_config(read_json(folder / CONFIG), folder / CONFIG)
     subtracted = base_of(folder).subtracted
@@ -297,15 +285,13 @@ def load_rows(
     name: str,
     folder: Path,
 ) -> None:
-    """Add the trained token embeddings of an adapter to a model, as part of the adapter `name`. `rows` are their
-    tensors by name, `tokens` their token ids (a list, or a list for each module), and `module` is the family's name of
-    the embedding; `folder` is named in errors. Raises a UserError if rows do not belong to the embedding, or do not fit
-    the tokens."""
+    """Add the trained token embeddings of an adapter; `tokens` are their ids, perhaps for each module."""
     given = [*tokens.values()] if isinstance(tokens, Mapping) else [tokens or ()]
     tensor = rows.get(f"{module}.{ROWS}")
     if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
         raise UserError(
-            f"{folder} has trainable_token_indices of {min(rows)}, and Onward reads those of {module} alone"
+            f"Cannot load {folder}, because it has trainable_token_indices of {min(rows)} and Onward reads only those "
+            f"of {module}"
         )
     ids = torch.tensor(given[0])
     if tensor.shape != (len(ids), model.embed.weight.size(1)) or int(ids.max()) >= model.config.vocab_size:
@@ -316,9 +302,8 @@ def load_rows(
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """Read the tensors in an adapter's file as three dicts: the tensors of adapters, {module: {kind, such as lora_A:
-    tensor}}; the tensors of fully trained modules, by name; and weights of the base, which PEFT includes if embeddings
-    are adapted, by name."""
+    """({module: {kind, such as lora_A: tensor}}, tensors of fully trained modules, weights of the base, which PEFT
+    includes if embeddings are adapted)."""
     parts: dict[str, dict[str, Tensor]] = {}
     full, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
@@ -339,20 +324,19 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
 
 
 def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> None:
-    """Raise a UserError, which names `folder`, if a model would have two adapters of which one comes with fully trained
-    tensors, since these change the base of the other. `full` are the fully trained tensors of the new adapter, by
-    name."""
+    """Refuse a second adapter if one of the two comes with fully trained tensors, which change the base of the
+    other."""
     others = [name for name, p in model.named_parameters() if p.requires_grad and "_lora." not in name]
     if adapter_names(model) and (full or others):
-        what = f"{folder} has" if full else "the adapter that is loaded has"
+        what = str(folder) if full else "the loaded adapter"
         raise UserError(
-            f"{what} {min(full or others)}, fully trained, which would change the base of both adapters: load one"
+            f"Cannot load two adapters, because {what} has {min(full or others)}, fully trained, which changes the "
+            "base of both: load one"
         )
 
 
 def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], folder: Path) -> None:
-    """Raise a UserError, which names `folder`, if weights of the base in an adapter's file (`bases`, by the family's
-    names) differ from the model's weights by more than rounding."""
+    """Compare the weights of the base in an adapter's file with the model's, up to rounding."""
     for their, our, part in by_our_names(model, kind, bases, folder):
         weight = values(model.get_parameter(our)).detach().float()
         if not torch.allclose(part.float(), weight, rtol=1e-2, atol=1e-2 * weight.abs().mean().item()):
@@ -362,9 +346,7 @@ def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], fo
 def by_our_names(
     model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Remove the tensors that hold parameters of a model from `tensors`, a dict by the family's names; yield (family's
-    name, Decoder's name, tensor) for each parameter. Raises a UserError, which names `folder`, for a tensor of another
-    shape."""
+    """Pop the model's parameters from `tensors`: (family's name, Decoder's name, tensor)."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]
@@ -382,9 +364,8 @@ def by_our_names(
 
 
 def load_full(model: Decoder, kind: Family, full: dict[str, Tensor], folder: Path) -> None:
-    """Copy the tensors of fully trained modules, `full` by the family's names, into a model, and make these parameters
-    trainable. If they are the embedding and the head of a larger vocabulary, the model gets this vocabulary. Raises a
-    UserError, which names `folder`, if the model lacks one of them."""
+    """Copy fully trained modules into a model and make them trainable. A larger embedding and head enlarge the
+    vocabulary."""
     names = {our: their for their, our, *_ in kind.names(replace(model.config, tied=False)) if isinstance(our, str)}
     sizes = {len(full[name]) for our in VOCABULARY if (name := names.get(our, our)) in full}
     own = {name for name, _ in model.named_parameters(remove_duplicate=False)}

@@ -20,8 +20,7 @@ CONFIG, BASE = "adapter_config.json", "base.json"
 
 @dataclass(frozen=True)
 class BaseModel:
-    """The content of base.json in an adapter's folder: the folder and the checksum of its base model, and facts that
-    PEFT's files lack."""
+    """base.json: the folder and checksum of an adapter's base, and facts that PEFT's files lack."""
 
     folder: str  # folder of the base when the adapter was saved
     checksum: str  # checksum of the base's weights, see `weights_checksum`; "": unknown
@@ -30,8 +29,7 @@ class BaseModel:
 
 
 def weights_checksum(folder: Path) -> str:
-    """Compute a checksum of the weights of a model, 16 hexadecimal digits, independent of the files that hold them;
-    reads all weights."""
+    """A checksum of a model's weights, 16 hexadecimal digits, independent of the files that hold them."""
     integers = {"F64": torch.int64, "F32": torch.int32, "F16": torch.int16, "BF16": torch.int16}
     facts = []
     for name, tensor in sorted(open_source(folder).stored().items()):
@@ -42,13 +40,11 @@ def weights_checksum(folder: Path) -> str:
 
 
 def is_adapter(folder: Path) -> bool:
-    """Return whether a folder holds a PEFT adapter and no model."""
     return (folder / CONFIG).exists() and not (folder / "config.json").exists()
 
 
 def base_of(folder: Path) -> BaseModel:
-    """Read base.json in the folder of an adapter or, if it is missing, the base's name in adapter_config.json. Raises a
-    UserError if the folder holds no adapter."""
+    """base.json of an adapter or, without one, the base's name in adapter_config.json."""
     if (folder / BASE).exists():
         record = read_json(folder / BASE)
         labels = tuple(map(str, record.get("labels") or ()))
@@ -59,26 +55,22 @@ def base_of(folder: Path) -> BaseModel:
 
 
 def base_folder(adapter_folder: Path) -> Path:
-    """Return the folder of the base model that an adapter names. Raises a UserError if it does not exist."""
     base = base_of(adapter_folder).folder
     try:
         return locate(base, "")
     except UserError:
         raise UserError(
-            f"{adapter_folder} is an adapter of {base or 'an unknown base'}, and there is no model there: name "
-            "its base as the model, and give this folder as adapter_folder, or --adapter"
+            f"Cannot find {base or 'the unknown base'}, the base of the adapter {adapter_folder}: name the base as the "
+            "model, and give this folder as adapter_folder, or --adapter"
         ) from None
 
 
 def check_adapter_folder(folder: Path) -> None:
-    """Raise a UserError if a folder holds no adapter."""
     if not (folder / CONFIG).exists():
         raise UserError(f"there is no {CONFIG} in {folder}: name the folder of an adapter")
 
 
 def check_base(adapter_folder: Path, base: Path) -> None:
-    """Raise a UserError if the weights in the folder `base` do not have the checksum of the model for which an adapter
-    was trained."""
     wanted = base_of(adapter_folder)
     if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:
         raise UserError(

@@ -40,17 +40,13 @@ class LoraConfig:
     trainable_token_indices: tuple[SizeOrZero, ...] | Mapping[str, Sequence[SizeOrZero]] | None = None
 
     def rank_of(self, name: str) -> int:
-        """Return the rank of the adapter of the module or parameter `name`."""
         return next((rank for key, rank in (self.rank_pattern or {}).items() if matches(key, name)), self.r)
 
     def alpha_of(self, name: str) -> float:
-        """Return the alpha of the adapter of the module or parameter `name`."""
         return next((alpha for key, alpha in (self.alpha_pattern or {}).items() if matches(key, name)), self.lora_alpha)
 
 
 def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
-    """Parse the values of an adapter_config.json; `path` is named in errors. Raises a UserError for a key that Onward
-    does not support, or a value of a wrong type."""
     if values.get("peft_type") != "LORA":
         raise UserError(f"{path.parent} is a {values.get('peft_type')} adapter: Onward reads LORA")
     known = field_types(LoraConfig)
@@ -72,6 +68,5 @@ def lora_config(values: Mapping[str, Any], path: Path) -> LoraConfig:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Return whether `pattern`, a regular expression in adapter_config.json (a target, or a key of rank_pattern or
-    alpha_pattern), matches the dotted name of a module or parameter, or the last components of this name."""
+    """Whether a regular expression of adapter_config.json matches a dotted name or its last components."""
     return re.fullmatch(rf"(.*\.)?({pattern})", name) is not None

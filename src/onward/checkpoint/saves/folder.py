@@ -24,12 +24,11 @@ KINDS = "weight/", "average/"
 
 
 def saves(run: Path) -> list[Path]:
-    """Return the folders of a run's checkpoints, oldest first."""
+    """Folders of a run's saves, oldest first."""
     return sorted((p for p in (run / "checkpoints").glob("step-*") if p.name[5:].isdecimal()), key=step_of)
 
 
 def step_of(save: Path) -> int:
-    """Return the step of a checkpoint, from the name of its folder, such as step-0000100."""
     return int(save.name.removeprefix("step-"))
 
 
@@ -41,8 +40,8 @@ def write_save(
     progress: dict[str, Any],
     hf: Mapping[str, Any],
 ) -> None:
-    """Write a checkpoint atomically, from the tensors of a TrainerState and the frozen parameters. `progress` are the
-    other values of the TrainerState; `hf` are keys for config.json."""
+    """Write a save atomically, from the tensors and `progress` of a TrainerState and the frozen parameters; `hf` are
+    keys for config.json."""
     dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("average/")}
     weights, state = by_file(tensors, frozen, next(iter(dtypes), None))
     with atomic_write(folder) as new:
@@ -54,10 +53,10 @@ def write_save(
 def by_file(
     tensors: Mapping[str, Tensor], frozen: Mapping[str, Tensor], average: torch.dtype | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Divide the tensors of a TrainerState and the frozen parameters into (tensors of the model's file, tensors of the
-    state's file), by their names there. `average` is the dtype of weight averages, None without averages: frozen
-    parameters are converted to it, since the model's file has one dtype."""
+    """(tensors of the model's file, tensors of the state's file). `average` is the dtype of weight averages, to which
+    frozen parameters are converted, since the model's file has one dtype."""
     own, averages = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
+    # the model's file has the averages where there are any, the state's file the weights with which training continues
     weights = {**{name: t.to(average or t.dtype) for name, t in frozen.items()}, **own, **averages}
     in_model = {f"average/{name}" for name in averages} | {f"weight/{name}" for name in own if name not in averages}
     return weights, {name: tensor for name, tensor in tensors.items() if name not in in_model}
@@ -66,8 +65,6 @@ def by_file(
 def write_adapter_save(
     folder: Path, adapter: AdapterFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]
 ) -> None:
-    """Write a checkpoint of a model with adapters atomically, from the files of its adapter; other arguments as of
-    `write_save`."""
     with atomic_write(folder) as new:
         new.mkdir()
         write_adapter(new, adapter)
@@ -75,23 +72,19 @@ def write_adapter_save(
 
 
 def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
-    """Write the state of a trainer, its tensors and `progress` (its other values), into the folder of a checkpoint, and
-    then the checksums of all files in it."""
     fill(new / STATE, state, state.items())
     write_progress(new, progress)
 
 
 def write_progress(new: Path, progress: dict[str, Any]) -> None:
-    """Write `progress`, the values of a trainer's state that are not tensors, into the folder of a checkpoint, and then
-    the checksums of all files in it."""
+    """Write the checksums of all files last."""
     (new / PROGRESS).write_text(json.dumps(progress))
     sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
     (new / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")
 
 
 def show(folder: Path, run: Path) -> None:
-    """Link or copy the model in `folder`, a checkpoint, or its adapter, into the run folder `run`, which can then be
-    loaded as a model."""
+    """Link or copy the model of a save into the run folder, which can then be loaded as a model."""
     for name in ADAPTER_FILES if (folder / ADAPTER_CONFIG).exists() else (SINGLE, CONFIG):
         with atomic_write(run / name) as new:
             try:
@@ -101,8 +94,7 @@ def show(folder: Path, run: Path) -> None:
 
 
 def damage(folder: Path) -> str:
-    """Say which file of a checkpoint is missing or differs from its checksum; "" if the checkpoint is undamaged. Reads
-    all its files."""
+    """Which file is missing or differs from its checksum; "" if none."""
     name = CHECKSUMS
     try:
         sums = read_json(folder / name)

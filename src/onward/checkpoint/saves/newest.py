@@ -26,7 +26,7 @@ from onward.model.deferred import read_of
 
 @dataclass(frozen=True)
 class SavedState(TrainerState):
-    """The trainer state and the model read from a checkpoint, with messages about damaged checkpoints."""
+    """A trainer state and the model, read from a save."""
 
     folder: Path  # folder of the save
     model: Decoder  # the model with the trained weights, not their average
@@ -41,13 +41,11 @@ def newest_state(
     *,
     lazy: bool = False,
 ) -> SavedState:
-    """Read the newest undamaged checkpoint of a run, to resume from it, and put its model into the run folder.
+    """Read the newest undamaged save of a run, and put its model into the run folder.
 
-    Newer damaged checkpoints are renamed, each with a message; so is the checkpoint of the step `spoiled`, after which
-    training failed, if there is an earlier one. Raises a UserError if no checkpoint is undamaged. If checkpoints hold
-    adapters only, `base` makes the model to which they are added. A `lazy` state reads a tensor when it is looked up,
-    and has its model on the meta device, as `base` then makes it.
-    """
+    Newer damaged saves are renamed, each with a message; so is the save of the step `spoiled`, after which training
+    failed, if there is an earlier one. If saves hold adapters only, `base` makes the model to which they are added. A
+    `lazy` state reads a tensor when it is looked up, and has its model on the meta device, as `base` then makes it."""
     damages: dict[Path, str] = {}
     for folder in reversed(known := saves(run)):
         reason = "every step from it failed" if step_of(folder) == spoiled and folder != known[0] else damage(folder)
@@ -96,10 +94,8 @@ def lazy_state(
     progress: dict[str, Any],
     messages: list[str],
 ) -> SavedState:
-    """Return the state of the checkpoint in `folder` with its `model`, which is on the meta device, so that tensors are
-    read when they are looked up. `tensors` are those of the state's file, memory-mapped; `frozen` names the frozen
-    parameters; `dtype` is that of the weights in the state's file, None if it has no weights; `progress` are the
-    state's other values, and `messages` those about damaged checkpoints."""
+    """The state of a save whose tensors are read when they are looked up; `dtype` is that of the weights in the state's
+    file, None without any."""
     reads: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}
     for name, parameter in model.named_parameters():
         if read := read_of(parameter):

@@ -36,8 +36,6 @@ from onward.parallel.parts import gathered_parameters
 
 @dataclass(frozen=True)
 class Best:
-    """The content of best.json: the step of the checkpoint with the lowest validation loss, and this loss."""
-
     step: int
     validation_loss: float
 
@@ -103,8 +101,7 @@ class Saver:
         self.submit(task, f"saving step {step}")
 
     def best(self, step: int, loss: float) -> None:
-        """Record a step and its validation loss as the best in best.json, if the step has a checkpoint and its loss is
-        the lowest so far."""
+        """Record a step as the best, if it has a save and its loss is the lowest so far."""
 
         def task() -> None:
             known = self.known_best()
@@ -114,7 +111,7 @@ class Saver:
         self.submit(task, f"recording step {step} as the best")
 
     def known_best(self) -> dict[str, Any]:
-        """Read the step and validation loss of the best checkpoint; {} if none is recorded or its folder is missing."""
+        """{} if none is recorded or its folder is missing."""
         try:
             best = fields.build(Best, read_json(self.run / "checkpoints" / "best.json"))
             return fields.plain(best) if self.folder(best.step).exists() else {}
@@ -122,7 +119,6 @@ class Saver:
             return {}
 
     def finish(self) -> None:
-        """Wait until the last submitted write has finished."""
         if self.pending:
             self.pending.result()
 
@@ -132,12 +128,10 @@ class Saver:
         return failure
 
     def folder(self, step: int) -> Path:
-        """Return the folder of the checkpoint of a step."""
         return self.run / "checkpoints" / f"step-{step:07d}"
 
     def submit(self, task: Callable[[], None], what: str) -> None:
-        """Run `task`, such as writing a checkpoint, in the Saver's thread, and then delete old checkpoints. `what`
-        describes the task in the message of an error, such as "saving step 100"."""
+        """Run `task` in the thread, and then delete old saves; `what` names it in errors, such as "saving step 100"."""
 
         def attempt() -> None:
             failed = f"{what} in {self.run} failed"
@@ -155,11 +149,9 @@ class Saver:
         self.pending = self.thread.submit(attempt)
 
     def fail(self, sentence: str) -> None:
-        """Record a failed write with this message, unless an earlier failure is recorded, which caused this one."""
         self.failure = self.failure or UserError(sentence)
 
     def drop(self) -> None:
-        """Delete all checkpoints but the last `keep` and the best."""
         best = self.known_best().get("step")
         for old in saves(self.run)[: -self.keep]:
             if step_of(old) != best:

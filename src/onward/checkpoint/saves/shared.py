@@ -27,8 +27,7 @@ NUMBERS = count()  # numbers of saves, equal in all processes
 
 
 class Writers(Protocol):
-    """The interface of the processes that write a checkpoint together: the rank of this process, their number, and the
-    store by which they agree."""
+    """The processes that write a save together, and the store by which they agree."""
 
     @property
     def rank(self) -> int: ...
@@ -39,8 +38,7 @@ class Writers(Protocol):
 
 
 def agree(writers: Writers, folder: Path) -> bool:
-    """Return, in all processes, whether the checkpoint has to be written since its folder does not exist yet; the first
-    process looks and tells the others."""
+    """Whether the save has to be written; the first process looks and tells the others."""
     key, store = f"needed/{next(NUMBERS)}", writers.store
     assert store is not None
     if not writers.rank:
@@ -49,9 +47,8 @@ def agree(writers: Writers, folder: Path) -> bool:
 
 
 class SharedSave:
-    """The part of a checkpoint that this process writes, if several processes write it together. All processes
-    construct it at the same time; `write` may then be called in a thread. Arguments as of `folder.write_save`, with the
-    tensors of this process's pipeline stage; `of_stages` exchanges a value and returns that of each stage."""
+    """The part of a save that this process writes. All processes construct it at the same time; `write` may then be
+    called in a thread. `of_stages` exchanges a value and returns that of each pipeline stage."""
 
     def __init__(
         self,
@@ -82,7 +79,7 @@ class SharedSave:
         self.own_weights, self.own_state = by_file(own, own_frozen, self.average)
 
     def holders(self, name: str) -> range:
-        """Return the ranks of the first stage that has a tensor of the trainer, or a parameter with this name."""
+        """The ranks of the first stage that has this tensor or parameter."""
         size = self.writers.count // len(self.stages)
         kinds = "", *KINDS
         stage = next(i for i, s in enumerate(self.stages) if any(kind + name in part for kind in kinds for part in s))
@@ -90,8 +87,8 @@ class SharedSave:
 
     @property
     def owners(self) -> dict[str, int]:
-        """For each parameter, the rank of the process that keeps its tensors and writes them. Processes get about the
-        same number of bytes, and parameters that the files store as one tensor have one owner."""
+        """The rank that keeps and writes each parameter. Ranks get about the same number of bytes, and parameters that
+        the files store as one tensor have one owner."""
         bytes_of = [0] * self.writers.count
         owners: dict[str, int] = {}
         for _, names, _, _ in rows(self.kind, self.config, self.weights):
@@ -102,12 +99,11 @@ class SharedSave:
 
     @cached_property
     def model(self) -> dict[str, Tensor]:
-        """The tensors of the model's file by name, without data: their shapes and dtypes lay out the file."""
+        """The model's file without data, which lays it out."""
         return dict(to_theirs(self.kind, self.config, self.weights))
 
     def write(self) -> None:
-        """Write this process's part of the checkpoint. The first process waits for the others and completes the folder;
-        the others wait until it has. Raises a UserError in the first process if a process cannot write."""
+        """The first process waits for the others and completes the folder; the others wait until it has."""
         store = self.writers.store
         assert store is not None
         if self.writers.rank:
@@ -140,7 +136,6 @@ class SharedSave:
             store.set(f"{self.key}/done", "")
 
     def write_own(self, new: Path) -> None:
-        """Write the tensors that this process has kept into the files in `new`, the folder of the checkpoint."""
         fill(new / SINGLE, self.model, to_theirs(self.kind, self.config, self.own_weights), new=False)
         fill(new / STATE, self.state, self.own_state.items(), new=False)
         for name in SINGLE, STATE:
@@ -148,5 +143,4 @@ class SharedSave:
 
 
 def outlines(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors of the same names, shapes and dtypes on the meta device, without data."""
     return {name: torch.empty(t.shape, dtype=t.dtype, device="meta") for name, t in tensors.items()}

@@ -40,8 +40,7 @@ class TrainerState:
 def training_tensors(
     model: Decoder, optimizers: Sequence[Optimizer], average: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Collect the tensors of a TrainerState from a model and its optimizers, not copied. `average` are the moving
-    averages of the weights, by the names of parameters."""
+    """Tensors of a TrainerState, not copied. `average` are the moving averages of the weights."""
     weights = {f"weight/{name}": p for name, p in model.named_parameters() if p.requires_grad}
     buffers = {f"{BUFFER}{name}": buffer for name, buffer in model.named_buffers() if "_lora." in name}
     averages = {f"average/{name}": tensor for name, tensor in (average or {}).items()}
@@ -49,8 +48,8 @@ def training_tensors(
 
 
 def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[Optimizer]) -> None:
-    """Copy the tensors of a TrainerState into a model, compiled or not, and into its optimizers; drop the gradients.
-    The optimizers must have been constructed like the saved ones."""
+    """Copy the tensors of a TrainerState into a model, compiled or not, and optimizers constructed like the saved ones;
+    drop the gradients."""
     model.zero_grad()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -81,8 +80,6 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
 
 
 def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """Collect the state of optimizers, named as in TrainerState. Raises a UserError if an optimizer keeps a value that
-    is neither a tensor nor a number."""
     names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     tensors: dict[str, Tensor] = {}
     for i, optimizer in enumerate(optimizers):
@@ -97,12 +94,13 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
                     dtype = torch.float64 if isinstance(value, float) else torch.int64
                     tensors[f"number/{key}/{owner}"] = torch.tensor(value, dtype=dtype)
                 else:
-                    kind = f"{type(optimizer).__name__} keeps a {type(value).__name__} as {key}"
-                    raise UserError(f"{kind}, and only tensors and numbers can be saved: choose another optimizer")
+                    raise UserError(
+                        f"Cannot save the state of {type(optimizer).__name__}, because it keeps a "
+                        f"{type(value).__name__} as {key}, and not a tensor or a number: choose another optimizer"
+                    )
     return tensors
 
 
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return copies of tensors, by name, on the CPU; a tensor that is divided over processes (DTensor) is gathered
-    first."""
+    """Copies on the CPU; divided tensors (DTensor) are gathered first."""
     return {name: gathered(tensor).to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -60,13 +60,10 @@ class Options:
 
     @property
     def view(self) -> str:
-        """What is measured, "training" or "decoding". Options that apply only to the other one are refused."""
         return "training" if self.train else "decoding"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward bench`: measure how fast a model generates or is trained, and print the speeds with the limits of the
-    machine."""
     options = parse(Options, argv, prog="onward bench", about=ABOUT)
     batches = numbers(options.batch or ("8" if options.train else "1,16"))
     import torch
@@ -74,14 +71,13 @@ def main(argv: Sequence[str]) -> None:
     from onward.measuring.decoders import has_random_weights
 
     if options.revision and has_random_weights(options.model):
-        raise UserError(f"revision is {options.revision!r}, and {options.model} gets random weights: leave it out")
+        raise UserError(f"revision is {options.revision!r}, but {options.model} gets random weights: leave it out")
     if options.threads:
         torch.set_num_threads(options.threads)
     (train if options.train else generate)(options, batches)
 
 
 def generate(options: Options, batches: Sequence[int]) -> None:
-    """Measure and print the speed of generation in each precision and with each of the batch sizes `batches`."""
     import torch
 
     from onward.base.device import choose_device
@@ -126,8 +122,6 @@ def generate(options: Options, batches: Sequence[int]) -> None:
 def show_generation(
     options: Options, speeds: "Sequence[Speed]", limits: "MachineLimits", device: "torch.device"
 ) -> None:
-    """Print `speeds`, the measured speeds of generation, with `limits`, the memory bandwidth and arithmetic of the
-    machine's `device`."""
     import torch
 
     from onward.measuring.speeds import plain_cases
@@ -161,8 +155,6 @@ def show_generation(
 
 
 def train(options: Options, batches: Sequence[int]) -> None:
-    """Measure the speed of training in each precision and with each of the batch sizes `batches`; print a row for
-    each."""
     import torch
 
     from onward.base.device import choose_device
@@ -209,8 +201,6 @@ def train(options: Options, batches: Sequence[int]) -> None:
 
 
 def words(text: str, known: Sequence[str], name: str) -> list[Any]:
-    """Split the value `text` of the option `name`, such as `a,b`, at its commas. Raises a UserError for a word that is
-    not in `known`, the allowed ones."""
     from onward.base.fields import nearest
 
     names = [word.strip() for word in text.split(",")]
@@ -221,8 +211,6 @@ def words(text: str, known: Sequence[str], name: str) -> list[Any]:
 
 
 def numbers(text: str) -> list[int]:
-    """Parse the value of the option that lists batch sizes, such as `1,16`, into integers. Raises a UserError for
-    anything else."""
     values = [int(word) if word.strip().isdecimal() else 0 for word in text.split(",")]
     if not all(1 <= number <= 4096 for number in values):
         raise UserError(f"batch is {text!r}: write numbers of rows from 1 to 4096, such as 1,16")

@@ -34,7 +34,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward card`: write the model card of a model or a run to a file."""
     options = parse(Options, argv, prog="onward card", about=ABOUT)
     folder = Path(options.folder)
     out = Path(options.out) if options.out else folder / CARD

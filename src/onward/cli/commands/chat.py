@@ -63,13 +63,12 @@ class Options(Settings, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward chat`: hold a conversation with a model, one message per line, until the input ends."""
     options = parse(Options, argv, prog="onward chat", about=ABOUT)
     if options.context < 2:
         raise UserError(f"context is {options.context}: it must be at least 2")
     warn_of_temperature(options.temperature)
     lm = load(options.model, options)
-    conversation, typed = Conversation(lm, options), sys.stdin.isatty()
+    conversation, typed = TerminalChat(lm, options), sys.stdin.isatty()
     if options.compile:
         compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), [1])
     if typed:
@@ -101,9 +100,9 @@ def main(argv: Sequence[str]) -> None:
             console.print(f"onward: {error}", markup=False, soft_wrap=True)
 
 
-class Conversation:
-    """A conversation with a model in the terminal: its messages, the settings of the answers, and the KV cache of the
-    messages so far."""
+class TerminalChat:
+    """A conversation in the terminal: its messages, the settings of the answers, and the cache of the messages so
+    far."""
 
     def __init__(self, lm: "LanguageModel", options: Options) -> None:
         self.lm, self.options = lm, options
@@ -115,19 +114,17 @@ class Conversation:
         self.finish_reason = ""  # of the last answer; empty if it was interrupted
 
     def empty_cache(self) -> "ConversationCache":
-        """Create an empty KV cache that grows with the conversation."""
         from onward.generation.cache.conversation import ConversationCache
         from onward.generation.cache.growing import CHUNK, STEP
         from onward.model.cache import KVCache
 
+        # one contiguous row, not blocks: each turn continues in place, and there are no other rows to share blocks with
         model, chunk = self.lm.model, min(CHUNK, self.length)
         return ConversationCache(
             KVCache(self.lm.config, 1, self.length, chunk, step=STEP, device=model.device, dtype=model.dtype)
         )
 
     def answer(self, text: str) -> None:
-        """Generate and print the answer to `text`, a message of the user, piece by piece, and add both to the
-        conversation."""
         warn_of_unknown(self.lm.tokenizer, [text])
         self.turns.append({"role": "user", "content": text})
         printed: list[str] = []
@@ -152,15 +149,13 @@ class Conversation:
             console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
 
     def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
-        """Yield the text of the answer to `messages`, at most `new` tokens, in pieces as they are generated; after the
-        last piece the attribute `finish_reason` says why the answer ended."""
+        """The answer in pieces of at most `new` tokens; then `finish_reason` says why it ended."""
         self.finish_reason = ""
         stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
         self.finish_reason = yield from stream
 
     def room(self) -> int:
-        """Return the number of tokens that the next answer can have in the context; if that is too small, first remove
-        the oldest turns of the conversation."""
+        """Tokens of the next answer that fit into the context; if there are too few, first drop the oldest turns."""
         from onward.text.chat import chat_of
 
         def left(dropped: int) -> int:
@@ -178,8 +173,7 @@ class Conversation:
         return left(0)
 
     def command(self, line: str) -> None:
-        """Execute a line of the user that begins with a slash: /help, /reset and /undo (forget the conversation or its
-        last turn), or /set (change a setting). Raises a UserError for any other."""
+        """Execute a line that begins with a slash; see HELP."""
         kinds = fields.hints(Settings)
         names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
         match line.split(maxsplit=2):

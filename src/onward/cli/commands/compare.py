@@ -47,14 +47,11 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward compare`: train variants of a run, configurations that differ in some options, and print whether
-    their losses differ by more than the noise between seeds. Returns the exit status."""
     return in_processes(lambda: compare(argv), "give the same command again")
 
 
 def compare(argv: Sequence[str]) -> int:
-    """Compare variants in this process together with the other processes that torchrun started, if any: they share the
-    runs, and the first process prints the table. Returns the exit status."""
+    """All processes share the runs, and the first one prints the table."""
     values = read_values(Options, argv, "onward compare", ABOUT)
     given = values.pop("sources", [])
     files, sources = [name for name in given if name.endswith(".toml")], [n for n in given if not n.endswith(".toml")]
@@ -107,8 +104,7 @@ def compare(argv: Sequence[str]) -> int:
 
 
 def changes(text: str) -> tuple[str, dict[str, Any], str]:
-    """Parse a variant of a run, written as `NAME: option=value ...`; return (its name, its options as nested dicts, the
-    text `--variant NAME` to begin error messages with)."""
+    """Parse `NAME: option=value ...` to (name, options as nested dicts, `--variant NAME` for errors)."""
     name, _, options = text.partition(":")
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]
@@ -125,5 +121,5 @@ def changes(text: str) -> tuple[str, dict[str, Any], str]:
 
 
 def split_words(text: str) -> list[str]:
-    """Split a variant's options, `option=value ...`, at spaces, except spaces inside parentheses."""
+    """Split at spaces, except inside parentheses."""
     return re.findall(r"(?:\([^()]*(?:\([^()]*\)[^()]*)*\)|\S)+", text)

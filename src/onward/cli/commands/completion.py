@@ -58,20 +58,18 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward completion`: print the script with which bash, zsh or fish completes commands, options and their
-    values."""
     shell = parse(Options, argv, prog="onward completion", about=ABOUT).shell
     print(fish() if shell == "fish" else script(*SHELLS[shell]))
 
 
 def tables() -> dict[str, list[Argument]]:
-    """Return the arguments (options and positional arguments) of every command, by the command's name."""
+    """The arguments of every command."""
     return {name: list(arguments(importlib.import_module(f"onward.cli.commands.{name}").Options)) for name in COMMANDS}
 
 
 def script(words: str, offer: str, announce: str) -> str:
-    """Return the completion script for bash or zsh. The arguments are the lines of shell code in which the two differ:
-    `words` reads the typed words, `offer` offers the candidates, `announce` registers the script with the shell."""
+    """For bash or zsh, by the lines of code in which they differ: `words` reads the typed words, `offer` offers the
+    candidates, `announce` registers the script with the shell."""
     values, options = [], []
     for command, table in tables().items():
         flags = [argument.flag for argument in table if not argument.positional]
@@ -85,7 +83,6 @@ def script(words: str, offer: str, announce: str) -> str:
 
 
 def fish() -> str:
-    """Return the completion script for fish."""
     lines = [f"complete -c onward -n __fish_use_subcommand -a {quote(c)} -d {quote(d)}" for c, d in COMMANDS.items()]
     for command, table in tables().items():
         begin = f"complete -c onward -n '__fish_seen_subcommand_from {command}'"

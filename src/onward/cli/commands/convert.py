@@ -54,13 +54,10 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The format to write, "gguf" or "hf" (a Hugging Face folder). Options that apply only to the other format are
-        refused."""
         return self.to or ("gguf" if self.out.endswith(".gguf") else "hf")
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward convert`: write a model as a GGUF file or as a Hugging Face folder."""
     options = parse(Options, argv, prog="onward convert", about=ABOUT)
     out, gguf = Path(options.out), options.view == "gguf"
     if gguf and out.is_dir():
@@ -120,8 +117,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def roundings(path: Path, dtype: str) -> list[str]:
-    """Return phrases such as "2 tensors rounded from F32 to F16" for a conversion to `dtype` (F32, F16 or BF16), one
-    for each dtype that it rounds in the model at `path`, a folder or a GGUF file."""
+    """ "2 tensors rounded from F32 to F16" and so on, for a conversion to `dtype` (F32, F16 or BF16)."""
     from onward.checkpoint.load import open_source
 
     stored = open_source(path).tensor_types()

@@ -70,21 +70,15 @@ class Options(Cleaning):
 
     @property
     def view(self) -> str:
-        """The action of the command: prepare, join, list, get or show. Options that apply only to other actions are
-        refused."""
         return self.action
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward data`: prepare texts for training, list or download corpora (public data sets of text), or print
-    training examples."""
     options = parse(Options, argv, prog="onward data", about=ABOUT)
     {"prepare": prepare, "join": join, "list": list_corpora, "get": get, "show": show}[options.action](options)
 
 
 def prepare(options: Options) -> None:
-    """Run `onward data prepare`: encode texts into shards, files of token ids to train on, and print a report of the
-    counts."""
     from onward.cli.shared.progress import progress_bars
     from onward.data.prepare import prepare
 
@@ -109,12 +103,10 @@ def prepare(options: Options) -> None:
 
 
 def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) -> None:
-    """Run `onward data prepare --part`: encode one of several parts of the texts, which different machines prepare,
-    into shards (files of token ids), and print the part's folder. `own` are the options of the preparation by name."""
     from onward.data.parts import prepare_part
-    from onward.data.prepare import Part
+    from onward.data.prepare import MachinePart
 
-    part = Part.parse(options.part)
+    part = MachinePart.parse(options.part)
     folder = prepare_part(options.sources, options.tokenizer, Path(options.out), part, progress=progress, **own)
     if options.json:
         print_json({"folder": str(folder), "part": part.number, "parts": part.of})
@@ -124,8 +116,6 @@ def prepare_one_part(options: Options, progress: Progress, own: dict[str, Any]) 
 
 
 def join(options: Options) -> None:
-    """Run `onward data join`: combine the parts that several machines have prepared to one data set, and print a report
-    of the counts."""
     from onward.cli.shared.progress import progress_bars
     from onward.data.parts import join_parts
 
@@ -137,8 +127,6 @@ def join(options: Options) -> None:
 
 
 def print_report(options: Options, folder: Path, data: "TokenData", measured: Measured) -> None:
-    """Print the report of prepared `data` in `folder`: the documents and tokens of each source and the dropped
-    documents. `measured` are the speed and the seconds of each task, which are printed unless they are empty."""
     report = data.index.report
     sources = [{key: getattr(source, key) for key in COUNTS} for source in data.records]
     if options.json:
@@ -164,8 +152,7 @@ def print_report(options: Options, folder: Path, data: "TokenData", measured: Me
 
 
 def in_words(measured: Measured) -> str:
-    """Return the measured speed of a preparation of data, and the share of its time that each task took, such as
-    reading and encoding, as a sentence."""
+    """The speed, and the share of the time that each task took."""
     total = sum(measured.seconds.values())
     shares = [f"{task} {seconds / total:.0%}" for task, seconds in measured.seconds.items() if seconds >= 0.01 * total]
     return f"{measured.megabytes_per_second:.3g} MB/s, encoded by {measured.encoder}: {', '.join(shares)}"
@@ -175,18 +162,14 @@ COUNTS = "name", "documents", "tokens", "bytes"
 
 
 def density(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return {"bytes_per_token": ...} for a source of text, to add to `row`, the counts of the source in the report of
-    a preparation."""
     return {"bytes_per_token": row["bytes"] / max(1, row["tokens"])}
 
 
 def first_words(text: str) -> str:
-    """Return the first 100 characters of a text, as one line."""
     return printable(" ".join(text.split()))[:100]
 
 
 def list_corpora(options: Options) -> None:
-    """Run `onward data list`: print the corpora, public data sets of text, that can be trained on by name."""
     rows: list[dict[str, Any]] = [
         {"name": name, "bytes": corpus.size, "content": corpus.content, "license": "PSF", "from": "no network needed"}
         for name, corpus in corpora.BUILT_IN.items()
@@ -202,8 +185,6 @@ def list_corpora(options: Options) -> None:
 
 
 def show(options: Options) -> None:
-    """Run `onward data show`: print training examples of a data set with the tokens or texts that are trained on in
-    color."""
     from onward.cli.shared.examples import show_examples, show_without_model
     from onward.training.finetuning.config import FinetuneConfig
     from onward.training.methods import Method
@@ -224,7 +205,6 @@ def show(options: Options) -> None:
 
 
 def get(options: Options) -> None:
-    """Run `onward data get`: download a corpus, a public data set of text, and print its path."""
     from onward.cli.shared.progress import progress_bars
 
     if len(options.sources) != 1:

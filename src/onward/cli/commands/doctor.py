@@ -65,8 +65,6 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of target that is checked, in words, such as a model, a class or function, or texts. Options that
-        apply only to other kinds are refused."""
         from onward.data.tokens import is_prepared
         from onward.hub.folder import is_model
 
@@ -82,11 +80,11 @@ LIMITS = "seconds", "gigabytes", "html", "json"
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward doctor`: check a model or texts, and print the findings; returns the exit status, 1 if a check
-    failed."""
     options = parse(Options, argv, prog="onward doctor", about=ABOUT)
     if options.text and options.batches:
-        raise UserError("text and batches are both given, and a trained model predicts one of them: choose one")
+        raise UserError(
+            "Cannot combine --text and --batches, because both are what the model was trained to predict: choose one"
+        )
     from onward.inspection.doctor.isolated import examine_apart
 
     arguments = {name: value for name, value in vars(options).items() if name not in LIMITS}
@@ -109,8 +107,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def print_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a line for each finding of the doctor, given as a dict of its fields; for a failed check also the location
-    of the mistake, why it matters, and the remedy."""
+    """A line for each finding; for a failed check also where the mistake is, why it matters, and the remedy."""
     output = Output(highlight=False)
     for row in rows:
         line = Text.assemble((f"{row['status']:<15}", COLORS[row["status"]]), f"{row['check']:<14} ", row["what"])

@@ -46,13 +46,10 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The idea to draw, such as rope. Options that apply only to other ideas are refused."""
         return self.idea or "alone"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward draw`: print the picture of an idea of Transformers, such as rotary positions, or write it to a file;
-    if no idea is named, list all ideas."""
     options = parse(Options, argv, prog="onward draw", about=ABOUT)
     from onward.planning.descriptions import sentence
     from onward.planning.releases import find
@@ -77,8 +74,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def logits_of(text: str) -> dict[str, float]:
-    """Parse the option `--logits`, numbers separated by commas. Returns the numbers by token name, "#0", "#1" and so
-    on. Raises a UserError for anything else."""
+    """Numbers by token name, "#0", "#1" and so on."""
     try:
         logits = {f"#{index}": float(number) for index, number in enumerate(text.split(","))}
     except ValueError:

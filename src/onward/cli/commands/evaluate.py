@@ -100,14 +100,11 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward evaluate`: print the figures of a model on a text (loss, perplexity), on tasks (scores) or on
-    examples (of a classifier or reward model). Returns the exit status."""
     return in_processes(lambda: evaluate(argv), "give the same command again")
 
 
 def evaluate(argv: Sequence[str]) -> int:
-    """Evaluate a model in this process together with the other processes that torchrun started, if any; the first
-    process prints the figures. Returns the exit status."""
+    """Processes share the work, and the first one prints the figures."""
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
     replicas = arranged(options)
     console.quiet = bool(replicas.rank)
@@ -119,10 +116,8 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def arranged(options: Options) -> "Replicas":
-    """Return the processes that torchrun started as replicas of the model, in the mesh of the options or, by default,
-    in the one that `chosen` gives; the first process prints a chosen mesh that divides the model. Raises a UserError
-    for a mesh that is for another number of processes, or that divides the model into shards or stages, or its
-    windows."""
+    """The processes as replicas of the model, in the mesh of the options or, by default, in the one that `chosen`
+    gives. Refuses a mesh that divides the model into shards or stages, or its windows."""
     from onward.base.device import choose_device
     from onward.config.mesh import Mesh
     from onward.training.processes import Processes
@@ -132,7 +127,7 @@ def arranged(options: Options) -> "Replicas":
         axes = Mesh.parse(options.mesh)
         if axes.pipeline * axes.shards > 1:
             raise UserError(
-                f"mesh is {str(axes)!r}, and evaluation divides a model only by a tensor axis: give replicate and "
+                f"mesh is {str(axes)!r}, but evaluation divides a model only by a tensor axis: give replicate and "
                 "tensor"
             )
     elif processes.count == 1:
@@ -145,15 +140,16 @@ def arranged(options: Options) -> "Replicas":
 
 
 def chosen(options: Options, count: int) -> tuple["Mesh", str]:
-    """Return the default mesh for `count` processes, with a sentence that describes it if it divides the model. It has
-    replicas if a device can hold a whole model and a batch, and if an option or a model is not for a division; else the
-    smallest tensor axis with which a process's part fits or, if none does, the largest."""
+    """The default mesh, with a sentence if it divides the model: replicas if a device can hold a whole model and a
+    batch, or if an option or a model is not for a division; else the smallest tensor axis with which a process's part
+    fits or, if none does, the largest."""
     from onward.config.mesh import Mesh
     from onward.planning.choice import first_that_fits, holes_on, in_words
     from onward.planning.evaluation import evaluation_meshes, memory_of_questions, memory_of_text
 
+    # never shards: processes with different numbers of questions would wait for each other
     replicas = Mesh(replicate=count), ""
-    if options.quantize:
+    if options.quantize:  # quantized weights cannot be divided
         return replicas
     asks, names = options.tasks or options.choices or options.answers, [options.model]
     if asks:
@@ -167,7 +163,7 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
     holes = holes_on(options.device)
 
     def needed(mesh: Mesh) -> tuple["GenerationMemory", "DecoderConfig"]:
-        """Return the largest memory of a process in a mesh, and the decoder that needs it."""
+        """The largest memory of a process in a mesh, and the decoder that needs it."""
         each = ((work(config, mesh, dtype, holes), config) for config, dtype in models for work in works)
         return max(each, key=lambda one: one[0].peak)
 
@@ -177,7 +173,6 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
 
 
 def of_data(options: Options, replicas: "Replicas") -> None:
-    """Evaluate a model on texts or examples, divided over the processes of `replicas`, and print the figures."""
     from onward.cli.shared.tasks import keep, load_alike, own_tasks, row, step_of
     from onward.evaluation.heads import judges
     from onward.reports.runs.scores import scores_of
@@ -214,8 +209,7 @@ Measure = Callable[["LanguageModel"], Any]
 
 
 def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
-    """Return a function of a language model that evaluates it on the texts of the options or, without any, on the
-    validation text of the model's run. Texts are divided over the processes of `replicas`."""
+    """A function that evaluates a model on the texts of the options or, without any, on its run's validation text."""
     from onward.cli.shared.sources import announce
     from onward.data.sources import documents
     from onward.evaluation.text import evaluate_texts, evaluate_tokens
@@ -234,20 +228,17 @@ def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Meas
 
 
 def of_tasks(options: Options, replicas: "Replicas") -> None:
-    """Evaluate models on the tasks that `--tasks` names and on the user's own questions, divided over the processes of
-    `replicas`, and print the scores."""
     from onward.cli.shared.tasks import Exam, evaluate_tasks
     from onward.evaluation.tasks.task import COMMAS, Task, tasks_of, with_text
     from onward.text.tokenizer import Tokenizer
 
     def is_foreign(word: str) -> bool:
-        """Return whether a task is for lm-evaluation-harness. Raises a UserError if that is not installed, and for a
-        file that is not there."""
+        """Whether a task is for lm-evaluation-harness."""
         is_file = word.endswith((".yaml", ".yml"))
         if not is_file and (not word.isidentifier() or word in Task.kinds):
             return False
         if is_file and not Path(word).is_file():
-            raise UserError(f"tasks names {word}, and there is no such file: name a task of lm-evaluation-harness")
+            raise UserError(f"Cannot find the task file {word}: name a task of lm-evaluation-harness")
         if find_spec("lm_eval") is None:
             unknown = " needs a library" if is_file else f" is not a task of Onward: {nearest(word, Task.choices())}"
             raise UserError(f"{word}{unknown} (lm-evaluation-harness, with its tasks: pip install 'onward[eval]')")
@@ -265,15 +256,12 @@ def of_tasks(options: Options, replicas: "Replicas") -> None:
 
 
 def check_not_given(options: Options, names: Sequence[str], reason: str) -> None:
-    """Raise a UserError if one of the options `names`, which do not apply because of `reason`, is given."""
     if given := [name for name in names if getattr(options, name) != getattr(Options, name)]:
         kind = "texts" if given[0] in OF_TEXT else "examples"
-        raise UserError(f"{given[0]} applies to {kind}, and {reason}: leave it out")
+        raise UserError(f"{given[0]} applies to {kind}, but {reason}: leave it out")
 
 
 def own_questions(options: Options) -> "Iterator[Task]":
-    """Yield the tasks made of the user's own questions: multiple choice from the file of `--choices`, free answers from
-    the file of `--answers`."""
     from onward.evaluation.tasks.files import Answers, Choices
     from onward.evaluation.tasks.judged import Judged
 
@@ -288,10 +276,9 @@ def own_questions(options: Options) -> "Iterator[Task]":
 
 
 def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
-    """Return a function of a model that evaluates its classifier or reward head on the examples that the options name
-    or, without any, on the held-out examples of the model's run. Examples are divided over the processes of
-    `replicas`."""
-    from onward.data.shapes import Records
+    """A function that evaluates a head on the examples of the options or, without any, on those that its run held
+    out."""
+    from onward.data.layouts import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 
     check_not_given(options, OF_TEXT, f"{options.model} is evaluated on examples")
@@ -304,8 +291,7 @@ def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> 
 
 
 def inputs_of(options: Options) -> "Inputs | None":
-    """Return the inputs of the training run (tokenized texts or examples) in the model's folder; None if the folder is
-    not of a run."""
+    """The inputs of the run in the model's folder; None if it is not a run's."""
     from onward.training import stages as tasks
 
     folder = Path(options.model)

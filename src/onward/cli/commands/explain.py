@@ -38,8 +38,6 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward explain`: print the forward pass of a model on a text step by step, with shapes and numbers, or write
-    it as an HTML page."""
     options = parse(Options, argv, prog="onward explain", about=ABOUT)
     from onward.reports.explain.page import explain
 

@@ -61,9 +61,8 @@ class Options(FinetuneConfig):
 
 
 def method_of(argv: Sequence[str]) -> type[Method] | None:
-    """Return the class of the fine-tuning method, such as DPO, that the command line `argv` or its TOML file names; SFT
-    if none is named, None for a weighted sum of methods and for an unknown name. Imports the modules of `--import`,
-    which may define methods."""
+    """The method that the command line or its TOML file names; SFT if none is named, None for a weighted sum of methods
+    and for an unknown name. Imports the modules of `--import`, which may define methods."""
     parser = Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("--import", action="append", default=[], dest="imports")
     for name in "method", "config":
@@ -77,8 +76,7 @@ def method_of(argv: Sequence[str]) -> type[Method] | None:
 
 
 def about(method: type[Method] | None) -> str:
-    """Return the text of `--help` for `onward finetune`: the command, the list of methods and, unless `method` is None,
-    the formula of its loss."""
+    """The text of `--help`, with the list of methods and the formula of this one's loss."""
     summary, _, examples = ABOUT.partition("\n\n")
     sentences = {kind: summary_of(one) for kind, one in Method.choices().items()}
     table = "\n".join(f"  {kind:<9} {sentence}" for kind, sentence in sentences.items())
@@ -87,22 +85,23 @@ def about(method: type[Method] | None) -> str:
 
 
 def summary_of(method: type[Method]) -> str:
-    """Return the first sentence of a fine-tuning method's docstring, without the papers that it cites."""
+    """The first sentence of a method's docstring, without the papers that it cites."""
     text = " ".join((inspect.getdoc(method) or "").split())
     return re.split(r"(?<![ (][A-Z])(?<!et al)[.:;](?: |$)| \(", text)[0]
 
 
 def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, str]:
-    """Parse the command line; return (the configuration of a new run or the folder of the run to resume, how many
-    examples to print in place of training, whether to print figures as JSON, the new arrangement of processes of a
-    resumed run or "")."""
+    """(configuration of a new run or folder of the run to resume, examples to print in place of training, whether to
+    print JSON, new arrangement of processes of a resumed run or "")."""
     method = method_of(argv)
     if method:
         check_readers([word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"], method)
     own = type(Options.__name__, (Options,), {"part": method, "__doc__": Options.__doc__})
     values = read(own, join_duration(argv), prog="onward finetune", about=about(method))
     if "show" in values and (unread := values.keys() & {"resume", "json"}):
-        raise UserError(f"show prints examples and ends, and {' and '.join(sorted(unread))} is given: choose one")
+        raise UserError(
+            f"Cannot combine --show, which prints examples and ends, with --{' and --'.join(sorted(unread))}"
+        )
     asked, show = "show" in values, fields.convert(int, values.pop("show", 0), "show")
     if asked and show < 1:
         raise UserError(f"show is {show}: give the number of examples to print, at least 1")
@@ -120,14 +119,12 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, st
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward finetune`: train a model on examples, or print examples; returns the exit status."""
     return in_processes(lambda: run(*configure(argv)))
 
 
 def run(config: FinetuneConfig | Path, show: int, as_json: bool, mesh: str) -> int:
-    """Print the first `show` examples or, if `show` is 0, train: start a new run with the configuration, or resume the
-    run in the folder, given as `config`. `as_json` prints figures as JSON; `mesh` replaces the arrangement of processes
-    of a resumed run. Returns the exit status."""
+    """Print the first `show` examples or, for 0, train; `mesh` replaces the arrangement of processes of a resumed
+    run."""
     if show and isinstance(config, FinetuneConfig):
         from onward.cli.shared.examples import show_examples
 

@@ -91,13 +91,10 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def view(self) -> str:
-        """The way in which tokens are chosen, "sampling" or "search". Options that apply only to the other one are
-        refused."""
         return "search" if self.beams or self.alpha is not None else "sampling"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward generate`: print the model's continuations of prompts."""
     given = read(Options, argv, prog="onward generate", about=ABOUT)
     options = made(Options, given | schema(given), "onward generate")
     for one, other in ("beams", "alpha"), ("draft", "lookup"):
@@ -130,8 +127,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return {"json_schema": the content of FILE} if the options `given` on the command line contain `--json-schema
-    @FILE`; {} otherwise. Raises a UserError for a file name without @."""
+    """The content of FILE for `--json-schema @FILE`."""
     asked = given.get("json_schema", "")
     if asked.startswith("@"):
         return {"json_schema": Path(asked[1:]).read_text(encoding="utf-8", errors="replace")}
@@ -141,8 +137,7 @@ def schema(given: Mapping[str, Any]) -> dict[str, str]:
 
 
 def from_file(file: str, field: str) -> list[str]:
-    """Read prompts from the path `file`, or from standard input if it is "-": one per line or, in .jsonl and .parquet,
-    one per record, whose text is in `field`."""
+    """One prompt per line or, in .jsonl and .parquet, per record."""
     from onward.cli.shared.sources import announce
     from onward.data.formats import suffixes
     from onward.data.sources import documents
@@ -157,8 +152,6 @@ def from_file(file: str, field: str) -> list[str]:
 
 
 def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
-    """Generate the answers to all prompts together in `engine`, and print them in order, each in pieces as it is
-    generated."""
     from rich.console import Console
     from rich.progress import MofNCompleteColumn, Progress
 
@@ -194,8 +187,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
 
 
 class Printed:
-    """Prints one prompt and its answer to standard output as the answer grows. If `count` answers are more than one, a
-    line such as [1/3] precedes each."""
+    """Prints one prompt and its answer as the answer grows, after a line such as [1/3] if there are several."""
 
     def __init__(self, prompt: str, number: int, count: int) -> None:
         self.show = printable if sys.stdout.isatty() else str
@@ -204,19 +196,15 @@ class Printed:
             self.waiting = f"[{number + 1}/{count}]\n{prompt}"
 
     def add(self, piece: str) -> None:
-        """Print a piece of the answer, if it is not empty."""
         if piece:
             print(self.show(self.waiting + piece), end="", flush=True)
             self.waiting = ""
 
     def finish(self, piece: str) -> None:
-        """Print the last piece of the answer and end its line."""
         print(self.show(self.waiting + piece), flush=True)
 
 
 def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dict[str, Any]:
-    """Return an answered request as a dict for `--json`: tokens, finish reason, seed and figures, without the text;
-    with `speculative`, also the numbers of drafted and accepted tokens of speculative decoding."""
     values: dict[str, Any] = {
         "tokens": request.tokens,
         "finish_reason": request.finish_reason,
@@ -236,8 +224,6 @@ def row(request: "Request", tokenizer: "Tokenizer", *, speculative: bool) -> dic
 
 
 def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterator[dict[str, Any]]:
-    """Yield a table row (dict) for each generated token: its text, its log-probability and the likeliest
-    alternatives."""
     for one in logprobs:
         others = ", ".join(f"{tokenizer.piece(token)!r} {value:.2f}" for token, value in one.alternatives)
         values = {"token": repr(tokenizer.piece(one.token)), "logprob": one.logprob}
@@ -245,8 +231,6 @@ def likely(logprobs: "Sequence[TokenLogprob]", tokenizer: "Tokenizer") -> Iterat
 
 
 def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
-    """Print on standard error how many of the answers were cut off because they reached their maximum length, if
-    any."""
     cut = [answer for answer in answers if answer.finish_reason == "length"]
     if cut:
         subject = "the answer was" if len(answers) == 1 else f"{len(cut):,} of {len(answers):,} answers were"
@@ -255,9 +239,7 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many drafted tokens were accepted in `requests`, and whether speculative decoding with
-    `num_draft_tokens` drafted tokens per step is faster than plain decoding; `speed_up` is the measured ratio of
-    speeds, None if it was not measured."""
+    """Print how many drafted tokens were accepted, and whether speculation is faster than plain decoding."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
@@ -280,7 +262,6 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float
 
 
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:
-    """Find the continuations of all prompts by beam search or contrastive search, and print them."""
     if options.beams:
         continuations = lm.beam_search(
             prompts,
@@ -308,5 +289,4 @@ def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> Non
 
 
 def print_line(value: dict[str, Any]) -> None:
-    """Print a value as one line of JSON."""
     print(json.dumps(value), flush=True)

@@ -29,8 +29,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward help`: print the glossary's entry for a term, or the one-line description of a command of this
-    name."""
     options = parse(Options, argv, prog="onward help", about=ABOUT)
     from onward.cli import COMMANDS
     from onward.learn.chapters import chapters

@@ -110,8 +110,7 @@ class Options(Loading):
 
     @property
     def view(self) -> str:
-        """The view to draw, such as attention, named by the first of the words on the command line. Raises a UserError
-        if they name none."""
+        """The view named by the words on the command line."""
         match self.words:
             case ("names", *patterns) if len(patterns) < 2:
                 return "names"
@@ -131,8 +130,6 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward inspect`: print a view of a model's computation on a text, such as its attention, or write it to a
-    file."""
     options = parse(Options, argv, prog="onward inspect", about=ABOUT)
     check(options)
     if options.view == "names":
@@ -144,8 +141,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check(options: Options) -> None:
-    """Raise a UserError for a wrong time limit or file format, which would otherwise be noticed only after a long
-    computation."""
+    """Refuse a wrong time limit or file format, which would otherwise be noticed only after a long computation."""
     from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 
@@ -155,8 +151,6 @@ def check(options: Options) -> None:
 
 
 def show_names(options: Options, pattern: str = "*") -> None:
-    """Print the names of the model's activations that match the glob pattern, with their shapes: B sequences, T tokens
-    in a call, S keys."""
     from onward.tracing.names import activation_names, unknown
 
     known = activation_names(load(options.model, options).model)
@@ -171,7 +165,6 @@ def show_names(options: Options, pattern: str = "*") -> None:
 
 
 def present(options: Options, picture: Picture) -> None:
-    """Write a picture to the file of `--out`, or print it as text; with `--json`, print its numbers."""
     if options.out:
         picture.write(Path(options.out), options.theme)
         console.print(f"picture: {options.out}", markup=False, soft_wrap=True)
@@ -182,8 +175,6 @@ def present(options: Options, picture: Picture) -> None:
 
 
 def drawn(options: Options, lm: LanguageModel) -> Picture:
-    """Compute the picture of a view, such as attention, on the text that the options give; the view of the roles of
-    attention heads needs no text."""
     from onward.generation.sampling import Sampling
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.views import VIEWS
@@ -201,15 +192,13 @@ def drawn(options: Options, lm: LanguageModel) -> Picture:
 
 
 def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
-    """Return the tokenizer of the model. Raises a UserError for a model without one."""
     if lm.tokenizer is None:
         raise UserError(f"{options.model} has no tokenizer: name a model that has one")
     return lm.tokenizer
 
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
-    """Train a tuned lens, which decodes the hidden states of each layer to logits, on the texts of `--tuned`; None if
-    the option is not given."""
+    """A tuned lens, trained on the texts of `--tuned`; None without them."""
     from onward.inspection.fitting import fit_lens
     from onward.training.config import seconds
 
@@ -221,8 +210,7 @@ def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens |
 
 
 def features(options: Options, source: str) -> Picture:
-    """Train a sparse autoencoder on a model's activations on the texts of `source`, and return a picture of the
-    features that it finds."""
+    """Train a sparse autoencoder of the model's activations on `source`, and draw its features."""
     from onward.inspection.fitting import fit_features, windows_of
     from onward.reports.pictures.features import features
     from onward.training.config import seconds
@@ -239,7 +227,6 @@ def features(options: Options, source: str) -> Picture:
 
 
 def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
-    """Return the tokens of `source`, a file, a folder or prepared data, to train a lens or an autoencoder on."""
     from onward.cli.shared.sources import announce
     from onward.inspection.doctor.target import text_tokens
 
@@ -249,8 +236,7 @@ def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
 
 @contextmanager
 def shown_steps() -> Iterator[Callable[[Step], None]]:
-    """Return a context whose value is a function that counts a training Step in a progress bar on a terminal; at the
-    end of the context the first and last losses are printed."""
+    """Give a function that counts a training Step in a progress bar; at the end print the first and last losses."""
     from rich.progress import Progress
 
     from onward.inspection.fitting import STEPS

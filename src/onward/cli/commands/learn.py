@@ -37,8 +37,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward learn`: list the chapters of the course; or print one, run its code, or write it as a page or a
-    notebook."""
     options = parse(Options, argv, prog="onward learn", about=ABOUT)
     if options.chapter is None:
         print_table([{"chapter": one.number, "title": one.title, "about": one.about} for one in chapters()])
@@ -67,16 +65,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def write(kind: str, name: str, text: str) -> None:
-    """Write `text`, a page or a notebook, to the file `name`, and print `kind`, a word such as "page", and the file's
-    name."""
     with atomic_write(Path(name)) as new:
         new.write_text(text, encoding="utf-8")
     console.print(f"{kind}: {name}", markup=False, soft_wrap=True)
 
 
 def run_code(chapter: Chapter) -> None:
-    """Print and run each block of code of a chapter. Raises a UserError after a block whose command ends with a user's
-    mistake."""
     from rich.syntax import Syntax
 
     from onward.cli import main as onward

@@ -31,8 +31,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward merge`: add an adapter, such as LoRA's, to the weights of its base model, and write the result as one
-    model."""
     options = parse(Options, argv, prog="onward merge", about=ABOUT)
     import torch
 

@@ -35,8 +35,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward models`: list the published decoders (or the downloaded ones), describe the parts of one, or print
-    the differences between two."""
     options = parse(Options, argv, prog="onward models", about=ABOUT)
     from onward.planning.releases import catalog, step
 
@@ -68,8 +66,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def describe_release(name: str) -> dict[str, Any]:
-    """Return the description of `name`, a published model or a model's folder, as a JSON object: its parts and, for
-    each pair of neighbors in its line of ancestors, such as GPT-2 to Llama, the differences."""
+    """A release as a JSON object: its parts, and the differences along its line of ancestors."""
     from onward.base import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
@@ -81,8 +78,7 @@ def describe_release(name: str) -> dict[str, Any]:
 
 
 def cached() -> list[dict[str, Any]]:
-    """Return the models in the local cache of the Hugging Face hub as table rows with name, revision, files and bytes,
-    one for each revision."""
+    """A row for each downloaded revision."""
     return [
         {
             "name": model.repo_id,
@@ -96,7 +92,6 @@ def cached() -> list[dict[str, Any]]:
 
 
 def show_cached(models: list[dict[str, Any]]) -> None:
-    """Print the table of `models`, the rows of downloaded models that `cached` returns."""
     if models:
         print_table([{**model, "bytes": size_of(model["bytes"])} for model in models])
     else:
@@ -104,7 +99,6 @@ def show_cached(models: list[dict[str, Any]]) -> None:
 
 
 def show_all(families: list[dict[str, Any]]) -> None:
-    """Print all `families` of published models, JSON objects with the name, a description and the releases of each."""
     width = max(len(preset["name"]) for family in families for preset in family["presets"])
     for family in families:
         print(f"{family['family']}: {family['about']}")
@@ -115,8 +109,6 @@ def show_all(families: list[dict[str, Any]]) -> None:
 
 
 def show_one(release: dict[str, Any]) -> None:
-    """Print `release`, the JSON object of `describe_release`: the parts of a published model, and the changes of the
-    architecture since its first ancestor."""
     print(f"{release['name']}: {release['family']}")
     show_rows(release["facts"])
     for step in release["steps"]:
@@ -125,14 +117,11 @@ def show_one(release: dict[str, Any]) -> None:
 
 
 def show_step(step: dict[str, Any]) -> None:
-    """Print the differences between two decoders, `step` as `planning.releases.step` returns it: the names of both and
-    a row for each difference."""
     print(f"{step['before']} -> {step['after']}")
     show_rows(step["changes"], narrow=get_terminal_size().columns < WIDE)
 
 
 def show_rows(rows: list[dict[str, Any]], narrow: bool = False) -> None:
-    """Print `rows` as a table; with `narrow`, without the column "meaning", which explains each row."""
     from onward.base.fields import text
 
     if rows:

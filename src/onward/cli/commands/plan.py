@@ -67,16 +67,12 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The kind of model: a preset of training, whose vocabulary size is an option, or a model that has a
-        vocabulary. Options that apply only to the other kind are refused."""
         from onward.training.presets import PRESETS
 
         return "a preset of training" if self.model in PRESETS else "a model with a vocabulary"
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward plan`: print the estimated memory, operations, speed and cost of a decoder before it is downloaded or
-    trained."""
     options = parse(Options, argv, prog="onward plan", about=ABOUT)
     from onward.planning.flops import part_sizes
     from onward.planning.parameters import active_parameters, parameters
@@ -94,8 +90,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """Compute the plan (memory, speed and cost) of the model and the machine that the options name; measures this
-    machine if no device is named. Raises a UserError for options that contradict each other."""
+    """Measures this machine if no device is named."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.tables import amount, byte_count, operations
@@ -147,8 +142,7 @@ def plan(options: Options) -> "Planned":
 
 
 def of_devices(options: Options) -> Options:
-    """Return the options with `device` and `count` set from `--devices`, such as 64xh100. Raises a UserError for a text
-    of another form, and if `device`, `count` or `mesh` are given too."""
+    """Set `device` and `count` from `--devices`, such as 64xh100."""
     if not options.devices:
         return options
     match = re.fullmatch(r"([1-9]\d{0,6})x([a-z]\w*)", options.devices)
@@ -160,7 +154,6 @@ def of_devices(options: Options) -> Options:
 
 
 def show(planned: "Planned", lines: "Sequence[Line]") -> None:
-    """Print a plan as tables: first the parts of the model, then `lines`, the plan's figures, by section."""
     from onward.planning.flops import part_sizes
 
     parts = part_sizes(planned.config)

@@ -50,8 +50,6 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward prompt`: print how the probabilities of answers change as examples are added to a prompt, or draw
-    them."""
     options = parse(Options, argv, prog="onward prompt", about=ABOUT)
     from onward.evaluation.in_context import alternatives, shots_of
     from onward.evaluation.tasks.files import rows
@@ -62,7 +60,9 @@ def main(argv: Sequence[str]) -> None:
         format_of(Path(options.out))
     candidates = [text.strip() for text in options.candidates.split(",") if text.strip()]
     if candidates and options.max_new_tokens > 1:
-        raise UserError("max_new_tokens searches for answers and candidates names them: give one of the two")
+        raise UserError(
+            "Cannot combine --max-new-tokens, which searches for answers, with --candidates, which names them"
+        )
     given: list[str] = []
     for _, row in rows(options.examples, "examples", ("question", "answer")) if options.examples else ():
         given.append(f"{str(row['question']).strip()} {str(row['answer']).strip()}")

@@ -36,7 +36,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward push`: upload a model and its card to the Hugging Face hub, or with --dry-run list the files."""
     options = parse(Options, argv, prog="onward push", about=ABOUT)
     folder, model = Path(options.folder), HubName.of(options.name)
     if model is None or "/" not in model.name:
@@ -60,9 +59,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
-    """Return the files to upload from a model's folder, by their paths on the hub. If the folder has no model card, one
-    is generated, as bytes, with the `license` and the model's `name` on the hub. Raises a UserError if a license is
-    given but the folder has a card."""
+    """Files to upload, by their paths on the hub; without a model card in the folder, one is generated, as bytes."""
     from onward.checkpoint.load import load_model
     from onward.reports.runs.card import model_card
 
@@ -71,7 +68,7 @@ def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes
         return {CARD: card} | {path: folder / path for path in model_files(folder)}
     if license:
         raise UserError(
-            f"license is {license}, and {folder / CARD} says one already: write it there, or remove that file"
+            f"license is {license}, but {folder / CARD} names one already: change it there, or remove that file"
         )
     load_model(folder)  # nothing is uploaded that cannot be loaded
     return {path: folder / path for path in model_files(folder)}

@@ -38,7 +38,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward quantize`: save a model with its linear layers as int8 or int4."""
     options = parse(Options, argv, prog="onward quantize", about=ABOUT)
     if os.path.lexists(options.out):
         raise UserError(f"{options.out} exists: choose another folder for the quantized model")

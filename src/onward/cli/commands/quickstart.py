@@ -40,14 +40,11 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward quickstart`: train a small model on Python's own documentation; then print texts that it generates
-    and its figures or, with `--assistant`, fine-tune it to answer questions. Returns the exit status."""
     return in_processes(lambda: quickstart(argv), "give the same command again")
 
 
 def quickstart(argv: Sequence[str]) -> int:
-    """Do the quickstart in this process together with the other processes that torchrun started, if any; the first
-    process prints the texts and figures. Returns the exit status."""
+    """Processes share the work, and the first one prints the texts and figures."""
     options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
     from onward.api.quickstart import make_room, pretraining
     from onward.training.processes import Processes
@@ -67,7 +64,7 @@ def quickstart(argv: Sequence[str]) -> int:
 
 
 def start(config: RunConfig) -> "Run":
-    """Start a training run and show progress bars while its data is prepared. The run's time counts from this call."""
+    """The run's time counts from this call."""
     began = perf_counter()
     from onward.training.run.run import Run
 
@@ -76,8 +73,6 @@ def start(config: RunConfig) -> "Run":
 
 
 def sample(options: Options) -> int:
-    """Print texts that the trained model generates, its figures with `--json`, and commands to try next; return the
-    exit status."""
     import onward
 
     lm = onward.load(options.out)
@@ -99,8 +94,7 @@ def sample(options: Options) -> int:
 
 
 def assist(options: Options, processes: "Processes") -> int:
-    """Fine-tune the pre-trained model to answer questions, in the stages of `STAGES` (one fine-tuning method
-    each), and print answers after each stage, in the first of `processes`. Returns the exit status."""
+    """Fine-tune the model in STAGES, and print answers after each in the first process."""
     from onward.api.quickstart import STAGES, finetuning, held_out_answers, stage_figures
     from onward.data.questions import answers
 
@@ -124,7 +118,6 @@ def assist(options: Options, processes: "Processes") -> int:
 
 
 def show_answers(folder: Path) -> None:
-    """Print three questions with the answers of the model in `folder` and the correct answers."""
     from onward.api.quickstart import MAX_TOKENS, held_out_answers, with_chat
     from onward.data.questions import answers, question
 

@@ -38,7 +38,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward report`: write an HTML page about a training run or a model."""
     options = parse(Options, argv, prog="onward report", about=ABOUT)
     out = Path(options.out) if options.out else None
     if out and out.is_dir():

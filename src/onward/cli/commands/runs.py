@@ -32,7 +32,6 @@ class Options:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward runs`: print the training runs in a folder, with their progress and results."""
     options = parse(Options, argv, prog="onward runs", about=ABOUT)
     folder = Path(options.folder)
     if not folder.is_dir() and options.folder != Options.folder:
@@ -54,8 +53,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def row(run: dict[str, Any]) -> dict[str, str]:
-    """Return a table row, texts by column, for `run`, the figures of a training run by name; "" for a figure that is
-    not recorded."""
     from onward.reports.pictures.plot import clock, short
 
     shown = lambda name, form: "" if run[name] is None else form(run[name])

@@ -40,7 +40,6 @@ class Options(Listening, EngineOptions, Compiling, Loading):
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward serve`: serve models over HTTP with the API of OpenAI until interrupted."""
     options = parse(Options, argv, prog="onward serve", about=ABOUT)
     if not options.models:
         raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")
@@ -68,8 +67,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def announce(address: str, served: Sequence[Served]) -> None:
-    """Print, once the server listens at `address`, the models and adapters that it serves, their memory, and a `curl`
-    command to try."""
+    """Called once the server listens."""
     from onward.base.limits import in_bytes
     from onward.serving.models import memory_of
 

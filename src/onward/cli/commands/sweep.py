@@ -43,14 +43,11 @@ class Options(VariantOptions):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward sweep`: train a run for each value of an option, and print and draw their losses; returns the exit
-    status."""
     return in_processes(lambda: sweep(argv), "give the same command again")
 
 
 def sweep(argv: Sequence[str]) -> int:
-    """Sweep in this process together with the other processes that torchrun started, if any: they share the runs, and
-    the first process prints the table. Returns the exit status."""
+    """All processes share the runs, and the first one prints the table."""
     values = read_values(Options, argv, "onward sweep", ABOUT)
     own, length = take(values, Options)
     axes = swept(values, own.get("sweep", ()))
@@ -94,9 +91,8 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
-    """Find the options to sweep: numeric options in `values`, a run's options by name, whose text has commas, and the
-    texts `OPTION=VALUE,VALUE` in `named`. Removes these options from `values`, and returns their lists of values by
-    option. Raises a UserError for fewer than two different values."""
+    """Move the options to sweep from `values`: numeric options whose text has commas, and those that `--sweep`
+    names."""
     table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
     axes = {}
     for name, argument in table.items():
@@ -118,13 +114,11 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 
 
 def takes_number(argument: Argument) -> bool:
-    """Return whether the values of an option are single numbers, so that commas in its text separate values to
-    sweep."""
     return argument.kind in (int, float, float | None, int | None)
 
 
 def split(text: str) -> list[str]:
-    """Split a text such as "1e-3,2e-3", an option's values to sweep, at commas, except commas inside parentheses."""
+    """Split at commas, except inside parentheses."""
     parts, depth = [""], 0
     for letter in text:
         depth += {"(": 1, ")": -1}.get(letter, 0)
@@ -136,7 +130,7 @@ def split(text: str) -> list[str]:
 
 
 def lookup(values: Mapping[str, Any], name: str) -> Any:
-    """Return the value at a dotted name such as `model.d_model` in the nested dicts `values`; None if there is none."""
+    """The value at a dotted name; None if there is none."""
     here: Any = values
     for step in name.split("."):
         here = here.get(step) if isinstance(here, Mapping) else None
@@ -144,8 +138,7 @@ def lookup(values: Mapping[str, Any], name: str) -> Any:
 
 
 def remove(values: dict[str, Any], name: str) -> None:
-    """Remove the value at a dotted name such as `model.d_model` from the nested dicts `values`, and inner dicts that
-    become empty."""
+    """Remove the value at a dotted name, and inner dicts that become empty."""
     first, _, rest = name.partition(".")
     if not rest:
         del values[first]

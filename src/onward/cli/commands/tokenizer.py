@@ -52,20 +52,17 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action, "train", "compare" or "show", as the option reader asks for it: options that apply only to
-        another action are then refused."""
         return self.action
 
 
 def main(argv: Sequence[str]) -> None:
-    """Run `onward tokenizer`: train a tokenizer, compare tokenizers, or print the pieces of a text."""
     options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
     if options.vocab_size != Options.vocab_size and options.kind != "bpe":
         raise UserError(
-            f"vocab_size is {options.vocab_size}, and a {options.kind} tokenizer has no limit: leave it out"
+            f"vocab_size is {options.vocab_size}, but a {options.kind} tokenizer has no limit: leave it out"
         )
     if options.ids and options.json:
-        raise UserError("ids and json are both given, and JSON has the ids: leave out --ids")
+        raise UserError("Cannot combine --ids with --json, which has the ids already: leave out --ids")
     if options.action == "show":
         result = show(options.names)
     else:
@@ -83,8 +80,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def train(options: Options) -> dict[str, Any]:
-    """Train a tokenizer on texts, and save it in the folder of `--out`, which must not have one yet; return the folder
-    and the vocabulary size as a JSON object."""
     from onward.cli.shared.progress import progress_bars
     from onward.text.tokenizer import train_tokenizer
 
@@ -101,8 +96,7 @@ def train(options: Options) -> dict[str, Any]:
 
 
 def compare(options: Options) -> dict[str, Any]:
-    """Compare the named tokenizers on the texts of `--data` or on built-in texts; return the result of
-    `text.compare.compare`. Tokenizers named `char` or `bpe:N` are trained on these texts first."""
+    """Tokenizers named `char` or `bpe:N` are trained on the compared texts first."""
     from onward.cli.shared.progress import progress_bars
     from onward.text import compare
     from onward.text.tokenizer import train_tokenizer
@@ -128,8 +122,7 @@ def compare(options: Options) -> dict[str, Any]:
 
 
 def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
-    """Yield passages of at most `size` characters from all sources of text; `progress` is called with the bytes read so
-    far. The options give the texts' field and encoding."""
+    """Passages of at most `size` characters."""
     download_corpora(sources, progress)
     done = 0
     for text in passages(sources, field=options.field, encoding=options.encoding, size=size):
@@ -139,8 +132,6 @@ def read(sources: Sequence[Source], options: Options, progress: Progress, size: 
 
 
 def print_comparison(result: dict[str, Any]) -> None:
-    """Print `result`, which `compare` returns, as tables in which a letter stands for each tokenizer; then any text
-    that a tokenizer does not decode to the same text."""
     letters = {one["name"]: chr(ord("A") + n) for n, one in enumerate(result["tokenizers"])}
     columns = "name", "vocabulary", "bytes_per_token", "round_trip_failures"
     print_table([{"": letters[one["name"]], **{key: one[key] for key in columns}} for one in result["tokenizers"]])

@@ -54,19 +54,20 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward train`: train a model on texts, or resume a run; returns the exit status."""
     return in_processes(lambda: run_command(*configure(argv)))
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
-    """Parse the command line; return (the configuration of a new run or the folder of the run to resume, whether to
-    print figures as JSON, the new arrangement of processes of a resumed run or "")."""
+    """(configuration of a new run or folder of the run to resume, whether to print JSON, new arrangement of processes
+    of a resumed run or "")."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     values, folder, as_json = given_options(values, RunConfig)
     if folder:
         return folder, as_json, values.get("mesh", "")
     if "base" in values and (unused := values.keys() & {"preset", "model", "tokenizer"}):
-        raise UserError(f"{' and '.join(sorted(unused))} and from are both given: --from has a model and a tokenizer")
+        raise UserError(
+            f"Cannot combine --{' and --'.join(sorted(unused))} with --from, which already has a model and a tokenizer"
+        )
     if "sources" in values:
         check_texts([*map(str, values["sources"])])
     if "sources" not in values and (Path(values.get("base", "")) / "inputs.json").exists():
@@ -81,12 +82,11 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
 
 
 def old_data(run: Path) -> dict[str, Any]:
-    """Return the options for a new run that trains on the tokens of the earlier run in the folder `run`, with the next
-    seed, for another order of the data. Raises a UserError for a run on examples."""
+    """Options for a new run on the tokens of an earlier one, in another order."""
     from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)
     if config.fixed:
-        raise UserError(f"{run} was trained on examples, and onward train reads texts: name some")
+        raise UserError(f"{run} was trained on examples, but onward train reads texts: name some")
     again = {"out": f"{run}-longer", "seed": config.seed + 1}  # a new seed, for another order of windows
     return same_tokens(run, config) | again

@@ -36,9 +36,6 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward verify`: run a model in every way that Onward supports (such as with a cache or in a batch), and
-    print how far each result is from that of the plain forward pass. Returns the exit status, 1 if a difference is
-    larger than allowed."""
     options = parse(Options, argv, prog="onward verify", about=ABOUT)
     lm = load(options.model, options)
     from onward.inspection.verify import verify
@@ -59,13 +56,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def readable(value: float | bool) -> str:
-    """Format a measurement as text: a number, or "yes" or "NO" for a property that holds or not."""
     return ("yes" if value else "NO") if isinstance(value, bool) else f"{value:.1e}"
 
 
 def reference_of(options: Options, lm: "LanguageModel") -> "Reference":
-    """Return the other implementation of the model to compare with, named by `--against`: transformers, or llama.cpp
-    with a GGUF file. Raises a UserError for another name."""
     from pathlib import Path
 
     from onward.hub.folder import locate

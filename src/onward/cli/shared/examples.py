@@ -8,7 +8,7 @@ from rich.text import Text
 from onward.base.errors import UserError
 from onward.cli.shared.output import console, print_json, printable
 from onward.data.examples import Encoder, TokenSequence
-from onward.data.shapes import Records
+from onward.data.layouts import Records
 from onward.text.templates import with_template
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 from onward.training.finetuning.base import base_tokenizer

@@ -45,7 +45,7 @@ ORDER, SHOTS = 1337, 1234  # the seeds of nanochat: of the order of the items, a
 
 @dataclass(frozen=True)
 class CoreEntry:
-    """A task of the CORE benchmark, as the file core.yaml of the benchmark describes it."""
+    """A task of CORE in core.yaml."""
 
     label: str
     icl_task_type: Kind
@@ -82,7 +82,6 @@ class Core(ScoredTask, kind="core"):
 
     @property
     def entry(self) -> CoreEntry:
-        """The description of the task in core.yaml. Raises a UserError for an unknown label."""
         known = entries(self.folder)
         if self.task not in known:
             raise UserError(f"{self.task!r} is not a task of {self.folder}: {nearest(self.task, known)}")
@@ -92,8 +91,7 @@ class Core(ScoredTask, kind="core"):
         return [self] if self.task else [replace(self, task=label) for label in entries(self.folder)]
 
     def items(self, count: int) -> list[dict[str, Any]]:
-        """Return up to `count` items, the rows of the task's file as dicts, in the order in which nanochat shuffles
-        them."""
+        """Items in the order in which nanochat shuffles them."""
         items = read_items(Path(self.folder) / "eval_data" / self.entry.dataset_uri, self.entry)
         random.Random(ORDER).shuffle(items)
         return items[:count]
@@ -106,7 +104,9 @@ class Core(ScoredTask, kind="core"):
     ) -> list[bool]:
         items = self.items(count)
         if self.shots >= len(items):
-            raise UserError(f"{self.task} has {len(items)} items and needs {self.shots} examples: use a higher limit")
+            raise UserError(
+                f"{self.task} needs {self.shots} examples, but has only {len(items)} items: use a higher limit"
+            )
         right: list[bool] = []
         for group in batched(range(len(items)), TOGETHER * kept.replicas.count):
             pairs = {i: self.pairs(items, i, tokenizer, model.config.context_length) for i in group}
@@ -117,9 +117,8 @@ class Core(ScoredTask, kind="core"):
         return right
 
     def pairs(self, items: Sequence[Mapping[str, Any]], i: int, tokenizer: Tokenizer, length: int) -> list[Pair]:
-        """Return the contexts and continuations of item i as token ids, after few-shot examples drawn from the other
-        items: one pair for each choice. Texts longer than `length` tokens lose their first ones. Raises a UserError if
-        a continuation does not fit."""
+        """The pairs of item i, one for each choice, after examples drawn from the other items. Texts longer than
+        `length` tokens lose their first ones."""
         chosen = random.Random(SHOTS + i).sample(range(len(items) - 1), self.shots)
         examples = [items[j + (j >= i)] for j in chosen]  # of the items other than i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
@@ -142,15 +141,13 @@ class Core(ScoredTask, kind="core"):
             cut = max(0, len(one) - length)
             if start <= cut:
                 raise UserError(
-                    f"a continuation of {self.task} has {len(one) - start} tokens, and the model's context {length}: "
+                    f"a continuation of {self.task} has {len(one) - start} tokens, more than the context of {length}: "
                     "evaluate a model with a longer one"
                 )
             result.append(Pair(tuple(one[cut:start]), tuple(one[start:])))
         return result
 
     def right(self, item: Mapping[str, Any], pairs: Sequence[Pair], scored: Sequence[Scored]) -> bool:
-        """Return whether the model answers an item (a row of a CORE task) right, given its pairs, the context and
-        continuation of each choice, and the score of each pair."""
         if self.entry.icl_task_type == "language_modeling":
             return scored[0].greedy
         means = [one.logprob / len(pair.continuation) for one, pair in zip(scored, pairs)]
@@ -158,8 +155,7 @@ class Core(ScoredTask, kind="core"):
 
 
 def texts_of(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
-    """Return an item (a row of a CORE task of the type `kind`, such as "schema") as texts, one for each of its choices;
-    `delimiter` separates question and answer."""
+    """An item as texts, one for each choice."""
     match kind:
         case "multiple_choice":
             return [f"{item['query']}{delimiter}{choice}" for choice in item["choices"]]
@@ -170,21 +166,20 @@ def texts_of(item: Mapping[str, Any], kind: Kind, delimiter: str) -> list[str]:
 
 
 def solved(item: Mapping[str, Any], entry: CoreEntry) -> str:
-    """Return an item (a row of a CORE task) with its right answer, as text for a few-shot example."""
+    """An item with its right answer."""
     texts = texts_of(item, entry.icl_task_type, entry.continuation_delimiter)
     return texts[item["gold"]] if "gold" in FIELDS[entry.icl_task_type] else texts[0]
 
 
 def common(sequences: Sequence[Sequence[int]]) -> int:
-    """Return the length of the common prefix of all token sequences."""
+    """Length of the common prefix."""
     columns = enumerate(zip(*sequences))
     return next((i for i, column in columns if len({*column}) > 1), min(map(len, sequences)))
 
 
 def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return the CORE metric and its standard error: the mean over tasks of centered scores, (score - chance) / (1 -
-    chance), which is 0 for guessing and 1 if all is right. `scores` has (score, standard error, chance) of each task;
-    the tasks' errors count as independent."""
+    """The CORE metric and its standard error: the mean over tasks of centered scores, (score - chance) / (1 - chance),
+    which is 0 for guessing and 1 if all is right. Errors of tasks count as independent."""
     centered = [(score - chance) / (1 - chance) for score, _, chance in scores]
     errors = [error / (1 - chance) for _, error, chance in scores]
     return math.fsum(centered) / len(scores), math.hypot(*errors) / len(scores)
@@ -192,8 +187,6 @@ def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 
 @lru_cache(maxsize=8)
 def entries(folder: str) -> dict[str, CoreEntry]:
-    """Read the descriptions of the CORE tasks from `folder`, the unpacked CORE data; returns {label: description}.
-    Raises a UserError for a file that is missing or malformed."""
     import yaml  # a library for one task
 
     path = Path(folder) / "core.yaml"
@@ -218,8 +211,6 @@ def entries(folder: str) -> dict[str, CoreEntry]:
 
 
 def read_items(path: Path, entry: CoreEntry) -> list[dict[str, Any]]:
-    """Read the items of a CORE task, the rows of its .jsonl file `path`, as dicts. Raises a UserError that names the
-    line of a malformed item."""
     items, needed = [], FIELDS[entry.icl_task_type]
     for where, item in json_lines(str(path), text_of(str(path), Core.kind)):
         given = item if isinstance(item, dict) else {}
@@ -228,6 +219,6 @@ def read_items(path: Path, entry: CoreEntry) -> list[dict[str, Any]]:
             raise UserError(f"{where} has no {wrong[0]} ({needed[wrong[0]].__name__}), as {entry.label} needs")
         for options in (item[name] for name, kind in needed.items() if kind is list):
             if not all(isinstance(one, str) for one in options) or not 0 <= item["gold"] < len(options):
-                raise UserError(f"{where}: gold is {item['gold']}, and must be the index of one of its texts from 0")
+                raise UserError(f"{where}: gold is {item['gold']}: give the index of one of its texts, from 0")
         items.append(item)
     return items

@@ -77,8 +77,6 @@ class Answers(Task, kind="answers"):
         return any(self.matches(answer.strip(), one.strip()) for one in (question.expected, *question.accepted))
 
     def matches(self, answer: str, expected: str) -> bool:
-        """Return whether `answer`, which the model wrote, is right, given one expected answer, by the comparison that
-        the option `match` names."""
         match self.match:
             case "contains":
                 return expected.casefold() in answer.casefold()
@@ -104,14 +102,11 @@ class Answers(Task, kind="answers"):
 
 
 def references(questions: Sequence[Question]) -> list[list[str]]:
-    """Return, for each question, the expected answers with which a written answer is compared."""
     return [[one.strip() for one in (question.expected, *question.accepted)] for question in questions]
 
 
 def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the rows of a .jsonl, .json or .csv file of questions, each as (location for messages, row as a dict);
-    `task` is the name of the task in messages. Raises a UserError that names the task or the row: for a row that is not
-    an object or lacks a field in `needed`, and for a file without rows."""
+    """(location for messages, row) of a .jsonl, .json or .csv file of questions."""
     text, ending = text_of(file, task), Path(file).suffix
     try:
         if ending == ".csv":
@@ -132,8 +127,6 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
 
 
 def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
-    """Parse `text`, the content of the .jsonl file `file`, and yield (location for messages, value) for each line.
-    Raises a UserError that names a line that is not JSON."""
     for i, line in enumerate(text.split("\n"), 1):  # texts may hold other line breaks, such as U+2028
         if line.strip():
             try:

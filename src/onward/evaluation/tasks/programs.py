@@ -43,9 +43,9 @@ class Programs(Task, kind="programs"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (self.k or 1) > self.samples:
-            raise UserError(f"k is {self.k}, and each row has {self.samples} samples: give samples={self.k}")
+            raise UserError(f"k is {self.k}, more than the {self.samples} samples of each row: give samples={self.k}")
         if self.samples > 1 and not self.temperature:
-            raise UserError(f"samples is {self.samples}, and at temperature 0 all are equal: give temperature=0.8")
+            raise UserError(f"samples is {self.samples}, but all are equal at temperature 0: give temperature=0.8")
 
     @property
     def label(self) -> str:
@@ -82,8 +82,6 @@ class Programs(Task, kind="programs"):
         return [pass_at(k, size, right) for right in counts]
 
     def passes(self, code: str, test: str, kept: Kept) -> bool:
-        """Return whether the program `code` passes its test, by running both in a sandbox, unless `kept` has the result
-        of an earlier run."""
         request: tuple[Any, ...] = ("run", code, test, self.seconds, self.gigabytes)
         if isinstance(stored := kept.get(*request), bool):
             return stored
@@ -93,13 +91,11 @@ class Programs(Task, kind="programs"):
 
 
 def program_of(prompt: str, text: str) -> str:
-    """Return the program in `text`, a model's answer to `prompt`: its last fenced code block or, without one, the
-    prompt followed by the answer."""
+    """The last fenced code block of an answer or, without one, the prompt followed by the answer."""
     code = code_of(text)
     return prompt + text if code == text else code
 
 
 def pass_at(k: int, samples: int, right: int) -> float:
-    """Return the unbiased estimate of pass@k from `samples` = n programs, of which `right` = c pass: 1 - C(n - c, k) /
-    C(n, k) (Chen et al. 2021, equation 1)."""
+    """The unbiased estimate 1 - C(n - c, k) / C(n, k) for n samples of which c pass (Chen et al. 2021, equation 1)."""
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)

@@ -26,14 +26,13 @@ COMMAS = re.compile(r",(?![^()]*\))")  # between tasks, not between the options 
 
 
 class Total(NamedTuple):
-    """The score of a task and the standard error of the score, NaN for one question."""
+    """The score of a task and its standard error, NaN for one question."""
 
     score: float
     error: float
 
 
 def mean_of(grades: Sequence[float]) -> Total:
-    """Return the mean of the grades of a task's questions with its standard error."""
     error = stdev(grades) / math.sqrt(len(grades)) if len(grades) > 1 else math.nan
     return Total(fmean(grades), error)
 
@@ -187,13 +186,10 @@ def tasks_of(text: str, name: str = "tasks") -> list[Task]:
 
 
 def with_text(tasks: Sequence[Task], text: str) -> list[Task]:
-    """Return the tasks, with `text` given to those that make their questions from a text and name no file."""
     return [task.on(text) if isinstance(task, TextTask) else task for task in tasks]
 
 
 def text_of(file: str, task: str) -> str:
-    """Return the text of `file`, from which the task called `task` makes its questions. Raises a UserError that names
-    the task if the file cannot be read or is empty."""
     try:
         text = Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -1,7 +1,7 @@
 """The picture of answers as examples are added to a prompt."""
 
 from onward.base.fields import counted
-from onward.evaluation.in_context import Alternatives, Shots
+from onward.evaluation.in_context import LikelyAnswers, Shots
 from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import bars, curves, unique
 from onward.reports.pictures.picture import LINE_MARKS, Picture
@@ -9,7 +9,7 @@ from onward.reports.pictures.picture import LINE_MARKS, Picture
 DRAWN = 6  # curves
 
 
-def in_context(shots: Shots, alternatives: Alternatives) -> Picture:
+def in_context(shots: Shots, alternatives: LikelyAnswers) -> Picture:
     """Draw how solved examples in the prompt (`shots`) change a model's answers to a question: the probability of each
     answer in `alternatives` over the number of examples, and the probabilities of all answers with all examples."""
     names = [shown(answer) for answer in alternatives.answers]

@@ -20,11 +20,11 @@ from onward.config.mixtures import MovingWeight
 from onward.data.curricula import interleaving
 from onward.data.examples import Encoder, Examples
 from onward.data.forms import with_fields
+from onward.data.layouts import Records
 from onward.data.mixtures import SET, MixedRows, joined, one_set, weighted
 from onward.data.packing import PackedExamples, batch_of
 from onward.data.progress import Progress, silent
 from onward.data.records import Record
-from onward.data.shapes import Records
 from onward.data.tables import held_out, tabulated
 from onward.data.windows import TrainingWindows
 from onward.hub.folder import locate

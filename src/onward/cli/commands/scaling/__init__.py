@@ -52,17 +52,12 @@ class Options:
 
     @property
     def view(self) -> str:
-        """The action of the command, `optimum` or `fit`. Options that apply only to the other action are refused.
-        Raises a UserError for `run`, which has its own options."""
         if self.action == "run":
             raise UserError("the word run comes first: onward scaling run DATA --budget 10m")
         return self.action
 
 
 def main(argv: Sequence[str]) -> int | None:
-    """Run `onward scaling`: print the best sizes of model and data for an amount of computation (`optimum`), fit a
-    scaling law to runs (`fit`), or train small runs and fit their law (`run`). Returns the exit status; None for
-    success."""
     if argv[:1] == ["run"]:
         from onward.cli.commands.scaling import run
 
@@ -75,8 +70,7 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def optimum(options: Options) -> dict[str, Any]:
-    """Compute the best sizes of model and data for an amount of computation by each scaling law, print them, and draw
-    them if --out names a picture; return them as a JSON object."""
+    """The best sizes by each law, printed and drawn as the options say."""
     from onward.planning.devices import device_flops
     from onward.planning.laws import LAWS, NEWEST, REFIT, flops_for, smaller_models
     from onward.planning.laws import optimum as best
@@ -106,8 +100,6 @@ def optimum(options: Options) -> dict[str, Any]:
 
 
 def show_optimum(result: dict[str, Any], options: Options) -> None:
-    """Print `result`, which `optimum` returns: the best sizes of model and data by each scaling law, and smaller models
-    that reach the same loss with more data."""
     from onward.planning.laws import FITTED
 
     print_table(
@@ -150,8 +142,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 
 def fit(options: Options) -> dict[str, Any]:
-    """Fit a scaling law to the runs in a folder or a table, print it, and draw it if --out names a picture; return its
-    constants and the forecast as a JSON object."""
+    """The law of the runs in a folder or a table, printed and drawn as the options say."""
     from onward.cli.shared.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
     from onward.reports.runs.record import finished_runs

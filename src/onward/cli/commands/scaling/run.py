@@ -60,8 +60,6 @@ class Options(RunConfig):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run `onward scaling run`: train a grid of small runs of several model sizes and amounts of data, fit a scaling
-    law and forecast a larger run. Returns the exit status."""
     values = read(Options, argv, prog="onward scaling run", about=ABOUT)
     given = {name: values.pop(name, None) for name in ("budget", "grid_flops", "check", "json", "config")}
     if not values.get("sources"):
@@ -89,9 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
-    """Plan and train a grid of small runs, fit a scaling law, forecast a larger run and check the forecast. `config` is
-    the configuration that the runs share, `given` the command's other options. Returns the result as a JSON object, or
-    the exit status if a signal ended the training."""
+    """The result as a JSON object, or the exit status if a signal ended the training."""
     from onward.training.studies.scaling_study import compared, law_figures, open_study, train_cells
 
     budget, flops, check = given["budget"] or "", given["grid_flops"] or "", bool(given["check"])
@@ -123,7 +119,6 @@ def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
 
 
 def describe(study: "ScalingStudy") -> None:
-    """Print the number and the sizes of the models in a scaling study's grid of runs, and its warnings."""
     say, sizes = partial(console.print, markup=False, soft_wrap=True), [cell.parameters for cell in study.cells]
     lengths = [cell.tokens for cell in study.cells]
     say(
@@ -135,8 +130,6 @@ def describe(study: "ScalingStudy") -> None:
 
 
 def show_check(result: dict[str, Any]) -> None:
-    """Print how the loss of the larger run compares with its forecast; `result` is the JSON object of `run`, with the
-    keys "check" and "forecast"."""
     check, expected = result["check"], result["forecast"]["loss"]
     sentence = "check: the run diverged"
     if check["loss"] is not None:
@@ -149,7 +142,6 @@ def show_check(result: dict[str, Any]) -> None:
 
 
 def table(runs: "Sequence[RunPoint]") -> None:
-    """Print the finished runs of a scaling study as a table of operations, parameters, tokens and loss."""
     rows = [
         {
             "FLOPs": f"{one.flops:.2e}",

@@ -1,7 +1,7 @@
-"""The shapes in which data sets come: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
+"""The layouts in which data sets come: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
 
 A record has `messages`; `prompt` and `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or `text`.
-Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that no shape names are kept."""
+Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that no layout names are kept."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,18 +22,16 @@ QUESTIONS = "instruction", "question", "query", "input"  # columns with a questi
 
 
 @dataclass(frozen=True)
-class Shape:
-    """A layout in which data sets publish their rows, such as ShareGPT: the fields by which it is recognized, and how a
-    row becomes a record for fine-tuning."""
+class Layout:
+    """A layout in which data sets publish their rows, recognized by its fields."""
 
     name: str
     fields: tuple[str, ...]
-    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts the fields of a row in this shape
+    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts the fields of a row in this layout
 
 
 def sharegpt(values: dict[str, Any]) -> Values:
-    """Convert a ShareGPT row (`values`) with `conversations`, perhaps with `chosen` and `rejected`, or with a
-    `kto_tag`, to the fields of a record. Raises a UserError for malformed turns."""
+    """`conversations`, perhaps with `chosen` and `rejected`, or with a `kto_tag`."""
     turns = values.pop("conversations")
     if not isinstance(turns, list | tuple) or not turns:
         raise UserError(f"conversations are {shown(turns)}: write a list of {{'from': 'human', 'value': 'text'}}")
@@ -48,8 +46,7 @@ def sharegpt(values: dict[str, Any]) -> Values:
 
 
 def asked(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the columns of QUESTIONS and `history`, a list of earlier (instruction, answer), from an Alpaca row
-    (`values`); return them as messages. Raises a UserError for values of other types."""
+    """Take the columns of QUESTIONS and `history`, a list of earlier (instruction, answer), from a row, as messages."""
     parts = {name: values.pop(name, None) for name in QUESTIONS}
     if wrong := [name for name, part in parts.items() if not isinstance(part, str | None)]:
         raise UserError(f"{wrong[0]} is {shown(parts[wrong[0]])}: give a text")
@@ -62,14 +59,12 @@ def asked(values: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def alpaca(values: dict[str, Any]) -> Values:
-    """Convert an Alpaca row (`values`) with `output` to the fields of a record; see `asked`."""
     talk = [*asked(values), message(values.pop("output"), "assistant")]
     return {**values, "messages": talk}
 
 
 def asked_pair(values: dict[str, Any]) -> Values:
-    """Convert a row (`values`) with a question, such as Alpaca's `instruction`, and the answers `chosen` and `rejected`
-    to the fields of a record; see `asked`."""
+    """A question, such as Alpaca's `instruction`, with the answers `chosen` and `rejected`."""
     if isinstance(values["chosen"], list) and shared_start(values["chosen"], values["rejected"]):
         return values  # whole conversations, of which the question is a part
     talk = asked(values)
@@ -77,8 +72,7 @@ def asked_pair(values: dict[str, Any]) -> Values:
 
 
 def prompted_pair(values: dict[str, Any]) -> Values:
-    """Convert a row (`values`) with `prompt`, `chosen` and `rejected` to the fields of a record: if the prompt is a
-    text and the answers are messages without a common beginning, the prompt becomes a message."""
+    """A `prompt` that is a text becomes a message if the answers are messages without a common beginning."""
     prompt, chosen, rejected = (values[name] for name in ("prompt", "chosen", "rejected"))
     messages = isinstance(chosen, list) and isinstance(rejected, list)
     if isinstance(prompt, str) and prompt and messages and not shared_start(chosen, rejected):
@@ -87,18 +81,15 @@ def prompted_pair(values: dict[str, Any]) -> Values:
 
 
 def answer_messages(value: Any) -> list[Any]:
-    """Return an answer, a text, a message or a list of messages, as a list of messages."""
     return list(value) if isinstance(value, list | tuple) else [message(value, "assistant")]
 
 
 def shared_start(one: Any, other: Any) -> bool:
-    """Return whether two lists of messages begin with the same message."""
     return bool(one) and isinstance(other, list) and one[:1] == other[:1]
 
 
 def implicit(values: dict[str, Any]) -> Values:
-    """Convert a row (`values`) with the texts `chosen` and `rejected` but no prompt to the fields of a record: the
-    prompt is the common beginning of both texts."""
+    """The texts `chosen` and `rejected` without a prompt, which is their common beginning."""
     chosen, rejected = values["chosen"], values["rejected"]
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         return values
@@ -108,37 +99,35 @@ def implicit(values: dict[str, Any]) -> Values:
     return {**values, "prompt": chosen[:size], "chosen": chosen[size:], "rejected": rejected[size:]}
 
 
-SHAPES = (  # the first whose fields a row has
-    Shape("ShareGPT preferences", ("conversations", "chosen", "rejected"), sharegpt),
-    Shape("ShareGPT conversations", ("conversations",), sharegpt),
-    Shape("Alpaca instructions", ("instruction", "output"), alpaca),
-    Shape("messages", ("messages",)),
-    Shape("preferences", ("prompt", "chosen", "rejected"), prompted_pair),
-    Shape("Alpaca preferences", ("instruction", "chosen", "rejected"), asked_pair),
-    *(Shape("preferences after questions", (name, "chosen", "rejected"), asked_pair) for name in QUESTIONS[1:]),
-    Shape("preferences without prompts", ("chosen", "rejected"), implicit),
-    Shape("labeled completions", ("completion", "label")),
-    Shape("prompts and completions", ("prompt", "completion")),
-    Shape("prompts", ("prompt",)),
-    Shape("labeled texts", ("text", "label")),
-    Shape("texts", ("text",)),
+LAYOUTS = (  # the first whose fields a row has
+    Layout("ShareGPT preferences", ("conversations", "chosen", "rejected"), sharegpt),
+    Layout("ShareGPT conversations", ("conversations",), sharegpt),
+    Layout("Alpaca instructions", ("instruction", "output"), alpaca),
+    Layout("messages", ("messages",)),
+    Layout("preferences", ("prompt", "chosen", "rejected"), prompted_pair),
+    Layout("Alpaca preferences", ("instruction", "chosen", "rejected"), asked_pair),
+    *(Layout("preferences after questions", (name, "chosen", "rejected"), asked_pair) for name in QUESTIONS[1:]),
+    Layout("preferences without prompts", ("chosen", "rejected"), implicit),
+    Layout("labeled completions", ("completion", "label")),
+    Layout("prompts and completions", ("prompt", "completion")),
+    Layout("prompts", ("prompt",)),
+    Layout("labeled texts", ("text", "label")),
+    Layout("texts", ("text",)),
 )
 
 
-def shape_of(values: Values) -> Shape | None:
-    """Return the layout of a row (`values`), such as ShareGPT; None if it is unknown."""
+def layout_of(values: Values) -> Layout | None:
     present = {name for name, value in values.items() if value is not None}
-    return next((shape for shape in SHAPES if present.issuperset(shape.fields)), None)
+    return next((layout for layout in LAYOUTS if present.issuperset(layout.fields)), None)
 
 
 def converted(record: Record) -> Record:
-    """Convert a row of a known layout, such as ShareGPT, to a record with the fields that fine-tuning reads; a row of
-    an unknown layout is returned unchanged. Raises a UserError that names the row if it is malformed."""
-    shape = shape_of(record.values)
-    if shape is None:
+    """A row of a known layout as a record that fine-tuning reads; others are returned unchanged."""
+    layout = layout_of(record.values)
+    if layout is None:
         return record  # the form of the method says what it needs
     try:
-        values = dict(shape.convert(dict(record.values)))
+        values = dict(layout.convert(dict(record.values)))
         if isinstance(values.get("tools"), str):
             with suppress(ValueError, RecursionError):  # as in ShareGPT; another text is refused where it is read
                 values["tools"] = json.loads(values["tools"] or "null")
@@ -146,7 +135,9 @@ def converted(record: Record) -> Record:
             values["tools"] = [{"type": "function", "function": one} for one in values.pop("functions")]
         for name in MEDIA:
             if values.get(name):
-                raise UserError(f"it has {name}, and Onward trains on text: remove the field, or the record")
+                raise UserError(
+                    f"cannot train on its {name}, because Onward trains on text: remove the field, or the record"
+                )
         for name in TALKS:
             if isinstance(values.get(name), list | tuple):
                 values[name] = read_messages(values[name])
@@ -157,8 +148,7 @@ def converted(record: Record) -> Record:
 
 
 def renamed(record: Record, columns: Mapping[str, str]) -> Record:
-    """Return a row with its columns renamed, by {Onward's name: name in the data}; a name in the data may be a path
-    such as data.text. Raises a UserError if a column is missing."""
+    """The row with its columns renamed, by {Onward's name: name in the data, perhaps a path}."""
     kept, named = dict(record.values), dict[str, Any]()
     for ours, theirs in columns.items():
         try:
@@ -170,11 +160,8 @@ def renamed(record: Record, columns: Mapping[str, str]) -> Record:
 
 
 class Records:
-    """The records of data sources for fine-tuning, converted from known layouts such as ShareGPT; `columns` renames
-    fields as `renaming` parses it, and `ignore` names columns to leave out, separated by commas.
-
-    After reading, `counts` has for each source the names of the layouts and the number of their rows.
-    """
+    """The records of data sources; `columns` renames fields as `renaming` parses it, `ignore` names columns to leave
+    out. After reading, `counts` has the number of rows of each layout, by source."""
 
     def __init__(self, sources: Sequence[str], columns: str = "", ignore: str = "") -> None:
         self.sources, self.columns = sources, renaming(columns)
@@ -188,12 +175,11 @@ class Records:
                 record = renamed(row, self.columns) if self.columns else row
                 kept = {name: value for name, value in record.values.items() if name not in self.ignore}
                 record = Record(kept, record.place, source)
-                shape = shape_of(record.values)
-                name = shape.name if shape else "rows of an unknown shape"
+                layout = layout_of(record.values)
+                name = layout.name if layout else "rows of an unknown layout"
                 counts[name] = counts.get(name, 0) + 1
                 yield converted(record)
 
     def sentences(self) -> list[str]:
-        """Return a line for each source that was read: the names of its layouts, and the number of rows of each."""
-        shapes = {s: ", ".join(f"{count:,} {name}" for name, count in c.items()) for s, c in self.counts.items()}
-        return [f"{source}: {description}" for source, description in shapes.items()]
+        layouts = {s: ", ".join(f"{count:,} {name}" for name, count in c.items()) for s, c in self.counts.items()}
+        return [f"{source}: {description}" for source, description in layouts.items()]

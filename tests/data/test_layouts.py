@@ -1,4 +1,4 @@
-"""The shapes in which data come: each becomes one record, equal to TRL's conversion where TRL has one."""
+"""The layouts in which data come: each becomes one record, equal to TRL's conversion where TRL has one."""
 
 import csv
 import gzip
@@ -17,9 +17,9 @@ from onward.cli import main
 from onward.data.columns import renaming
 from onward.data.examples import Encoder
 from onward.data.forms import judged, preferred, prompted, supervised
+from onward.data.layouts import LAYOUTS, Records, converted, layout_of
 from onward.data.messages import ROLES
 from onward.data.records import Record, read_records
-from onward.data.shapes import SHAPES, Records, converted, shape_of
 from onward.text.templates import with_template
 from onward.text.tokenizer import train_tokenizer
 
@@ -31,7 +31,7 @@ NO = {"role": "assistant", "content": "5"}
 PAIR, PARTS = {"prompt": "2?", "chosen": "3", "rejected": "5"}, [{"type": "text", "text": text} for text in "2?"]
 JUDGED, ANSWERED = {"prompt": "2?", "completion": "3", "label": 1}, {"prompt": "2?", "completion": "3"}
 turn = lambda name, text: {"from": name, "value": text}
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # the shape, a row, and its record
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # the layout, a row, and its record
     "sharegpt": (
         "ShareGPT conversations",
         {"conversations": [turn("system", "Be!"), turn("human", "2?"), turn("gpt", "3")], "id": 7},
@@ -109,16 +109,16 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # the shape, a
 }
 
 
-def test_every_shape_has_a_case() -> None:
-    assert {name for name, _, _ in CASES.values()} == {shape.name for shape in SHAPES}
+def test_every_layout_has_a_case() -> None:
+    assert {name for name, _, _ in CASES.values()} == {layout.name for layout in LAYOUTS}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_row_is_recognized_and_becomes_a_record(case: str) -> None:
     name, row, record = CASES[case]
-    shape = shape_of(row)
-    assert shape is not None
-    assert shape.name == name
+    layout = layout_of(row)
+    assert layout is not None
+    assert layout.name == name
     before = json.dumps(row)
     assert converted(Record(row, "here")).values == record
     assert json.dumps(row) == before, "the row itself is left as it is"
@@ -253,12 +253,12 @@ WRONG: dict[str, tuple[str, str, str]] = {  # a file, its content, and the sente
     "an image": (
         "a.jsonl",
         json.dumps({"messages": [IMAGE]}),
-        "line 1: message 1 has a part of type 'image_url', and Onward trains on text",
+        "line 1: cannot train on message 1, because its part of type 'image_url' is not text",
     ),
     "a column of images": (
         "a.jsonl",
         '{"messages": [], "images": ["x.png"]}',
-        "line 1: it has images, and Onward trains on text: remove",
+        "line 1: cannot train on its images, because Onward trains on text: remove",
     ),
     "a history of texts": (
         "a.jsonl",
@@ -293,8 +293,8 @@ def test_wrong_files_are_one_sentence(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("columns", "sentence"),
     [
-        ("prompt", "columns has 'prompt': write our name and theirs, prompt=question"),
-        ("prompt=", "columns has 'prompt=': write our name"),
+        ("prompt", "columns has 'prompt': write Onward's name and the data's, prompt=question"),
+        ("prompt=", "columns has 'prompt=': write Onward's name"),
         ("prompt=questoin", "line 1: it has no column 'questoin': did you mean question"),
     ],
 )
@@ -304,7 +304,7 @@ def test_wrong_columns_are_one_sentence(columns: str, sentence: str, tmp_path: P
         list(Records([str(tmp_path / "a.jsonl")], columns))
 
 
-def test_data_show_prints_the_shape_and_the_trained_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_data_show_prints_the_layout_and_the_trained_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "chats.json"
     path.write_text(json.dumps([CASES["sharegpt"][1]] * 5))
     assert main(["data", "show", str(path), "--count", "2"]) == 0
