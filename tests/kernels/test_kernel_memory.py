@@ -27,9 +27,7 @@ from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
-from onward.kernels.linear import linear
-from onward.kernels.quantized import quantized_linear
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import linear, quantized_linear, rotate
 from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.kernels.linear import linear
 from onward.kernels.llvm.products import BLOCK, TILE, products
+from onward.kernels.operations import linear
 from onward.model.linear import Linear
 
 PAIRS = [

@@ -11,8 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from onward.kernels.linear import linear
-from onward.kernels.rules import kernels_can_read, takes_kernels
+from onward.kernels.operations import kernels_can_read, linear, takes_kernels
 from onward.model import linear as products
 
 torch.manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import rotate
 from onward.model import mask
 from onward.model.attention import Attend
 from onward.model.backends import attention_weights

@@ -11,7 +11,7 @@ from torch import Tensor
 from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
-from onward.kernels import attention, rules
+from onward.kernels import operations
 from onward.model import backends
 from onward.model.cache import KVCache
 from onward.model.context import AttentionContext, attention_contexts
@@ -121,9 +121,9 @@ def test_backend_equals_the_reference_with_a_cache(backend: str, kind: str) -> N
 def test_kernel_in_the_cache_equals_the_reference(
     dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "MIN_WORK", 1)
-    monkeypatch.setattr(rules, "MIN_PARALLEL", 1)
-    monkeypatch.setattr(rules, "COMPILED_AFTER", 0)
+    monkeypatch.setattr(operations, "MIN_WORK", 1)
+    monkeypatch.setattr(operations, "MIN_PARALLEL", 1)
+    monkeypatch.setattr(operations, "COMPILED_AFTER", 0)
     sizes = {"vocab_size": 9, "d_model": 40, "n_layers": 1, "n_heads": 10, "n_kv_heads": 2, "d_head": 36}
     options: dict[str, Any] = {"scale": 0.3, "softcap": 2.0, "sinks": torch.randn(10).to(dtype)}
     for window, position, given in (0, Rotary(), options), (3, Alibi(), {"scale": 0.3}):

@@ -54,7 +54,7 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
                 f"{cls.__name__}.{field.name} is always {field.default}: vary it in {TABLE}"
             )
     acts = set().union(*(used[cls, "act"] for cls in ("Plain", "Gated", "Experts")))
-    assert acts == set(get_args(parts.Activation))
+    assert acts == set(get_args(parts.ActivationName))
 
 
 @every_decoder

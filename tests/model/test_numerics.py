@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, LayerNorm, RMSNorm, Rotary
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import rotate
 from onward.model.backends import attention_weights
 from onward.model.build import build_norm
 from onward.model.decoder import Scale

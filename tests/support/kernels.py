@@ -19,14 +19,13 @@ from onward.generation.drafts.proposal import Proposal
 from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels.attention import attend, plain_attend
+from onward.kernels.cached_attention import attend
+from onward.kernels.chosen import chosen_linear, plain_chosen_linear
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
-from onward.kernels.experts import chosen_linear, plain_chosen_linear
-from onward.kernels.gate import ACTIVATIONS, gate
-from onward.kernels.linear import linear
 from onward.kernels.llvm.code import LANES
-from onward.kernels.quantized import quantized_linear
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import gate, linear, quantized_linear, rotate
+from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.self_test import plain_attend
 from onward.model import backends
 from onward.model.cache import SCALE, CacheView, KVCache, quantize
 from onward.model.context import attention_contexts

@@ -30,7 +30,7 @@ from onward.config.part_types import (
 from onward.config.routing import Routing, SoftmaxRouting
 from onward.config.scaling import Scaling
 
-Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
+ActivationName = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
 
 # ---------------------------------------------------------------- positions
 
@@ -171,7 +171,7 @@ class Plain(FeedForward, kind="plain"):
     """down(act(up(x))). The feed-forward of the original Transformer: `up` projects from d_model to d_ff, `act` is the
     activation function, `down` projects back."""
 
-    act: Activation = "gelu"  # the activation function
+    act: ActivationName = "gelu"  # the activation function
     bias: bool = False  # whether both projections have biases
 
     def describe(self, config: ConfigFields) -> str:
@@ -183,7 +183,7 @@ class Gated(FeedForward, kind="gated"):
     """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu. A feed-forward whose projections
     `gate` and `up` go from d_model to d_ff, and `down` back."""
 
-    act: Activation = "silu"  # the activation function
+    act: ActivationName = "silu"  # the activation function
     bias: bool = False  # whether the three projections have biases
 
     def describe(self, config: ConfigFields) -> str:
@@ -206,7 +206,7 @@ class Experts(FeedForward, kind="experts"):
     router: Routing = SoftmaxRouting()  # how a token's experts are selected
     d_shared: SizeOrZero = 0  # width of a shared feed-forward, which every token also uses; 0: no shared feed-forward
     shared_gate: bool = False  # multiply the output of the shared feed-forward by a learned gate per token (Qwen2-MoE)
-    act: Activation = "silu"  # the activation function
+    act: ActivationName = "silu"  # the activation function
     bias: bool = False  # whether the three projections of each expert have biases
     backend: Literal["auto", "loop", "grouped"] = "auto"  # one matmul per expert, or grouped matmuls; auto: the fastest
 

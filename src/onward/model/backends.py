@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.kernels import attention as kernel
 from onward.kernels import causal
 from onward.kernels.memory import Unreadable
-from onward.kernels.rules import is_worth
+from onward.kernels.operations import attention_kernel, is_worth
 from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.flex import flex
 from onward.model.mask import AttentionMask
@@ -163,14 +162,13 @@ def without_gathering(
     if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or not mask.linear:
         return None
     size = (k[0].numel() + v[0].numel()) * k.element_size()
-    if size > MAX_KEYS * q.size(2) or not kernel.takes_kernel(q, [k, v], k.size(1)) or not is_worth("attention", q):
+    kernel = attention_kernel(q, [k, v], k.size(1)) if size <= MAX_KEYS * q.size(2) else None
+    if kernel is None or not is_worth("attention", q):
         return None
     positions = mask.query_positions.expand(len(q), -1)
     with suppress(Unreadable):
         vectors = q, k.contiguous(), v.contiguous(), positions
-        return kernel.attend(
-            *vectors, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes
-        )
+        return kernel(*vectors, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes)
     return None
 
 

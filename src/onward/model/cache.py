@@ -15,8 +15,8 @@ from onward.base.arguments import checked, explained
 from onward.base.device import known_device
 from onward.config.decoder import DecoderConfig, at
 from onward.config.part_types import Size, SizeOrZero
-from onward.kernels.attention import attend, takes_kernel
 from onward.kernels.memory import Unreadable
+from onward.kernels.operations import attention_kernel
 from onward.model.mask import AttentionMask
 
 SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
@@ -123,13 +123,15 @@ class CacheEntry:
         names = [name for name in (self.name, v.name, self.tail) if name]
         keys, values, *tails = (self.cache.entries[name] for name in names)
         scales = [self.cache.entries[name + SCALE] for name in names] if self.cache.quantized else []
-        if not mask.linear or not takes_kernel(q, scales or [keys, values], mask.key_positions.size(1)):
+        slots = mask.key_positions.size(1)
+        kernel = attention_kernel(q, scales or [keys, values], slots) if mask.linear else None
+        if kernel is None:
             return None
         positions = mask.query_positions.expand(len(q), -1).to(torch.int64)
         if not self.cache.wraps:  # padding beyond the slots sees the tokens of the last slot
             positions = positions.clamp(max=self.cache.slots - 1)
         with suppress(Unreadable):
-            return attend(
+            return kernel(
                 q,
                 keys,
                 values,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, at
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import rotate
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask, Segments
 from onward.model.positions import rotation, score_bias

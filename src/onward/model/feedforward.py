@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 
 from onward.config import parts
-from onward.kernels.gate import ACTIVATIONS, gate
+from onward.kernels.operations import gate
+from onward.kernels.plain import ACTIVATIONS
 from onward.model.activations import Activation, Declarations, Input, Output
 from onward.model.linear import Linear
 
@@ -12,7 +13,7 @@ class PlainFeedForwardModule(nn.Module):
     """A feed-forward without a gate, x (..., D) -> (..., D): down(act(up(x))), where `act` is the activation
     function."""
 
-    def __init__(self, width: int, d_ff: int, act: parts.Activation, bias: bool, dropout: float) -> None:
+    def __init__(self, width: int, d_ff: int, act: parts.ActivationName, bias: bool, dropout: float) -> None:
         super().__init__()
         self.act = ACTIVATIONS[act]
         self.up = Linear(width, d_ff, bias=bias)
@@ -31,7 +32,7 @@ class GatedFeedForwardModule(PlainFeedForwardModule):
     """A feed-forward with a gate, x (..., D) -> (..., D): down(act(gate(x)) * up(x)), where `act` is the activation
     function."""
 
-    def __init__(self, width: int, d_ff: int, act: parts.Activation, bias: bool, dropout: float) -> None:
+    def __init__(self, width: int, d_ff: int, act: parts.ActivationName, bias: bool, dropout: float) -> None:
         super().__init__(width, d_ff, act, bias, dropout)
         self.activation = act
         self.gate = Linear(width, d_ff, bias=bias)

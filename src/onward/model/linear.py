@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
-from onward.kernels.linear import linear
-from onward.kernels.rules import is_worth
+from onward.kernels.operations import is_worth, linear
 
 
 class Linear(nn.Linear):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from onward.kernels.norm import rms_norm
+from onward.kernels.operations import rms_norm
 from onward.model import activations
 from onward.model.activations import Child, Declarations
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, Sinusoidal
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import rotate
 from onward.model.cache import KVCache
 from onward.model.mask import AttentionMask, Segments
 from onward.model.positions import (
