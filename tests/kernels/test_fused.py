@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from onward.kernels import operations
 from onward.kernels.operations import gate, rotate
 from onward.model.decoder import Decoder
-from onward.model.feedforward import GatedFeedForwardModule
-from onward.model.norms import RMSNormModule
+from onward.model.layers import GatedFeedForwardModule, RMSNormModule
 
 from support.decoders import DECODERS
 

@@ -11,10 +11,11 @@ from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, a
 from onward.kernels.operations import rotate
 from onward.model import mask
 from onward.model.attention import Attend
-from onward.model.backends import attention_weights
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
-from onward.model.positions import SinusoidalPositionModule, alibi_slopes, rotary
+from onward.model.positions import SinusoidalPositionModule, alibi_slopes
+from onward.model.reference import attention_weights
+from onward.model.rotary import rotary
 
 from support.decoders import DECODERS, assert_close
 from support.devices import on_device

@@ -33,9 +33,9 @@ from onward.model.build import build_branches, layer_norms
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.experts import SoftmaxRoutingModule
-from onward.model.feedforward import PlainFeedForwardModule
-from onward.model.norms import LayerNormModule
-from onward.model.positions import LearnedPositionModule, alibi_slopes, rotary
+from onward.model.layers import LayerNormModule, PlainFeedForwardModule
+from onward.model.positions import LearnedPositionModule, alibi_slopes
+from onward.model.rotary import rotary
 
 from support.decoders import config, decoder, token_ids
 

@@ -14,7 +14,7 @@ from onward.config.decoder import DecoderConfig, Experts, at
 from onward.config.routing import Routing
 from onward.config.scaling import Scaling
 from onward.model.cache import KVCache, LayerCache
-from onward.model.mask import Segments
+from onward.model.segments import Segments
 
 from support.decoders import DECODERS, LENGTH, decoder, token_ids
 from support.ways import WAYS, assert_equals_the_plain_run

@@ -26,13 +26,14 @@ from onward.kernels.llvm.code import LANES
 from onward.kernels.operations import gate, linear, quantized_linear, rotate
 from onward.kernels.plain import ACTIVATIONS
 from onward.kernels.self_test import plain_attend
-from onward.model import backends
+from onward.model import attention as backends
 from onward.model.cache import SCALE, CacheView, KVCache, quantize
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
+from onward.model.layers import RMSNormModule
 from onward.model.mask import AttentionMask
-from onward.model.norms import RMSNormModule
 from onward.model.paged import PagedKVCache
+from onward.model.reference import reference
 from onward.training.step.loss import IGNORE_INDEX
 from onward.transforms.quantize import Precision, quantize_weight
 
@@ -180,7 +181,7 @@ def attentions(memory: Allocator) -> Found:
             given: Any = q, *entries, context.mask
             found = entries[0].attend(q, entries[1], context.mask, **options)
             assert found is not None
-            yield found, backends.reference(*given, **options), 2 * DTYPES[dtype]
+            yield found, reference(*given, **options), 2 * DTYPES[dtype]
             layer = entries[0].cache
             cached = [layer.entries[name] for name in ("k", "v")]
             scales = [layer.entries[name + SCALE] for name in ("k", "v")] if quantized else []
@@ -204,7 +205,7 @@ def causal_windows(memory: Allocator) -> Found:
         q, k, v = given
         y = backends.attend(q, k, v, mask, scale=0.3)
         q, k, v = exact
-        wanted = backends.reference(q, k, v, mask, scale=0.3)
+        wanted = reference(q, k, v, mask, scale=0.3)
         yield y.detach(), wanted.detach(), bound
         found = torch.autograd.grad(y, given, outer), torch.autograd.grad(wanted, exact, outer.double())
         yield from ((a, b, bound) for a, b in zip(*found))

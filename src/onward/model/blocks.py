@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from onward.model import activations
 from onward.model.activations import Declarations
 from onward.model.context import AttentionContext
-from onward.model.norms import NewNorm
+from onward.model.layers import NewNorm
 
 
 class PreNormModule(nn.Module):

@@ -1,13 +1,15 @@
-"""Which module each part of a DecoderConfig builds.
+"""Which module each part of a DecoderConfig builds, and the initial values of the weights.
 
 A part of your own with a method `build` builds its module itself; a subclass of one of Onward's parts without that
 method builds the module of its base.
 Shapes: B batch, T tokens in this call, D d_model, N tokens, K experts per token (top_k).
 """
 
+from collections.abc import Iterable
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from onward.base.errors import UserError
 from onward.base.fields import Part
@@ -17,9 +19,14 @@ from onward.config.part_types import Attention, Block, FeedForward, Norm, Positi
 from onward.model import blocks
 from onward.model.attention import SelfAttentionModule
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule
-from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.latent import LatentAttentionModule
-from onward.model.norms import LayerNormModule, NewNorm, RMSNormModule
+from onward.model.layers import (
+    GatedFeedForwardModule,
+    LayerNormModule,
+    NewNorm,
+    PlainFeedForwardModule,
+    RMSNormModule,
+)
 from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
 
 
@@ -141,3 +148,32 @@ def no_module(part: Part, arguments: str = "config, layer") -> UserError:
     a `build` method. `arguments` are the arguments that a `build` method of this part would take, for the message."""
     name = type(part).__name__
     return UserError(f"the part {name} has no module: give the class a method build({arguments}) that returns one")
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> None:
+    """Draw the weights of a decoder in place, from torch's default generator; on the meta device there are none.
+
+    | parameters                                        | values                                                    |
+    | ------------------------------------------------- | --------------------------------------------------------- |
+    | `attn.out`, `mlp.down` (the ends of branches)     | normal, std / sqrt(N), N additions to the residual stream |
+    | every other matrix, embeddings, stacks of experts | normal, std                                               |
+    | biases, sinks                                     | 0                                                         |
+    | norms                                             | unchanged: weights 1 - offset, biases 0                   |
+
+    A block with attention and feed-forward adds 2 to N. The division keeps the variance of the residual stream from
+    growing with depth (Radford et al. 2019, section 2.3).
+    """
+    if not next(model.parameters()).is_meta:
+        draw(model.named_parameters(), config, std)
+
+
+def draw(parameters: Iterable[tuple[str, Tensor]], config: DecoderConfig, std: float = 0.02) -> None:
+    """Draw the values of a decoder's parameters, given with their names; see `initialize`."""
+    additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
+    for name, parameter in parameters:
+        if parameter.ndim >= 2:
+            ends_branch = name.removesuffix(".weight").endswith(("attn.out", ".down"))
+            nn.init.normal_(parameter, std=std / additions**0.5 if ends_branch else std)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)

@@ -1,4 +1,4 @@
-"""AttentionContext: the positions, mask, rotation and cache of one layer, for one call of the model.
+"""The inputs of one layer's attention besides x, for one call of the model: positions, mask, rotation and cache.
 
 Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 """
@@ -10,11 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onward.config.decoder import DecoderConfig, at
+from onward.config.decoder import Alibi, DecoderConfig, at
 from onward.kernels.operations import rotate
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
-from onward.model.mask import AttentionMask, Segments
-from onward.model.positions import rotation, score_bias
+from onward.model.mask import AttentionMask
+from onward.model.positions import score_bias
+from onward.model.rotary import rotation
+from onward.model.segments import Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +60,6 @@ def attention_contexts(
     indices: dict[tuple[int, int], SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
-    biases = {
-        part: score_bias(part, config, positions.device) or (None, None)
-        for part in {at(config.position, i) for i in range(config.n_layers)}
-    }
     contexts = []
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
@@ -71,7 +69,9 @@ def attention_contexts(
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
         if (position, slots_key) not in masks:
-            slopes, bias_of = biases[position]
+            is_biased = position.slopes is not None or isinstance(position, Alibi)
+            bias = score_bias(position, config, positions.device) if is_biased else None
+            slopes, bias_of = bias or (None, None)
             masks[position, slots_key] = AttentionMask(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,

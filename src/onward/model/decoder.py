@@ -16,41 +16,12 @@ from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, at
 from onward.model import activations
 from onward.model.activations import NORM, Activation, Child, Declarations, Output
-from onward.model.build import build_block, build_norm, build_position
+from onward.model.build import build_block, build_norm, build_position, initialize
 from onward.model.cache import CacheView, KVCache
 from onward.model.context import AttentionContext, attention_contexts
-from onward.model.initialize import initialize
-from onward.model.linear import Linear
-from onward.model.positions import rotates
-
-
-class Scale(nn.Module):
-    """A module that multiplies x by the constant `factor`."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-class RoundedScale(Scale):
-    """A module that multiplies x by the constant `factor`, which is first rounded to the dtype of x (Gemma)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x.new_full((), self.factor)
-
-
-class Softcap(nn.Module):
-    """A module that limits values smoothly to between -cap and cap: cap * tanh(x / cap) (Gemma 2)."""
-
-    def __init__(self, cap: float) -> None:
-        super().__init__()
-        self.cap = cap
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cap * torch.tanh(x / self.cap)
+from onward.model.layers import Linear
+from onward.model.rotary import rotates
+from onward.model.scales import RoundedScale, Scale, Softcap
 
 
 class Decoder(Shown, nn.Module):

@@ -24,9 +24,7 @@ from onward.kernels.operations import is_recorded
 from onward.kernels.plain import ACTIVATIONS
 from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
-from onward.model.feedforward import GatedFeedForwardModule
-from onward.model.linear import Linear
-from onward.model.norms import working_dtype
+from onward.model.layers import GatedFeedForwardModule, Linear, working_dtype
 
 
 class SoftmaxRoutingModule(nn.Module):

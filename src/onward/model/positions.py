@@ -1,7 +1,7 @@
-"""Positions: vectors added to embeddings, rotations of queries and keys, and biases of scores.
+"""Vectors of positions that are added to embeddings, and biases of scores.
 
-A position part of your own may bring its own rotation, slopes and bias (`config/part_types.py`).
-Shapes: B batch, T tokens in this call, D d_model, H heads, E d_head.
+A position part of your own may bring its own slopes and bias (`config/part_types.py`).
+Shapes: B batch, T tokens in this call, D d_model, H heads.
 """
 
 import math
@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from onward.base.errors import UserError
-from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary
-from onward.config.scaling import Scaling
-from onward.model.frequencies import scaled_frequencies
+from onward.config.decoder import Alibi, DecoderConfig, Position
+from onward.model.rotary import angles_at
 
 ScoreBias = Callable[[Tensor, Tensor, Tensor], Tensor]  # slope, query position, key position -> bias, elementwise
 
@@ -43,46 +42,6 @@ class SinusoidalPositionModule(nn.Module):
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
         angles = angles_at(positions.to(torch.promote_types(dtype, torch.float32)), self.theta, self.width)
         return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(dtype)
-
-
-def angles_at(
-    positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
-) -> Tensor:
-    """Return the rotation angle of each pair i of elements at positions (B, T): position * theta ** (-2 i / rope_dim),
-    as (B, T, rope_dim / 2). `rope_dim` is the number of rotated elements of a head.
-
-    A `scaling` (such as YaRN) changes the frequencies, for rows of the lengths `rope_length` (B, 1, 1).
-    """
-    pairs = torch.arange(0, rope_dim, 2, device=positions.device, dtype=positions.dtype)
-    frequencies = theta ** (-pairs / rope_dim)
-    if scaling is not None and rope_length is not None:
-        frequencies = scaled_frequencies(scaling, frequencies, theta, rope_length)
-    return positions[..., None] * frequencies
-
-
-def rotates(part: Position) -> bool:
-    """Return whether a position part of a config rotates queries and keys, as Rotary does."""
-    return part.rotation is not None or isinstance(part, Rotary)
-
-
-def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Compute the rotary rotation of heads of size `width`: cosines and sines, each (B, T, 1, rope_dim / 2); None if
-    `part`, the position part of the config, rotates nothing.
-
-    `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
-    dtype to compute in, at least fp32.
-    """
-    if part.rotation is not None:
-        return part.rotation(width, positions, rope_length)
-    return rotary(part, width, positions, rope_length) if isinstance(part, Rotary) else None
-
-
-def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the cosines and sines of rotary positions, each (B, T, 1, rope_dim / 2), for the position part `part`;
-    the other arguments are those of `rotation`."""
-    angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
-    magnitude = part.scaling.magnitude if part.scaling else 1.0
-    return angles.cos() * magnitude, angles.sin() * magnitude
 
 
 def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:

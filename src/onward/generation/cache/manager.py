@@ -17,7 +17,7 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.model.cache import KVCache, LayerCache
 from onward.model.paged import PagedKVCache
-from onward.model.positions import rotation
+from onward.model.rotary import rotation
 
 
 class CacheManager:
