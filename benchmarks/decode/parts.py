@@ -15,7 +15,7 @@ from benchmarks.decode.models import prompt
 from benchmarks.decode.peers import Onward
 from benchmarks.decode.tables import Table
 from onward.generation.engine.engine import Engine
-from onward.model import attention, blocks, context, layers
+from onward.model import attention, context, layers
 from onward.model.cache import LayerCache
 from onward.model.decoder import Decoder
 from onward.model.layers import Linear
@@ -29,7 +29,7 @@ TIMED: dict[str, Sequence[tuple[Any, str]]] = {
     "rotations": ((context, "rotate"),),
     "gates": ((layers, "gate"),),
     "writes to the cache": ((LayerCache, "update"),),
-    "residuals, modules": ((blocks.PreNormModule, "forward"),),
+    "residuals, modules": ((layers.PreNormModule, "forward"),),
     "embedding, masks": ((Decoder, "hidden_of_checked"),),
     "head": ((Decoder, "logits"),),
     "engine": ((Engine, "step"),),

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from onward.config.parts import ActivationName
+from onward.config.feedforward_parts import ActivationName
 from onward.kernels.llvm import fused
 from onward.kernels.memory import DTYPES, address, buffer, launch, run
 

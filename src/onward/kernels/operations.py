@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from onward.config.parts import ActivationName
+from onward.config.feedforward_parts import ActivationName
 from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Kernel, Unreadable, address, fits, multiply
 from onward.kernels.plain import plain_gate, plain_rms_norm, plain_rotate

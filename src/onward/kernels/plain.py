@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.config.parts import ActivationName
+from onward.config.feedforward_parts import ActivationName
 
 
 def squared_relu(x: Tensor) -> Tensor:

@@ -16,8 +16,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from onward.base.timing import fastest
-from onward.config import parts
 from onward.config.decoder import DecoderConfig, Experts
+from onward.config.feedforward_parts import ActivationName
 from onward.config.routing import Routing
 from onward.kernels.chosen import takes_kernel
 from onward.kernels.operations import is_recorded
@@ -87,7 +87,7 @@ class GatedSharedExpertModule(GatedFeedForwardModule):
     """The shared expert of a mixture of experts: a feed-forward applied to all tokens, in addition to the routed
     experts. Its output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
-    def __init__(self, width: int, d_ff: int, act: parts.ActivationName) -> None:
+    def __init__(self, width: int, d_ff: int, act: ActivationName) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
         self.share = Linear(width, 1, bias=False)
 

@@ -1,4 +1,4 @@
-"""The layers of a block but attention: linear layers, norms and feed-forwards.
+"""The pre-norm block and its layers but attention: linear layers, norms and feed-forwards.
 
 Norms compute in at least fp32 and return the dtype that the next matmul uses: under autocast that is autocast's dtype,
 so that one conversion here saves one in each of the matmuls that follow.
@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
-from onward.config.parts import ActivationName
+from onward.config.feedforward_parts import ActivationName
 from onward.kernels.operations import gate, is_worth, linear, rms_norm
 from onward.kernels.plain import ACTIVATIONS
 from onward.model import activations
 from onward.model.activations import Activation, Child, Declarations, Input, Output
+from onward.model.context import AttentionContext
 
 NewNorm = Callable[..., nn.Module]  # makes a norm over a last dimension of the given width, by default d_model
 
@@ -124,3 +125,32 @@ class GatedFeedForwardModule(PlainFeedForwardModule):
         units = "B", "T", self.down.in_features
         steps = {"pre": Output("gate"), "up": Output("up"), "post": Input("down")}
         return {name: Activation(where, units, 2) for name, where in steps.items()}
+
+
+class PreNormModule(nn.Module):
+    """A pre-norm block: x + attn(norm(x)), then x + mlp(norm(x)).
+
+    `attn` and `mlp` are the attention and feed-forward modules of the layer; `norm` is a function that returns a new
+    norm.
+
+    The class attribute `mid` tells tracing how to reach the activation `mid`, the residual stream between attention and
+    feed-forward: the name of the submodule that reads it, and of the submodule whose input is its sum with the
+    feed-forward's output ("": the sum is the block's output). It is None in a subclass whose forward has no such
+    stream.
+    """
+
+    mid: tuple[str, str] | None = ("mlp_norm", "")
+
+    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm) -> None:
+        super().__init__()
+        self.attn_norm = norm()
+        self.attn = attn
+        self.mlp_norm = norm()
+        self.mlp = mlp
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        x = x + self.attn(self.attn_norm(x), context)
+        return x + self.mlp(self.mlp_norm(x))
+
+    def activations(self) -> Declarations:
+        return activations.block(self, self.mid)

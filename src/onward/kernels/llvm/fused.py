@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from onward.config.parts import ActivationName
+from onward.config.feedforward_parts import ActivationName
 from onward.kernels.llvm.code import FLOAT, INT, LANES, Code
 from onward.kernels.llvm.compiler import Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import (
