@@ -7,7 +7,7 @@ from torch import Tensor
 from onward.config.decoder import Rotary
 from onward.families import interleaved
 from onward.kernels.operations import rotate
-from onward.model.rotary import angles_at, rotary
+from onward.model.context import angles_at, rotary
 
 D, HEADS, E = 12, 3, 8
 

@@ -27,14 +27,14 @@ from onward.config.decoder import (
 )
 from onward.config.routing import Routing, SoftmaxRouting
 from onward.config.scaling import LinearScaling, Scaling
+from onward.model.alibi import alibi_slopes
 from onward.model.attention import SelfAttentionModule
 from onward.model.build import build_branches, layer_norms
-from onward.model.context import AttentionContext
+from onward.model.context import AttentionContext, rotary
 from onward.model.decoder import Decoder
 from onward.model.experts import SoftmaxRoutingModule
 from onward.model.layers import LayerNormModule, PlainFeedForwardModule, PreNormModule
-from onward.model.positions import LearnedPositionModule, alibi_slopes
-from onward.model.rotary import rotary
+from onward.model.positions import LearnedPositionModule
 
 from support.decoders import config, decoder, token_ids
 

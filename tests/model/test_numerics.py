@@ -7,8 +7,8 @@ from torch import Tensor
 from onward.config.decoder import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.kernels.operations import rotate
 from onward.model.build import build_norm
+from onward.model.context import rotary
 from onward.model.reference import attention_weights
-from onward.model.rotary import rotary
 from onward.model.scales import Scale
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids

@@ -18,9 +18,8 @@ from onward.model import activations
 from onward.model.activations import NORM, Activation, Child, Declarations, Output
 from onward.model.build import build_block, build_norm, build_position, initialize
 from onward.model.cache import CacheView, KVCache
-from onward.model.context import AttentionContext, attention_contexts
+from onward.model.context import AttentionContext, attention_contexts, rotates
 from onward.model.layers import Linear
-from onward.model.rotary import rotates
 from onward.model.scales import RoundedScale, Scale, Softcap
 
 

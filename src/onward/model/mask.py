@@ -11,7 +11,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from onward.model.positions import ScoreBias, linear_bias
+from onward.model.alibi import ScoreBias, linear_bias
 from onward.model.segments import Segments
 
 ALL = slice(None)

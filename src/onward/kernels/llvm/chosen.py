@@ -40,7 +40,7 @@ class ChosenProduct(Product):
 
 def emit_chosen(dtype: str, biased: bool) -> Emit:
     """Return the function that emits the code of the kernel for products with the weights of chosen experts
-    (`kernels/experts.py`), with the arguments ChosenArguments. Threads divide the outputs; each of the `count` experts
+    (`kernels/chosen.py`), with the arguments ChosenArguments. Threads divide the outputs; each of the `count` experts
     multiplies all rows assigned to it together, so its weight is read once."""
     product = ChosenProduct(dtype, dtype, biased, unit_for(dtype))
 

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, Sinusoidal
 from onward.kernels.operations import rotate
+from onward.model.alibi import alibi_slopes, linear_bias
 from onward.model.cache import KVCache
+from onward.model.context import rotary
 from onward.model.mask import AttentionMask
-from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule, alibi_slopes, linear_bias
-from onward.model.rotary import rotary
+from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
 from onward.model.segments import Segments
 from onward.reports.pictures.diagram import block
 from onward.reports.pictures.panels import cells, curves
