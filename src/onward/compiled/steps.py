@@ -14,7 +14,7 @@ from onward.compiled.devices import IMPLEMENTATIONS
 from onward.compiled.fingerprint import ModelState
 from onward.compiled.interface import CompiledStep, NotCompilable, Shape, TooManyRows
 from onward.compiled.recording import is_readable
-from onward.kernels.rules import is_watched
+from onward.kernels.operations import is_watched
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.tracing.listening import Uncompiled

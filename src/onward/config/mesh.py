@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.config.decoder import DecoderConfig, each
-from onward.config.parts import Experts
+from onward.config.feedforward_parts import Experts
 
 MOST = 1 << 20  # processes along an axis
 

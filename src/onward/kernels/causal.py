@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from onward.kernels.memory import address, buffer, fits, strided_address
-from onward.kernels.rules import DTYPES, emitter, is_worth, kernels_can_read
+from onward.kernels.memory import DTYPES, address, buffer, fits, strided_address
+from onward.kernels.operations import is_worth, kernels_can_read
 
 LANES = 16  # tokens and numbers of a head are multiples of it
 
@@ -45,24 +45,28 @@ class CausalAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        from onward.kernels.llvm import causal
+
         rows, tokens, heads, width = q.shape
         q, k, v = map(with_tokens, (q, k, v))
-        ctx.shape = emitter("causal").Causal(heads, k.size(2), width, DTYPES[q.dtype], scale)
+        ctx.shape = causal.Causal(heads, k.size(2), width, DTYPES[q.dtype], scale)
         y, target = buffer(q.shape, q.dtype)
         statistics, of_queries = buffer((rows, heads, 2, tokens), torch.float32)
-        launch(emitter("causal").causal(ctx.shape), ctx.shape, (q, k, v), target, of_queries)
+        launch(causal.causal(ctx.shape), ctx.shape, (q, k, v), target, of_queries)
         ctx.save_for_backward(q, k, v, statistics)
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        from onward.kernels.llvm import causal
+
         q, k, v, statistics = ctx.saved_tensors
         grad = grad.contiguous()
         outputs = [buffer(x.shape, x.dtype) for x in (q, k, v)]
         operands = address(grad, q.dtype, *q.shape), address(statistics, torch.float32, *statistics.shape)
         targets = (target for _, target in outputs)
-        launch(emitter("causal").causal_gradient(ctx.shape), ctx.shape, (q, k, v), *targets, *operands)
+        launch(causal.causal_gradient(ctx.shape), ctx.shape, (q, k, v), *targets, *operands)
         return *(output for output, _ in outputs), None
 
 

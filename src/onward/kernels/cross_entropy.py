@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from onward.kernels.available import unavailable
-from onward.kernels.memory import address, buffer, fits
-from onward.kernels.rules import DTYPES, emitter, kernels_can_read
+from onward.kernels.memory import DTYPES, address, buffer, fits
+from onward.kernels.operations import kernels_can_read
 
 MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pays
 
@@ -60,12 +60,14 @@ def by_kernel(
 ) -> Tensor:
     """Compute the cross-entropies (N,) of logits (N, V) by the CPU kernel. The kernel also writes the gradient of their
     sum to `gradient`, a pair of a tensor (N, V) and its memory address; (None, 0): no gradient."""
+    from onward.kernels.llvm import cross_entropy as kernels
+
     logits, targets = logits.contiguous(), targets.contiguous()
     rows, width = logits.shape
     losses, of_rows = buffer((rows,), torch.float32)
     operands = address(logits, logits.dtype, rows, width), address(targets, torch.int64, rows)
     with_gradient = gradient[0] is not None
-    kernel = emitter("cross_entropy").cross_entropy(width, DTYPES[logits.dtype], ignored, with_gradient)
+    kernel = kernels.cross_entropy(width, DTYPES[logits.dtype], ignored, with_gradient)
     kernel(of_rows, gradient[1], *operands, rows, torch.get_num_threads())
     return losses
 

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.kernels.available import unavailable
-from onward.kernels.memory import Unreadable, address, buffer, filled
-from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter
+from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer, filled
 
 
 def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
@@ -75,6 +74,8 @@ def draw_by_kernel(
     """
     if logits.dtype not in DTYPES or unavailable():
         return None
+    from onward.kernels.llvm.draws import draws
+
     logits, (rows, size) = logits.contiguous(), logits.shape
     tokens, target = buffer((rows,), torch.int64)
     try:
@@ -82,7 +83,7 @@ def draw_by_kernel(
     except Unreadable:
         return None
     given = filled(factors, torch.float32), filled(seeds, torch.int64), filled(index, torch.int64)
-    kernel = emitter("draws").draws(DTYPES[logits.dtype], allowed is not None)
+    kernel = draws(DTYPES[logits.dtype], allowed is not None)
     threads = torch.get_num_threads() if rows * size >= MIN_PARALLEL else 1
     kernel(target, *operands, *(pointer for _, pointer in given), size, rows, threads)
     return tokens

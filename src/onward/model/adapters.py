@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.kernels.linear import linear
-from onward.kernels.rules import unrecorded
+from onward.kernels.operations import linear, unrecorded
 
 
 class Selection:

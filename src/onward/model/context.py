@@ -1,4 +1,4 @@
-"""AttentionContext: the positions, mask, rotation and cache of one layer, for one call of the model.
+"""The inputs of one layer's attention besides x, for one call of the model: positions, mask, rotation and cache.
 
 Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 """
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onward.config.decoder import DecoderConfig, at
-from onward.kernels.rotation import rotate
+from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary, at
+from onward.config.scaling import Scaling
+from onward.kernels.operations import rotate
+from onward.model.alibi import score_bias
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
-from onward.model.mask import AttentionMask, Segments
-from onward.model.positions import rotation, score_bias
+from onward.model.frequencies import scaled_frequencies
+from onward.model.mask import AttentionMask
+from onward.model.segments import Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,10 +61,6 @@ def attention_contexts(
     indices: dict[tuple[int, int], SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
-    biases = {
-        part: score_bias(part, config, positions.device) or (None, None)
-        for part in {at(config.position, i) for i in range(config.n_layers)}
-    }
     contexts = []
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
@@ -71,7 +70,9 @@ def attention_contexts(
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
         if (position, slots_key) not in masks:
-            slopes, bias_of = biases[position]
+            is_biased = position.slopes is not None or isinstance(position, Alibi)
+            bias = score_bias(position, config, positions.device) if is_biased else None
+            slopes, bias_of = bias or (None, None)
             masks[position, slots_key] = AttentionMask(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,
@@ -88,3 +89,37 @@ def attention_contexts(
             AttentionContext(masks[position, slots_key], rotations[rotation_key], layer_cache, slot_indices)
         )
     return contexts
+
+
+def rotates(part: Position) -> bool:
+    return part.rotation is not None or isinstance(part, Rotary)
+
+
+def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the cosines and sines, each (B, T, 1, rope_dim / 2), by which heads of size `width` are rotated; None if
+    `part` rotates nothing.
+
+    `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
+    dtype to compute in, at least fp32.
+    """
+    if part.rotation is not None:
+        return part.rotation(width, positions, rope_length)
+    return rotary(part, width, positions, rope_length) if isinstance(part, Rotary) else None
+
+
+def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
+    angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
+    magnitude = part.scaling.magnitude if part.scaling else 1.0
+    return angles.cos() * magnitude, angles.sin() * magnitude
+
+
+def angles_at(
+    positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
+) -> Tensor:
+    """Return the angle of each pair i of elements, position * theta ** (-2 i / rope_dim), as (B, T, rope_dim / 2), or
+    with the frequencies of a `scaling` (such as YaRN) for rows of the lengths `rope_length` (B, 1, 1)."""
+    pairs = torch.arange(0, rope_dim, 2, device=positions.device, dtype=positions.dtype)
+    frequencies = theta ** (-pairs / rope_dim)
+    if scaling is not None and rope_length is not None:
+        frequencies = scaled_frequencies(scaling, frequencies, theta, rope_length)
+    return positions[..., None] * frequencies

@@ -16,17 +16,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from onward.base.timing import fastest
-from onward.config import parts
 from onward.config.decoder import DecoderConfig, Experts
+from onward.config.feedforward_parts import ActivationName
 from onward.config.routing import Routing
-from onward.kernels.experts import takes_kernel
-from onward.kernels.gate import ACTIVATIONS
-from onward.kernels.rules import is_recorded
+from onward.kernels.chosen import takes_kernel
+from onward.kernels.operations import is_recorded
+from onward.kernels.plain import ACTIVATIONS
 from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
-from onward.model.feedforward import GatedFeedForwardModule
-from onward.model.linear import Linear
-from onward.model.norms import working_dtype
+from onward.model.layers import GatedFeedForwardModule, Linear, working_dtype
 
 
 class SoftmaxRoutingModule(nn.Module):
@@ -89,7 +87,7 @@ class GatedSharedExpertModule(GatedFeedForwardModule):
     """The shared expert of a mixture of experts: a feed-forward applied to all tokens, in addition to the routed
     experts. Its output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
-    def __init__(self, width: int, d_ff: int, act: parts.Activation) -> None:
+    def __init__(self, width: int, d_ff: int, act: ActivationName) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
         self.share = Linear(width, 1, bias=False)
 

@@ -16,8 +16,8 @@ from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.model.cache import KVCache, LayerCache
+from onward.model.context import rotation
 from onward.model.paged import PagedKVCache
-from onward.model.positions import rotation
 
 
 class CacheManager:

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.kernels.available import unavailable
-from onward.kernels.linear import max_rows
-from onward.kernels.memory import Unreadable, address, buffer
-from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter, takes_kernels
+from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer
+from onward.kernels.operations import max_rows, takes_kernels
 
 MAX_ROWS = {torch.bfloat16: 128}  # rows of an expert from which the products of PyTorch are faster
 
@@ -57,10 +56,12 @@ def chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | 
 
 def by_kernel(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
     """Compute `plain_chosen_linear` by the CPU kernel. Raises Unreadable for tensors that the kernel cannot read."""
+    from onward.kernels.llvm.chosen import chosen
+
     (count, outputs, inputs), dtype, assignments = weights.shape, x.dtype, len(experts)
     x, experts = x.contiguous(), experts.contiguous()
     y, target = buffer((assignments, outputs), dtype)
-    emitter("experts").chosen(DTYPES[dtype], biases is not None)(
+    chosen(DTYPES[dtype], biases is not None)(
         target,
         address(x, dtype, len(x), inputs),
         address(experts, torch.int64, assignments),

@@ -16,6 +16,7 @@ from onward.kernels.llvm.elementwise import exp, like, tanh
 from onward.kernels.llvm.products import Matrix, least, tile
 from onward.kernels.llvm.units import shuffle, sums, unit_for
 from onward.kernels.llvm.writes import block_of
+from onward.kernels.memory import Kernel
 
 AttentionArguments = arguments(
     "AttentionArguments",
@@ -344,7 +345,7 @@ class Group:
 
 
 @cache
-def attention(form: Form) -> Callable[..., None]:
+def attention(form: Form) -> Kernel:
     """Compile the attention kernel for these constants; return it as a function whose arguments are the fields of
     AttentionArguments."""
     return callable_kernel(AttentionArguments, attend(form))
