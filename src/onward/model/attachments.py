@@ -7,13 +7,14 @@ its class. Behavior is attached from outside; the forward of a model knows nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MethodType
 from typing import Any
 
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from onward.base.arguments import checked
 from onward.base.errors import UserError
@@ -34,7 +35,6 @@ RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
 ATTACHMENTS = "attachments"  # the attribute of a model that has its Attachments; absent if nothing was ever attached
 LAYERS = "layers_and_hooks"  # the attribute of a module that has its Layers; absent without any
 Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which calls next(*arguments)
-PRE, POST = "_forward_pre_hooks", "_forward_hooks"
 
 
 class Attachment:
@@ -47,27 +47,35 @@ class Attachment:
     def wrap(self, module: nn.Module, method: str, wrapper: Wrapper) -> None:
         """Add a layer around a method of a module, in place of one of the same kind. Deep copies of the model call
         their own modules if `wrapper` is a function, a `partial` or a bound method whose objects can be copied."""
-        layers = Layers.of(module)
-        layers.wrappers.setdefault(method, {})[self.kind] = wrapper
-        layers.compose(module, method)
+        Layers.of(module).wrap(module, method, self.kind, wrapper)
         self.attachments.version += 1
 
-    def before(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> int:
-        """Register a forward pre-hook and return its number for `drop`; `prepend` puts it in front of users' hooks."""
-        return self.register(module, module.register_forward_pre_hook(hook, prepend=prepend).id, PRE, prepend)
+    def replace(self, module: nn.Module, method: str, function: Callable[..., Any]) -> None:
+        """Call `function`, a changed form of a method of the module's class, in place of the method: a layer that calls
+        no next one."""
+        layered = Layers.of(module).methods.get(method)
+        if (layered.own if layered else module.__dict__.get(method)) is not None:
+            raise replaced(self.kind, module, method)
+        self.wrap(module, method, partial(instead, function, module))
 
-    def after(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> int:
-        """Register a forward hook and return its number for `drop`; `prepend` puts it in front of users' hooks."""
-        return self.register(module, module.register_forward_hook(hook, prepend=prepend).id, POST, prepend)
-
-    def register(self, module: nn.Module, number: int, hooks: str, prepend: bool) -> int:
-        Layers.of(module).place(number, self.kind, getattr(module, hooks), prepend)
+    def before(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> RemovableHandle:
+        """Register a forward pre-hook on a module; with `prepend`, it runs before the hooks of users."""
+        handle = module.register_forward_pre_hook(hook, prepend=prepend)
+        Layers.of(module).place(handle.id, self.kind, module._forward_pre_hooks, prepend)
         self.attachments.version += 1
-        return number
+        return handle
+
+    def after(self, module: nn.Module, hook: Callable[..., Any], *, prepend: bool = False) -> RemovableHandle:
+        """Register a forward hook on a module; with `prepend`, it runs before the hooks of users."""
+        handle = module.register_forward_hook(hook, prepend=prepend)
+        Layers.of(module).place(handle.id, self.kind, module._forward_hooks, prepend)
+        self.attachments.version += 1
+        return handle
 
     def release(self, module: nn.Module) -> None:
         """Remove the layers and hooks of this attachment from one module."""
-        Layers.release(module, self.kind)
+        if LAYERS in module.__dict__:
+            Layers.of(module).release(module, self.kind)
         self.attachments.version += 1
 
     def __repr__(self) -> str:
@@ -89,77 +97,82 @@ class Attachments:
 
 
 @dataclass(eq=False)
-class Layers:
-    """The layers around the methods of one module, and the kinds of its hooks."""
+class LayeredMethod:
+    """A method of one module with layers around it."""
 
-    wrappers: dict[str, dict[str, Wrapper]] = field(default_factory=dict)  # by method and kind
-    inner: dict[str, Callable[..., Any]] = field(default_factory=dict)  # methods that a user had set on the module
-    composed: dict[str, Callable[..., Any]] = field(default_factory=dict)  # the methods with all layers
-    hooks: dict[int, str] = field(default_factory=dict)  # kinds, by PyTorch's number of the hook
+    own: Callable[..., Any] | None  # set on the module by a user; None: that of the class
+    wrappers: dict[str, Wrapper] = field(default_factory=dict)  # by kind
+    composed: Callable[..., Any] | None = None  # with all layers, as set on the module
 
-    @classmethod
-    def of(cls, module: nn.Module) -> Layers:
-        layers: Layers = module.__dict__.setdefault(LAYERS, cls())
-        return layers
-
-    @classmethod
-    def release(cls, module: nn.Module, kind: str) -> None:
-        layers: Layers | None = module.__dict__.get(LAYERS)
-        if layers is None:
-            return
-        for method, wrappers in list(layers.wrappers.items()):
-            if wrappers.pop(kind, None) is not None:
-                layers.compose(module, method)
-        for number in [number for number, one in layers.hooks.items() if one == kind]:
-            layers.drop(module, number)
-        if not layers.wrappers and not layers.hooks:
-            del module.__dict__[LAYERS]
-
-    def compose(self, module: nn.Module, method: str) -> None:
-        """Set the method of a module to the plain method with the present layers around it. Raises a UserError if it
-        was replaced since it got its first layer."""
-        own, known = module.__dict__.get(method), self.composed.get(method)
-        is_own = own is known  # rather than a user's method that is to be the innermost one, or was set meanwhile
-        if known is None and own is not None:
-            self.inner[method], is_own = own, True
-        if not self.wrappers[method]:
-            del self.wrappers[method], self.composed[method]
-            inner = self.inner.pop(method, None)
-            if is_own and inner is None:
-                del module.__dict__[method]
-            elif is_own:
-                module.__dict__[method] = inner
-            return
-        if not is_own:
-            name = f"{type(module).__name__}.{method}"
-            raise UserError(f"Cannot attach a layer around {name}, because it was replaced by hand: restore it first")
-        module.__dict__[method] = self.composed[method] = self.within(module, method, len(KINDS))
-
-    def within(self, module: nn.Module, method: str, rank: int) -> Callable[..., Any]:
-        function = self.inner.get(method) or MethodType(getattr(type(module), method), module)
-        wrappers = self.wrappers.get(method, {})
-        for kind in KINDS[:rank]:
-            if kind in wrappers:
-                function = partial(wrappers[kind], function)
+    def within(self, module: nn.Module, method: str, kinds: Sequence[str]) -> Callable[..., Any]:
+        """The method with the layers of these kinds."""
+        function = self.own or MethodType(getattr(type(module), method), module)
+        for kind in kinds:
+            if kind in self.wrappers:
+                function = partial(self.wrappers[kind], function)
         return function
 
-    def place(self, number: int, kind: str, hooks: Any, prepended: bool) -> None:
-        """Record the kind of a new hook, and move hooks of kinds that run before or after it, in an OrderedDict."""
-        self.hooks[number] = kind
-        known = [(RANKS[self.hooks[one]], one) for one in hooks if one in self.hooks]
-        if prepended:
-            for rank, one in reversed(known):
-                if rank < RANKS[kind]:
-                    hooks.move_to_end(one, last=False)
-        else:
-            for rank, one in known:
-                if rank > RANKS[kind]:
-                    hooks.move_to_end(one)
 
-    def drop(self, module: nn.Module, number: int) -> None:
-        del self.hooks[number]
-        module._forward_pre_hooks.pop(number, None)
-        module._forward_hooks.pop(number, None)
+class Layers:
+    """The layered methods of one module, and the kinds of its hooks by PyTorch's number of the hook."""
+
+    def __init__(self) -> None:
+        self.methods: dict[str, LayeredMethod] = {}
+        self.hooks: dict[int, str] = {}
+
+    @staticmethod
+    def of(module: nn.Module) -> Layers:
+        layers: Layers = module.__dict__.setdefault(LAYERS, Layers())
+        return layers
+
+    def wrap(self, module: nn.Module, method: str, kind: str, wrapper: Wrapper) -> None:
+        own = module.__dict__.get(method)
+        layered = self.methods.get(method) or LayeredMethod(own)
+        if layered.composed is not own and layered.composed is not None:
+            raise replaced(kind, module, method)
+        layered.wrappers[kind] = wrapper
+        layered.composed = module.__dict__[method] = layered.within(module, method, KINDS)
+        self.methods[method] = layered
+
+    def release(self, module: nn.Module, kind: str) -> None:
+        for method, layered in list(self.methods.items()):
+            if layered.wrappers.pop(kind, None) is not None:
+                self.unwrap(module, method, layered)
+        for number in [number for number, one in self.hooks.items() if one == kind]:
+            del self.hooks[number]
+            module._forward_pre_hooks.pop(number, None)
+            module._forward_hooks.pop(number, None)
+        if not self.methods and not self.hooks:
+            del module.__dict__[LAYERS]
+
+    def unwrap(self, module: nn.Module, method: str, layered: LayeredMethod) -> None:
+        if not layered.wrappers:
+            del self.methods[method]
+        if module.__dict__.get(method) is not layered.composed:
+            return  # a method that a user has set since stays
+        if layered.wrappers:
+            layered.composed = module.__dict__[method] = layered.within(module, method, KINDS)
+        elif layered.own is not None:
+            module.__dict__[method] = layered.own
+        else:
+            del module.__dict__[method]
+
+    def place(self, number: int, kind: str, hooks: Any, prepended: bool) -> None:
+        """Record the kind of a new hook among the module's `hooks`, an OrderedDict, and restore the order of kinds."""
+        self.hooks[number] = kind
+        ranks = {one: RANKS[self.hooks[one]] for one in hooks if one in self.hooks}
+        for one in reversed(ranks) if prepended else ranks:
+            if (ranks[one] < RANKS[kind]) if prepended else (ranks[one] > RANKS[kind]):
+                hooks.move_to_end(one, last=not prepended)
+
+
+def instead(function: Callable[..., Any], module: nn.Module, _: Callable[..., Any], *arguments: Any) -> Any:
+    return function(module, *arguments)
+
+
+def replaced(kind: str, module: nn.Module, method: str) -> UserError:
+    name = f"{type(module).__name__}.{method}"
+    return UserError(f"Cannot attach {kind}, because {name} was replaced by hand: restore it first")
 
 
 def attach(model: nn.Module, kind: str, description: str) -> Attachment:
@@ -180,12 +193,22 @@ def detach(model: nn.Module, kind: str) -> None:
         return
     attachments.version += 1
     for module in model.modules():
-        Layers.release(module, kind)
+        if LAYERS in module.__dict__:
+            Layers.of(module).release(module, kind)
+
+
+def keep_hooks(module: nn.Module, successor: nn.Module) -> None:
+    """Give the successor of a layer the layer's hooks, and its submodules, such as adapters."""
+    successor._modules.update(module._modules)
+    hooks = "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"
+    for name in (*hooks, "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", LAYERS):
+        if name in module.__dict__:
+            successor.__dict__[name] = module.__dict__[name]
 
 
 def within(module: nn.Module, method: str, kind: str) -> Callable[..., Any]:
-    """Return a method of a module with only the layers inside that of a kind."""
-    return Layers.of(module).within(module, method, RANKS[kind])
+    """Return a layered method of a module with only the layers inside that of a kind."""
+    return Layers.of(module).methods[method].within(module, method, KINDS[: RANKS[kind]])
 
 
 def version(model: nn.Module) -> int:

@@ -147,7 +147,7 @@ def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name
         target, adapter = every[layer]
         components = inputs.components[inputs.first[layer]]
         if not rank:
-            remove_adapter(target, name)
+            remove_adapter(model, target, name)
             continue
         length = components.values[:rank, None].sqrt() if lora.init.whiten else 1.0
         adapter.a.data = (components.vectors[:rank] / length).to(adapter.a).contiguous()

@@ -16,6 +16,7 @@ from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.config.lora import EVA, LoRA
 from onward.model.adapters import Adapter, Selection, TokenRows, WeightAdapters, each_adapter
+from onward.model.attachments import attach, detach
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
@@ -200,16 +201,17 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
     adapters = target.adapters
+    if adapters is not None and name in adapters:
+        raise UserError(f"the model has an adapter {name!r} already: choose another name")
+    attachment = attach(model, "adapters", ", ".join({**dict.fromkeys(adapter_names(model)), name: None}))
     if adapters is None:
         adapters = WeightAdapters(selection(model))
         if isinstance(target.module, ExpertsModule):
             if not any(isinstance(child, WeightAdapters) for child in target.module.children()):
-                target.module.register_forward_hook(each_adapter, prepend=True)
+                attachment.after(target.module, each_adapter, prepend=True)
         else:
-            target.module.register_forward_hook(adapters.hook, prepend=True)
+            attachment.after(target.module, adapters.hook, prepend=True)
         target.module.add_module(f"{target.parameter}_lora", adapters)
-    if name in adapters:
-        raise UserError(f"the model has an adapter {name!r} already: choose another name")
     adapter.train(model.training)
     if isinstance(adapter, Adapter) and isinstance(target.module, nn.Embedding) and adapter.b.count_nonzero() == 0:
         adapter.a.data, adapter.b.data = torch.zeros_like(adapter.a), torch.randn_like(adapter.b)
@@ -312,27 +314,24 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
     """Remove all LoRA adapters called `name` from a model; the base model is unchanged."""
     for target in weights(model).values():
         if target.adapters is not None and name in target.adapters:
-            remove_adapter(target, name)
+            remove_adapter(model, target, name)
     chosen = selection(model)  # a new selection if these adapters were the last
     chosen.name = "" if chosen.name == name else chosen.name
 
 
-def remove_adapter(target: Target, name: str) -> None:
+def remove_adapter(model: Decoder, target: Target, name: str) -> None:
     """Remove the adapter called `name` from one weight, and the weight's hook if no adapter is left."""
-    assert target.adapters is not None
-    del target.adapters[name]
-    if not target.adapters:
-        detach(target)
-
-
-def detach(target: Target) -> None:
-    """Remove the LoRA adapters of a weight and their forward hooks from its module."""
     module, adapters = target.module, target.adapters
-    delattr(module, f"{target.parameter}_lora")
-    others = any(isinstance(child, WeightAdapters) for child in module.children())
-    for key, hook in list(module._forward_hooks.items()):
-        if getattr(hook, "__self__", None) is adapters or (hook is each_adapter and not others):
-            del module._forward_hooks[key]
+    assert adapters is not None
+    del adapters[name]
+    if not adapters:
+        delattr(module, f"{target.parameter}_lora")
+    names = ", ".join(adapter_names(model))
+    attachment = attach(model, "adapters", names)
+    if not any(isinstance(child, WeightAdapters) for child in module.children()):
+        attachment.release(module)
+    if not names:
+        detach(model, "adapters")
 
 
 @checked
