@@ -104,7 +104,7 @@ class LayeredMethod:
     wrappers: dict[str, Wrapper] = field(default_factory=dict)  # by kind
     composed: Callable[..., Any] | None = None  # with all layers, as set on the module
 
-    def within(self, module: nn.Module, method: str, kinds: Sequence[str]) -> Callable[..., Any]:
+    def layered(self, module: nn.Module, method: str, kinds: Sequence[str]) -> Callable[..., Any]:
         """The method with the layers of these kinds."""
         function = self.own or MethodType(getattr(type(module), method), module)
         for kind in kinds:
@@ -131,7 +131,7 @@ class Layers:
         if layered.composed is not own and layered.composed is not None:
             raise replaced(kind, module, method)
         layered.wrappers[kind] = wrapper
-        layered.composed = module.__dict__[method] = layered.within(module, method, KINDS)
+        layered.composed = module.__dict__[method] = layered.layered(module, method, KINDS)
         self.methods[method] = layered
 
     def release(self, module: nn.Module, kind: str) -> None:
@@ -151,7 +151,7 @@ class Layers:
         if module.__dict__.get(method) is not layered.composed:
             return  # a method that a user has set since stays
         if layered.wrappers:
-            layered.composed = module.__dict__[method] = layered.within(module, method, KINDS)
+            layered.composed = module.__dict__[method] = layered.layered(module, method, KINDS)
         elif layered.own is not None:
             module.__dict__[method] = layered.own
         else:
@@ -206,9 +206,9 @@ def keep_hooks(module: nn.Module, successor: nn.Module) -> None:
             successor.__dict__[name] = module.__dict__[name]
 
 
-def within(module: nn.Module, method: str, kind: str) -> Callable[..., Any]:
-    """Return a layered method of a module with only the layers inside that of a kind."""
-    return Layers.of(module).methods[method].within(module, method, KINDS[: RANKS[kind]])
+def without(kind: str, module: nn.Module, method: str) -> Callable[..., Any]:
+    """Return a layered method of a module without its layer of a kind."""
+    return Layers.of(module).methods[method].layered(module, method, [one for one in KINDS if one != kind])
 
 
 def version(model: nn.Module) -> int:

@@ -25,6 +25,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import layers_of_stage
+from onward.model.attachments import attach
 from onward.model.decoder import Decoder, check, check_tokens
 from onward.parallel.parts import local
 
@@ -86,8 +87,9 @@ class Pipeline:
         stage."""
         return self.model.config.tied and self.is_last and parameter is self.model.embed.weight
 
-    def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
-        """Compute the output of this stage (B, T, D) from the output of the previous stage; see `Decoder.hidden`."""
+    def hidden(self, _: Any, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
+        """Compute the output of this stage (B, T, D) from the output of the previous stage, in place of
+        `Decoder.hidden`."""
         compute = self.model.hidden_of_checked
         if self.in_step:
             return compute(tokens, positions, None)
@@ -101,13 +103,13 @@ class Pipeline:
             distributed.send(output.to(self.model.dtype), group=self.group, group_dst=self.stage + 1)
         return output
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """Compute the logits (B, T, V) in the last stage and return them in all stages; if the vocabulary is divided,
         only the columns of this process's part. In other stages, only the shape of `hidden` is used."""
         if self.in_step:
-            return Decoder.logits(self.model, hidden)
+            return plain(hidden)
         if self.is_last:
-            logits = Decoder.logits(self.model, hidden).to(self.model.dtype).contiguous()
+            logits = plain(hidden).to(self.model.dtype).contiguous()
         else:
             logits = hidden.new_empty(*hidden.shape[:-1], self.model.head.out_features, dtype=self.model.dtype)
         distributed.broadcast(logits, group=self.group, group_src=self.stages - 1)
@@ -275,5 +277,7 @@ def split(model: Decoder, mesh: DeviceMesh) -> None:
         for name in LAST:
             setattr(model, name, nn.Identity())
     any_model: Any = model
-    any_model.pipeline, any_model.hidden = pipeline, pipeline.hidden
-    getattr(model, "vocabulary", any_model).logits = pipeline.logits
+    any_model.pipeline = pipeline
+    attachment = attach(model, "pipeline", f"stage {pipeline.stage + 1} of {pipeline.stages}")
+    attachment.wrap(model, "hidden", pipeline.hidden)
+    attachment.wrap(model, "logits", pipeline.logits)

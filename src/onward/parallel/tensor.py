@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from onward.base.errors import UserError
 from onward.config.decoder import SelfAttention, at
 from onward.config.mesh import divides_vocabulary
+from onward.model.attachments import Attachment
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
@@ -147,10 +148,10 @@ class Locally:
     """Hooks that replace the DTensor parameters `shown` by this process's parts, as plain tensors, during the forward
     of a module."""
 
-    def __init__(self, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
+    def __init__(self, attachment: Attachment, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
         self.shown, self.mesh = shown, mesh
-        module.register_forward_pre_hook(self.begin, prepend=True)
-        module.register_forward_hook(self.end)  # if it were always called, each block would be compiled for itself
+        attachment.before(module, self.begin, prepend=True)
+        attachment.after(module, self.end)  # if it were always called, each block would be compiled for itself
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         """Replace each parameter by this process's part, a plain tensor: a hook before the forward."""
@@ -195,7 +196,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
                 module._parameters[name] = distributed[parameter]
                 own.append(Shown(module, name, rule, stream if module in in_stream else None))
         if own and module not in inside:
-            Locally(module, own, mesh)
+            Locally(stream.attachment, module, own, mesh)
     if of_vocabulary:
         Vocabulary(model, mesh)
     for path, branch in branches.items():
@@ -206,7 +207,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
             if parameter is not None
         ]
         narrow(branch, rules, n)
-        normalize_gathered(branch, model, int(path.split(".")[1]), mesh)
+        normalize_gathered(branch, model, int(path.split(".")[1]), mesh, stream.attachment)
         connect(branch, used, mesh, stream)
 
 
@@ -270,7 +271,7 @@ def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n
         branch.n_heads //= n
 
 
-def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: DeviceMesh) -> None:
+def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: DeviceMesh, attachment: Attachment) -> None:
     """Register hooks for norms of queries and keys that need all heads, since they normalize all heads together or have
     a weight for each head: they gather the heads of all processes, and each process keeps the results of its own heads.
     `branch` is the attention of layer `layer` of `model`; nothing changes for other norms and branches."""
@@ -292,8 +293,8 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
         def own(_: nn.Module, inputs: Any, y: Tensor, copies: int = copies) -> Tensor:
             return piece(y, dim, n // copies, rank // copies)
 
-        norm.register_forward_pre_hook(gather)
-        norm.register_forward_hook(own)
+        attachment.before(norm, gather)
+        attachment.after(norm, own)
 
 
 def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Stream) -> None:
@@ -314,6 +315,6 @@ def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Str
             masks[mask] = mask.with_slopes(piece(mask.slopes, 0, mesh.size(), mesh.get_local_rank()))
         return replace(context, mask=masks[mask])
 
-    Locally(branch, shown, mesh)
-    branch.register_forward_pre_hook(enter)
-    branch.register_forward_hook(lambda _, inputs, y: stream.leave(y))
+    Locally(stream.attachment, branch, shown, mesh)
+    stream.attachment.before(branch, enter)
+    stream.attachment.after(branch, lambda _, inputs, y: stream.leave(y))
