@@ -68,6 +68,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
     from onward.inspection.doctor.checks import doctor
+    from onward.model.attachments import attached
     from onward.model.cache import KVCache
     from onward.model.decoder import Decoder
     from onward.model.paged import PagedKVCache
@@ -170,6 +171,7 @@ __all__ = [
     "YaRNScaling",
     "activation_names",
     "add_lora",
+    "attached",
     "doctor",
     "edit",
     "finetune",

@@ -114,11 +114,11 @@ class LayeredMethod:
 
 
 class Layers:
-    """The layered methods of one module, and the kinds of its hooks by PyTorch's number of the hook."""
+    """The layered methods of one module, and PyTorch's numbers of its hooks, by kind."""
 
     def __init__(self) -> None:
         self.methods: dict[str, LayeredMethod] = {}
-        self.hooks: dict[int, str] = {}
+        self.hooks: dict[str, list[int]] = {}
 
     @staticmethod
     def of(module: nn.Module) -> Layers:
@@ -138,8 +138,7 @@ class Layers:
         for method, layered in list(self.methods.items()):
             if layered.wrappers.pop(kind, None) is not None:
                 self.unwrap(module, method, layered)
-        for number in [number for number, one in self.hooks.items() if one == kind]:
-            del self.hooks[number]
+        for number in self.hooks.pop(kind, ()):
             module._forward_pre_hooks.pop(number, None)
             module._forward_hooks.pop(number, None)
         if not self.methods and not self.hooks:
@@ -158,12 +157,13 @@ class Layers:
             del module.__dict__[method]
 
     def place(self, number: int, kind: str, hooks: Any, prepended: bool) -> None:
-        """Record the kind of a new hook among the module's `hooks`, an OrderedDict, and restore the order of kinds."""
-        self.hooks[number] = kind
-        ranks = {one: RANKS[self.hooks[one]] for one in hooks if one in self.hooks}
-        for one in reversed(ranks) if prepended else ranks:
-            if (ranks[one] < RANKS[kind]) if prepended else (ranks[one] > RANKS[kind]):
-                hooks.move_to_end(one, last=not prepended)
+        """Record the kind of a new hook, the first or the last in an OrderedDict, and restore the order of kinds."""
+        self.hooks.setdefault(kind, []).append(number)
+        if len(self.hooks) > 1:
+            known = [(RANKS[each], one) for each, numbers in self.hooks.items() for one in numbers if one in hooks]
+            for rank, one in sorted(known, reverse=prepended):
+                if (rank < RANKS[kind]) if prepended else (rank > RANKS[kind]):
+                    hooks.move_to_end(one, last=not prepended)
 
 
 def instead(function: Callable[..., Any], module: nn.Module, _: Callable[..., Any], *arguments: Any) -> Any:

@@ -16,7 +16,7 @@ from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder, described, without_dropout
 from onward.tracing.calls import ROWS, Forward, Location
-from onward.tracing.hooks import Activation
+from onward.tracing.hooks import Traceable
 from onward.tracing.listening import listening
 from onward.tracing.names import resolve
 from onward.tracing.sites import activations
@@ -174,7 +174,7 @@ class Edit:
     gradients, edits = False, True
 
     def __init__(self, model: Decoder, changes: Mapping[str, Edited]) -> None:
-        self.known: Mapping[str, Activation] = activations(model)
+        self.known: Mapping[str, Traceable] = activations(model)
         self.wanted: dict[str, set[int | None]] = {}
         self.changes: dict[tuple[str, int | None], list[tuple[str, Change | Callable[[Tensor], Tensor]]]] = {}
         for pattern, change in changes.items():

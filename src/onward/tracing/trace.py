@@ -17,7 +17,7 @@ from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 from onward.tracing.calls import ROWS, Forward, Location, Row
-from onward.tracing.hooks import Activation
+from onward.tracing.hooks import Traceable
 from onward.tracing.listening import listening
 from onward.tracing.names import full_name, resolve
 from onward.tracing.sites import activations
@@ -69,7 +69,7 @@ class Trace:
 
     def __init__(
         self,
-        known: Mapping[str, Activation],
+        known: Mapping[str, Traceable],
         patterns: Sequence[str],
         gradients: bool,
         keep: Callable[[str, Tensor], Any] | None,
