@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, distributed
 
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
-from onward.model.adapters import Adapter, WeightAdapters, each_adapter
+from onward.model.adapters import Adapter, WeightAdapters, each_adapter, selection
 from onward.model.decoder import Decoder
 from onward.parallel.replicas import tensor_axis
 from onward.tracing.listening import is_traced
-from onward.transforms.lora import selection
 
 ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # a request names its adapter
 FOLD = 64  # numbers of 8 bytes in one sum of a checksum

@@ -20,9 +20,9 @@ from torch import Tensor
 
 from onward.compiled.interface import CompiledStep, NotCompilable, Shape, decoding_step
 from onward.kernels.llvm.kept import private_folder
+from onward.model.adapters import selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.transforms.lora import selection
 
 MIN_SLOTS = 256  # slots that the graph for short rows reads; the next graphs read twice as many, and so on
 Replay = Callable[[], Tensor]

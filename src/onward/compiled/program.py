@@ -16,10 +16,9 @@ from onward.compiled.linking import LinkedCalls
 from onward.compiled.lowering import lower
 from onward.compiled.needed import is_read, needed
 from onward.compiled.recording import Recording, record_step
-from onward.model.adapters import Selection
+from onward.model.adapters import Selection, selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.transforms.lora import selection
 
 
 class Program(CompiledStep):

@@ -15,10 +15,9 @@ from onward.base.device import tensor_on
 from onward.compiled.fingerprint import ModelState
 from onward.compiled.steps import COMPILE_AFTER, Steps
 from onward.generation.request import Request
-from onward.model.adapters import Selection
+from onward.model.adapters import Selection, adapter_names, check_adapter, selection
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
-from onward.transforms.lora import adapter_names, check_adapter, selection
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
