@@ -58,6 +58,7 @@ class Request:
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
     adapter: str | None = None  # name of the adapter, "": only the base; None: the one in use at `Engine.add`
     check: Callable[[Sequence[int]], None] | None = None  # called with the tokens of a complete answer; may raise
+    calls_user: bool = True  # whether its functions run code of the user, which may change the model
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, if num_logprobs is given
     finish_reason: str = ""  # stop (stop token, stop text or completed constraint), length, cancelled or error

@@ -142,7 +142,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         prompt_cache=options.prompt_cache or None,
         prefill_budget=options.prefill_budget,
     )
-    engine.runner.state.owned = True
+    engine.state.owned = True
     return engine
 
 

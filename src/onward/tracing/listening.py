@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from onward.model.decoder import Decoder
-from onward.tracing.hooks import OPEN, Listener, ModelHooks
+from onward.model.rows import OPEN
+from onward.tracing.hooks import Listener, ModelHooks
 
 OF_MODELS: WeakKeyDictionary[Decoder, ModelHooks] = WeakKeyDictionary()  # that are traced or edited
 LOCK = RLock()  # of the hooks of all models
