@@ -14,11 +14,10 @@ from onward.api.language_model import EngineKeywords, LanguageModel
 from onward.base.fields import Part, hints
 from onward.config.part_types import DecoderPart
 from onward.families import families
-from onward.generation.keywords import BeamKeywords, ContrastiveKeywords
+from onward.generation.keywords import BeamKeywords
 from onward.generation.options import OptionKeywords
 from onward.generation.sampling import SamplingKeywords
 from onward.generation.search.beam import beam_search
-from onward.generation.search.contrastive import contrastive_search
 
 SEARCH_ARGUMENTS = {  # of the functions, which the facade passes
     *["model", "prompts", "max_new_tokens", "min_new_tokens", "sampling", "stop_token_ids", "allowed", "n"]
@@ -83,10 +82,6 @@ KEYWORDS: dict[str, tuple[Any, set[str]]] = {
     "GenerationOptions": (OptionKeywords, {*hints(onward.GenerationOptions)} - {"max_new_tokens", "n"}),
     "engine": (EngineKeywords, {*inspect.signature(LanguageModel.engine).parameters} - {"self"}),
     "beam search": (BeamKeywords, {*inspect.signature(beam_search).parameters} - SEARCH_ARGUMENTS),
-    "contrastive search": (
-        ContrastiveKeywords,
-        {*inspect.signature(contrastive_search).parameters} - SEARCH_ARGUMENTS,
-    ),
 }
 
 

@@ -15,8 +15,7 @@ from onward.generation.search.beam import EarlyStopping
 
 
 class SearchKeywords(SamplingKeywords, total=False):
-    """The keyword arguments that `LanguageModel.beam_search` and `LanguageModel.contrastive_search` share; see
-    GenerationOptions for their meanings."""
+    """The keyword arguments of `LanguageModel.beam_search` that are fields of GenerationOptions, except `n`."""
 
     options: GenerationOptions
     min_new_tokens: int
@@ -38,18 +37,6 @@ class BeamSearchKeywords(SearchKeywords, BeamKeywords, total=False):
     """The keyword arguments of `LanguageModel.beam_search`."""
 
     n: int
-
-
-class ContrastiveKeywords(TypedDict, total=False):
-    """The keyword arguments of `LanguageModel.contrastive_search` that are not fields of GenerationOptions; see
-    `generation.search.contrastive.contrastive_search` for their meanings."""
-
-    alpha: float
-    k: int
-
-
-class ContrastiveSearchKeywords(SearchKeywords, ContrastiveKeywords, total=False):
-    """The keyword arguments of `LanguageModel.contrastive_search`."""
 
 
 def split(
