@@ -27,7 +27,7 @@ P = TypeVar("P", bound="Part")
 FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # from here on, numbers are written with a power of ten
 SUM = "sum"  # the kind of a weighted sum of parts
-FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
+definitions: list[abc.Callable[[], object]] = []  # define further kinds, for an unknown one; families/ adds its own
 
 
 class Part:
@@ -136,7 +136,7 @@ def kind_of(part: Part) -> dict[str, str]:
     """Return the entries of a part's table, its form in JSON, that identify its class: {"kind": ...} and, for a class
     of the user's, "import" with the module to import before the table can be read."""
     module = type(part).__module__
-    known = module == "__main__" or module.startswith(f"{__package__}.")
+    known = module == "__main__" or module.startswith("onward.")
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
@@ -208,7 +208,8 @@ def part(slot: type[P], value: Any, where: str) -> P:
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
     kind, module = value["kind"], value.get("import")
     if kind not in slot.kinds:
-        importlib.import_module(FAMILIES).modules()
+        for define in definitions:
+            define()
     if kind not in slot.kinds and isinstance(module, str):
         raise UserError(f"{where} is {kind!r}, which the module {module} defines: {trusted([module])}")
     if kind not in slot.kinds:
