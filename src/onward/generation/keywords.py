@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypedDict, get_type_hints
 
-from onward.base.arguments import check, shown
+from onward.base.arguments import check, shown, types_of
 from onward.base.errors import UserError
 from onward.base.fields import hints, nearest
 from onward.generation.options import GenerationOptions
@@ -71,4 +71,6 @@ def split(
             raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
     changes = {name: value for name, value in given.items() if name in known}
     rest = {name: value for name, value in given.items() if name not in known}
-    return replace(base, **changes) if changes else base, check(get_type_hints(own, include_extras=True), rest)
+    return replace(base, **changes) if changes else base, check(
+        types_of(get_type_hints(own, include_extras=True)), rest
+    )

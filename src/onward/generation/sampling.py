@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import index
-from typing import Annotated, Any, TypedDict, get_args, get_origin
+from typing import Annotated, Any, TypedDict
 
 from onward.base.arguments import Range, check_fields, field_types, named
 from onward.base.errors import UserError
@@ -46,7 +46,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
             value = getattr(self, name)
-            if get_origin(kind) is tuple and (callable(value) or (isinstance(value, str) and str in get_args(kind))):
+            if kind.origin is tuple and (callable(value) or (isinstance(value, str) and str in kind.args[0].classes)):
                 object.__setattr__(self, name, (value,))
         try:
             bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}

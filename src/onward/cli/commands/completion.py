@@ -91,7 +91,7 @@ def fish() -> str:
         for argument in table:
             values = f" -a {quote(' '.join(argument.choices))}" if argument.choices else ""
             if not argument.positional:
-                value = "" if argument.kind is bool else " -r"
+                value = "" if argument.is_switch else " -r"
                 lines.append(f"{begin} -l {argument.flag[2:]}{value}{values} -d {quote(argument.help)}")
             elif values:
                 lines.append(begin + values)
