@@ -246,9 +246,8 @@ field_types: Callable[[type], dict[str, Type]] = functools.cache(read_field_type
 
 
 def check_fields(value: Any, prefix: str = "") -> None:
-    """Check the fields of a dataclass instance and convert them by `as_declared`, in place; meant to be called in
-    `__post_init__`. Raises a UserError for a field of a wrong type; `prefix` precedes the field's name in the
-    message."""
+    """Check the fields of a dataclass and convert them by `as_declared`, in place, for its `__post_init__`. `prefix`
+    precedes the field's name in the message of an error."""
     for name, read in check(field_types(type(value)), vars(value), prefix).items():
         object.__setattr__(value, name, read)
 
@@ -257,8 +256,7 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Match the arguments of a call, positional `args` and keyword `kwargs`, with the parameters of a function. Raises
-    a UserError for an unknown argument, a missing one, or too many."""
+    """Match the arguments of a call with the parameters of a function, as inspect does, but for a UserError."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)
@@ -274,7 +272,7 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 @functools.cache
 def types(function: Callable[..., Any]) -> dict[str, Type]:
-    """Return the types of a function's parameters by name, except `*args` and `**kwargs`."""
+    """The types of a function's parameters by name, except `*args` and `**kwargs`."""
     hints = get_type_hints(function, include_extras=True)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = signature_of(function).parameters.values()

@@ -86,18 +86,17 @@ class Part:
 
     @classmethod
     def choices(cls) -> dict[str, type[Any]]:
-        """Return the choices (subclasses with a kind) of this type of part that are offered to users, by kind."""
+        """The choices of this type of part that are offered to users, by kind."""
         return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """Return the annotation of each field of a dataclass that its constructor takes, by field."""
+    """The annotation of each field of a dataclass that its constructor takes, by field."""
     return {name: kind.annotation for name, kind in field_types(cls).items()}
 
 
 def read_docs(cls: type) -> dict[str, str]:
-    """Return the documentation of each field of a dataclass, by field, for `--help`: the comment at the end of the
-    field's line in the source."""
+    """The documentation of each field of a dataclass, by field: the comment at the end of its line in the source."""
     found = dict[str, str]()
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
@@ -113,9 +112,8 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make an instance of the dataclass `cls` from plain values by field, such as those of JSON or of a command line.
-    Raises a UserError for an unknown or missing field and a value of the wrong type; `where` precedes the field's name
-    in the message."""
+    """Make a dataclass from plain values by field, such as those of JSON or of a command line. `where` precedes the
+    field's name in the messages of errors."""
     known, prefix = field_types(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -131,8 +129,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
 
 
 def plain(value: Any) -> Any:
-    """Convert a dataclass to plain values (dicts, lists, strings, numbers, booleans and None): the reverse of
-    `build`."""
+    """Convert a dataclass to plain values, as JSON has them: the reverse of `build`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = kind_of(value) if isinstance(value, Part) else {}
         return kind | {name: plain(getattr(value, name)) for name in hints(type(value))}
@@ -142,16 +139,16 @@ def plain(value: Any) -> Any:
 
 
 def kind_of(part: Part) -> dict[str, str]:
-    """Return the entries of a part's table, its form in JSON, that identify its class: {"kind": ...} and, for a class
-    of the user's, "import" with the module to import before the table can be read."""
+    """The entries of a part's table that identify its class: {"kind": ...} and, for a class of the user's, "import"
+    with the module to import before the table can be read."""
     module = type(part).__module__
     known = module == "__main__" or module.startswith("onward.")
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
 def convert(annotation: Any, value: Any, where: str) -> Any:
-    """Return a plain value, such as from JSON, or a text, such as from the command line, converted to an annotated
-    type. Raises a UserError that begins with `where`, the name of the field, if that is impossible."""
+    """Convert a plain value, such as from JSON, or a text, such as from the command line, to an annotated type.
+    Messages of errors begin with `where`, the name of the field."""
     return converted(type_of(annotation), value, where)
 
 
@@ -189,7 +186,7 @@ def converted(kind: Type, value: Any, where: str) -> Any:
 
 
 def alternative(kind: Either, value: Any) -> Type:
-    """Return the type among those of a union that a plain value or a text is read as."""
+    """The type of a union as which a plain value or a text is read."""
     types = [one for one in kind.args if one.annotation is not type(None)]
     if tuple in kind.classes:  # one part, or several that repeat over the layers
         several = isinstance(value, list | tuple)
@@ -225,9 +222,8 @@ def of_class(kind: Instance, value: Any, where: str) -> Any:
 
 
 def part(slot: type[P], value: Any, where: str) -> P:
-    """Make a part, a choice among the subclasses of `slot` such as Norm, from its text, such as `rms(eps=1e-6)`, its
-    table, such as `{"kind": "rms", "eps": 1e-6}`, or a shorthand. Raises a UserError that begins with `where`, the name
-    of the field, for an unknown kind, and for fields that do not fit."""
+    """Make a part of the type `slot`, such as Norm, from its text, such as `rms(eps=1e-6)`, its table, such as
+    `{"kind": "rms", "eps": 1e-6}`, or a shorthand."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
@@ -246,15 +242,13 @@ def part(slot: type[P], value: Any, where: str) -> P:
 
 
 def part_choices(kind: Type) -> list[type[Part]]:
-    """Return the classes to choose from for a field whose type is a type of part, such as Norm, or has one, as a tuple
-    of parts does; [] for any other type."""
+    """The classes to choose from for a field of a type of part, such as Norm, or of several parts."""
     slots = [one.annotation for one in (kind, *kind.args) if isinstance(one, Instance)]
     return [choice for slot in slots if issubclass(slot, Part) for choice in slot.choices().values()]
 
 
 def import_parts(module: str) -> None:
-    """Import a user's module by name, from the current folder or installed; it registers the parts that it defines,
-    such as a norm, as choices. Raises a UserError if there is no such module."""
+    """Import a user's module, from the current folder or installed, which registers the parts that it defines."""
     if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
         sys.path.append(os.getcwd())
     try:
@@ -273,25 +267,21 @@ def import_parts(module: str) -> None:
 
 
 def flag(name: str) -> str:
-    """Return the command line option for a field's name: `--batch-size` for batch_size."""
     return FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 def import_options(modules: abc.Iterable[str]) -> str:
-    """Return the command line options that import these modules, each after a space: ` --import MODULE`."""
     return "".join(f" --import {quote(module)}" for module in modules)
 
 
 def trusted(modules: abc.Iterable[str]) -> str:
-    """Return the advice to import the user's `modules`, for the error message about a folder that needs them. They are
-    never imported automatically: a folder must not run code unless the user asks for it."""
+    """The advice to import the user's `modules`: a folder must not run code unless the user asks for it."""
     return f"if you trust its code, give{import_options(modules)} (in Python, import it first)"
 
 
 def parse(text: str, where: str) -> Any:
     """Parse a text in Python's notation to plain values: names and calls such as `rms(eps=1e-6)` become dicts such as
-    {"kind": "rms", "eps": 1e-6}, weighted sums of them a dict of the kind "sum". Raises a UserError that begins with
-    `where`, the name of the field, for any other notation."""
+    {"kind": "rms", "eps": 1e-6}, weighted sums of them a dict of the kind "sum"."""
 
     def read(node: ast.expr) -> Any:
         match node:
@@ -346,13 +336,10 @@ def notation(value: Any) -> str:
 
 
 def inside(value: Any) -> str:
-    """Format a field of a part, or an element of a tuple, as text for `notation`; texts that are not Python names are
-    in quotes."""
     return repr(value) if isinstance(value, str) and not value.isidentifier() else notation(value)
 
 
 def weighted(weight: float, part: Any) -> str:
-    """Format `part`, a term of a weighted sum of parts, with its weight: `0.2 * sft`; `sft` for the weight 1."""
     return notation(part) if weight == 1 else f"{repr(weight).removesuffix('.0')} * {notation(part)}"
 
 
@@ -377,7 +364,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def changed_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass instance that differ from their defaults, by name."""
     changed = {}
     for f in dataclasses.fields(value):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
