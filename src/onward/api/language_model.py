@@ -28,9 +28,9 @@ from onward.generation.keywords import (
     BeamSearchKeywords,
     ContrastiveKeywords,
     ContrastiveSearchKeywords,
-    split,
+    OptionKeywords,
 )
-from onward.generation.options import FORMS, GenerationOptions, OptionKeywords
+from onward.generation.options import FORMS, GenerationOptions, split
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult

@@ -206,7 +206,7 @@ def of_class(kind: Instance, value: Any, where: str) -> Any:
     if issubclass(cls, Part):
         return part(cls, value, where)
     if dataclasses.is_dataclass(cls) and isinstance(value, Mapping):
-        return build(cls, value, where)
+        return build(cls, value, where)  # type: ignore[arg-type]
     if cls is bool and value in ("true", "false"):
         return value == "true"
     if cls in (int, float) and isinstance(value, str | int | float) and not isinstance(value, bool):
