@@ -23,12 +23,8 @@ from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
-from onward.generation.keywords import (
-    BeamKeywords,
-    BeamSearchKeywords,
-    split,
-)
-from onward.generation.options import FORMS, GenerationOptions, OptionKeywords
+from onward.generation.keywords import BeamKeywords, BeamSearchKeywords, OptionKeywords
+from onward.generation.options import FORMS, GenerationOptions, split
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult

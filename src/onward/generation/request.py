@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from onward.base.arguments import check, check_fields, named
+from onward.base.arguments import check, check_fields, named, types_of
 from onward.generation.logprobs import TokenLogprob
 from onward.generation.sampling import Sampling
 
@@ -74,7 +74,7 @@ class Request:
     num_accepted: int = 0  # drafted tokens that were accepted
 
     def __post_init__(self) -> None:
-        check({"stop_token_ids": Collection[int]}, vars(self))
+        check(types_of({"stop_token_ids": Collection[int]}), vars(self))
         self.stop_token_ids = frozenset(self.stop_token_ids)
         check_fields(self)
         self.seed %= 1 << 63
