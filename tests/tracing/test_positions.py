@@ -21,7 +21,7 @@ from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
-from onward.tracing.calls import Row, labeled
+from onward.model.rows import Row, labeled
 from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.sites import activations
 

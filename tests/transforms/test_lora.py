@@ -9,11 +9,12 @@ import torch
 from onward.base.errors import UserError
 from onward.config.lora import EVA, Initialization, LoRA, PiSSA
 from onward.data.windows import Batch
+from onward.model.adapters import adapter_names
 from onward.model.cache import KVCache
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepPlan, Trainer
 from onward.transforms.factors import principal
-from onward.transforms.lora import adapter_names, adapters_of, add_lora, merge_lora, remove_lora, use_adapter, weights
+from onward.transforms.lora import adapters_of, add_lora, merge_lora, remove_lora, use_adapter, weights
 from onward.transforms.quantize import quantize_model
 
 from support.adapters import LORA, stirred

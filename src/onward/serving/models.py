@@ -18,13 +18,13 @@ from onward.config.decoder import DecoderConfig
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.growing import CHUNK
 from onward.generation.engine.engine import Engine
+from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.planning.memory import cache_bytes, weight_bytes
 from onward.planning.tables import byte_count
 from onward.serving.config import EngineOptions
 from onward.transforms.heads import head_labels
-from onward.transforms.lora import adapter_names
 
 BLOCK = 16  # positions of a block of the cache
 SHARE = 0.5  # of the memory left beside the weights, the most that the cache takes unless a size is given
@@ -142,7 +142,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         prompt_cache=options.prompt_cache or None,
         prefill_budget=options.prefill_budget,
     )
-    engine.runner.state.owned = True
+    engine.state.owned = True
     return engine
 
 

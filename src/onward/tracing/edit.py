@@ -15,7 +15,8 @@ from torch import Tensor
 from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder, described, without_dropout
-from onward.tracing.calls import ROWS, Forward, Location
+from onward.model.rows import ROWS
+from onward.tracing.calls import Forward, Location
 from onward.tracing.hooks import Traceable
 from onward.tracing.listening import listening
 from onward.tracing.names import resolve

@@ -20,6 +20,7 @@ from onward.model.attachments import Attachment
 from onward.model.cache import CacheView
 from onward.model.decoder import Decoder
 from onward.model.mask import AttentionMask
+from onward.model.rows import OPEN
 from onward.tracing.calls import Forward, Location
 
 AddHooks = Callable[["ModelHooks"], None]  # adds the hooks of one activation, or of several related ones
@@ -68,7 +69,6 @@ class Listener(Protocol):
         return its new value. `location` has the name, dimensions and token positions of the activation."""
 
 
-OPEN: ContextVar[tuple[Listener, ...]] = ContextVar("open", default=())  # those that this context opened
 FORWARDS: ContextVar[Mapping[ModelHooks, Forward]] = ContextVar("forwards")  # the last call of each model
 
 

@@ -15,7 +15,8 @@ import torch
 from onward.base.errors import UserError
 from onward.model.attachments import attach, attached, detach
 from onward.model.decoder import Decoder
-from onward.tracing.hooks import OPEN, Listener, ModelHooks, Traceable
+from onward.model.rows import OPEN
+from onward.tracing.hooks import Listener, ModelHooks, Traceable
 
 OF_MODELS: WeakKeyDictionary[Decoder, ModelHooks] = WeakKeyDictionary()  # that are traced or edited
 LOCK = RLock()  # of the hooks of all models

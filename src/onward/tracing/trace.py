@@ -16,7 +16,8 @@ from torch import Tensor
 from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder
-from onward.tracing.calls import ROWS, Forward, Location, Row
+from onward.model.rows import ROWS, Row
+from onward.tracing.calls import Forward, Location
 from onward.tracing.hooks import Traceable
 from onward.tracing.listening import listening
 from onward.tracing.names import full_name, resolve

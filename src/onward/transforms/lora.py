@@ -15,7 +15,15 @@ from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.config.lora import EVA, LoRA
-from onward.model.adapters import Adapter, Selection, TokenRows, WeightAdapters, each_adapter
+from onward.model.adapters import (
+    Adapter,
+    TokenRows,
+    WeightAdapters,
+    adapter_names,
+    check_adapter,
+    each_adapter,
+    selection,
+)
 from onward.model.attachments import attach, detach
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, read_of, values
@@ -218,12 +226,6 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
     adapters[name] = adapter
 
 
-def selection(model: nn.Module) -> Selection:
-    """Return the Selection of a model, which stores which of its LoRA adapters apply; a new one if the model has no
-    adapters."""
-    return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
-
-
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
     """Yield (name of the weight, Target, adapter) for each weight with a LoRA adapter called `name`."""
     for weight, target in weights(model).items():
@@ -256,13 +258,6 @@ def raised(model: nn.Module) -> list[str]:
     return [name for name, parameter in trained if of_b(name) or parameter.ndim == 1]
 
 
-def adapter_names(model: nn.Module) -> list[str]:
-    """Return the names of a model's LoRA adapters, in the order in which they were added to its first weight."""
-    return list(
-        dict.fromkeys(name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
-    )
-
-
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
     """Return a context in which a model uses the LoRA adapter `name`, none if it is "", or, for a sequence of names,
@@ -274,14 +269,6 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
     for one in {name} if isinstance(name, str) else set(name):
         check_adapter(one, known)
     return selection(model).use(name) if known else nullcontext()
-
-
-def check_adapter(name: str, known: Sequence[str]) -> None:
-    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" stands for no
-    adapter and is accepted."""
-    if name and name not in known:
-        hint = nearest(name, known) if known else "the model has none: load one with adapter"
-        raise UserError(f"there is no adapter with the name {name!r}: {hint}")
 
 
 @torch.no_grad()
