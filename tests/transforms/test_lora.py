@@ -149,7 +149,7 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         (lambda: add_lora(model, LoRA(tokens=(3, 900))), "tokens has 900, and the vocabulary has"),
         (
             lambda: add_lora(model, LoRA(targets=("embed",), tokens=(3,))),
-            "tokens are given, and embed is trained already",
+            "Cannot train single tokens, because embed is trained",
         ),
         (lambda: add_lora(model, LoRA(ranks={"blocks": 0})), "ranks is 0 for all targets"),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]

@@ -144,7 +144,7 @@ class Pipeline:
         key = len(batches), rows, length
         if key not in self.schedules:
             self.schedules = {key: self.schedule(*key)}  # buffers of other shapes are freed
-        self.microbatches.step = step = Step(module, batches, count, precision, auxiliary)
+        self.microbatches.step = step = PipelineStep(module, batches, count, precision, auxiliary)
         numbers = torch.arange(len(batches))
         self.in_step = True
         try:
@@ -155,7 +155,9 @@ class Pipeline:
         self.sum_tied()
         sums = [one["loss"] for one in step.reported]
         if others := [name for one in step.reported[:1] for name in one if name != "loss"]:
-            raise UserError(f"the loss reports {others[0]}, and a pipeline reports the loss alone: use another mesh")
+            raise UserError(
+                f"Cannot report {others[0]} from a pipeline, which reports the loss alone: use another mesh"
+            )
         loss = torch.stack([torch.zeros((), device=self.model.device), *sums]).sum().double()
         distributed.broadcast(loss, group=self.group, group_src=self.stages - 1)
         return {"loss": loss}
@@ -163,7 +165,7 @@ class Pipeline:
     def schedule(self, count: int, rows: int, length: int) -> Schedule1F1B:
         """Return the schedule of `count` microbatches of `rows` windows."""
         states = self.empty(rows, length, "meta").requires_grad_()
-        stage = Stage(
+        stage = AccumulatingStage(
             self.microbatches,
             self.stage,
             self.stages,
@@ -192,7 +194,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """The arguments of `Pipeline.backward`, and the sums that the last stage reports for each batch."""
 
     module: nn.Module
@@ -217,7 +219,7 @@ class WithLoss(torch.autograd.Function):
         return grad, torch.ones((), device=ctx.device) if ctx.needs_input_grad[1] else None
 
 
-class Stage(PipelineStage):
+class AccumulatingStage(PipelineStage):
     """A stage whose shards sum gradients over replicas only in the last backward of a step."""
 
     def backward_one_chunk(
@@ -237,7 +239,7 @@ class Microbatches(nn.Module):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__()
         self.pipeline = pipeline
-        self.step: Step
+        self.step: PipelineStep
 
     def forward(self, *received: Tensor, index: Tensor) -> Tensor:
         """Return the hidden states to send or, in the last stage, the part of the mean loss."""

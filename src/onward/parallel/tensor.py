@@ -121,7 +121,7 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
 
 
 @dataclass(frozen=True)
-class Shown:
+class LocalParameter:
     """A parameter of a module as a DTensor, and the rule by which this process computes with its part of it."""
 
     owner: nn.Module
@@ -145,22 +145,24 @@ class Shown:
 
 
 class Locally:
-    """Hooks that replace the DTensor parameters `shown` by this process's parts, as plain tensors, during the forward
-    of a module."""
+    """Hooks that replace DTensor parameters by this process's parts, as plain tensors, during the forward of a
+    module."""
 
-    def __init__(self, attachment: Attachment, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
-        self.shown, self.mesh = shown, mesh
+    def __init__(
+        self, attachment: Attachment, module: nn.Module, parameters: list[LocalParameter], mesh: DeviceMesh
+    ) -> None:
+        self.parameters, self.mesh = parameters, mesh
         attachment.before(module, self.begin, prepend=True)
         attachment.after(module, self.end)  # if it were always called, each block would be compiled for itself
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         """Replace each parameter by this process's part, a plain tensor: a hook before the forward."""
-        for one in self.shown:
+        for one in self.parameters:
             one.owner.__dict__[one.name] = one.of(self.mesh)
 
     def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Restore the parameters: a hook after the forward."""
-        for one in self.shown:
+        for one in self.parameters:
             one.owner.__dict__.pop(one.name, None)
 
 
@@ -194,14 +196,14 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
                 if parameter not in distributed:
                     distributed[parameter] = as_dtensor(parameter, rule, mesh)
                 module._parameters[name] = distributed[parameter]
-                own.append(Shown(module, name, rule, stream if module in in_stream else None))
+                own.append(LocalParameter(module, name, rule, stream if module in in_stream else None))
         if own and module not in inside:
             Locally(stream.attachment, module, own, mesh)
     if of_vocabulary:
         Vocabulary(model, mesh)
     for path, branch in branches.items():
         used = [
-            Shown(owner, name, rules[owner, name])
+            LocalParameter(owner, name, rules[owner, name])
             for owner in branch.modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None
@@ -297,10 +299,9 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
         attachment.after(norm, own)
 
 
-def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Stream) -> None:
-    """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of the parameters
-    `shown`, receive its input from the residual stream `stream`, and return its output, summed over the processes, to
-    it."""
+def connect(branch: nn.Module, parameters: list[LocalParameter], mesh: DeviceMesh, stream: Stream) -> None:
+    """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of `parameters`,
+    and receive its input from the residual stream and return its sum over the processes to it."""
     masks = WeakKeyDictionary[AttentionMask, AttentionMask]()
 
     def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -315,6 +316,6 @@ def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Str
             masks[mask] = mask.with_slopes(piece(mask.slopes, 0, mesh.size(), mesh.get_local_rank()))
         return replace(context, mask=masks[mask])
 
-    Locally(stream.attachment, branch, shown, mesh)
+    Locally(stream.attachment, branch, parameters, mesh)
     stream.attachment.before(branch, enter)
     stream.attachment.after(branch, lambda _, inputs, y: stream.leave(y))

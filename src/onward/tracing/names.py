@@ -53,7 +53,7 @@ def resolve(known: Mapping[str, Traceable], patterns: Iterable[str]) -> dict[str
             index = int(last)
             names = [name for name in known if fnmatchcase(name, base) and known[name].parts]
             if few := next((name for name in names if index >= known[name].parts), None):
-                raise UserError(f"{pattern!r}: {few} has {known[few].parts} of them, from 0 to {known[few].parts - 1}")
+                raise UserError(f"Cannot find {pattern!r}: {few} has only 0 to {known[few].parts - 1}")
         if not names:
             raise unknown(pattern, known)
         for name in names:

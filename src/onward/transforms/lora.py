@@ -107,7 +107,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     for target, rank in lora.ranks.items():
         ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
     if not any(ranks.values()):
-        raise UserError("ranks is 0 for all targets: give one of them a rank")
+        raise UserError("Cannot add adapters, because ranks is 0 for all targets: give one of them a rank")
     full = fully_trained(model, lora)
     check_tokens(model, lora, {*chosen, *full})
     for one, rank in ranks.items():
@@ -144,9 +144,11 @@ def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
     trained by one of the modules named in `trained`."""
     size, tied = model.config.vocab_size, ("embed", "head") if model.config.tied else ("embed",)
     if lora.tokens and max(lora.tokens) >= size:
-        raise UserError(f"tokens has {max(lora.tokens)}, and the vocabulary has {size:,}: give ids below that")
+        raise UserError(
+            f"Cannot train token {max(lora.tokens)}, because the vocabulary has {size:,}: give ids below that"
+        )
     if lora.tokens and (both := trained & {*tied}):
-        raise UserError(f"tokens are given, and {min(both)} is trained already: leave out one of them")
+        raise UserError(f"Cannot train single tokens, because {min(both)} is trained as a whole: leave out one of them")
 
 
 def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None:
@@ -332,7 +334,7 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))
     if any(isinstance(target.module, QuantizedLinear) for _, target, _ in adapters):
-        raise UserError("the model is quantized, and adapters are merged into plain weights: load it without quantize")
+        raise UserError("Cannot merge adapters into quantized weights: load the model without quantize")
     for weight, target, adapter in adapters:
         merged = adapter.merged(target.weight)
         if weight in ("embed", "head") and model.config.tied:
