@@ -14,7 +14,6 @@ import torch
 
 import onward
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.generation.engine.generate import generate
 from onward.generation.request import Request
 from onward.reports.pictures.panels import curves
 from onward.reports.pictures.picture import Picture
@@ -55,8 +54,10 @@ def batch_of(sums: list[tuple[int, int]], seed: int) -> Batch:
 def accuracy() -> float:
     """Return the fraction of held-out sums whose likeliest answer is right."""
     requests = [Request(tokenizer.encode(f"{a:02}+{b:02}="), onward.Sampling(temperature=0), 3) for a, b in held_out]
-    for _ in generate(model, requests):
-        pass
+    engine = onward.Engine(model)
+    for request in requests:
+        engine.add(request)
+    engine.finish()
     answers = [tokenizer.decode(request.tokens) for request in requests]
     return sum(answer == f"{a + b:03}" for answer, (a, b) in zip(answers, held_out)) / len(held_out)
 

@@ -115,7 +115,6 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "LanguageModel.chat": (lm.chat, {"messages": "the cat", "max_new_tokens": 1}),
         "LanguageModel.stream_chat": (lm.stream_chat, {"messages": "the cat", "max_new_tokens": 1}),
         "LanguageModel.beam_search": (lm.beam_search, prompt),
-        "LanguageModel.contrastive_search": (lm.contrastive_search, prompt),
         "LanguageModel.score": (lm.score, {"text": "the cat"}),
         "LanguageModel.evaluate": (lm.evaluate, {"text": "the cat"}),
         "LanguageModel.evaluate_tasks": (lm.evaluate_tasks, {"tasks": "brackets", "limit": 2}),

@@ -26,6 +26,19 @@ LAZY = {  # modules of the three lowest folders with imports inside functions
     "onward.kernels.requirements": "torch, so that --help answers at once",
     "onward.model.flex": "FlexAttention, which few calls need",
 }
+DISPATCHES = {  # modules that import others by a name that is not in their source
+    "onward": "the public names, each at its first use",
+    "onward.cli": "the command that the command line names",
+    "onward.families": "each family of the folder",
+    "onward.evaluation.tasks": "each task of the folder",
+    "onward.training.methods": "each method of the folder",
+    "onward.base.fields": "the user's module that --import names",
+    "onward.training.step.optimizer": "the user's optimizer",
+    "onward.inspection.doctor.target": "the user's model",
+    "onward.kernels.rules": "the machine code, if it is available",
+    "onward.kernels.available": "the test of the machine code",
+}
+KERNELS = {"onward.kernels.rules", "onward.kernels.available"}
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -52,12 +65,33 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
+def named_imports(path: Path) -> list[str]:
+    """The names of modules, as code, in calls that import by name, but for constant names of other packages."""
+    calls = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and node.args)
+    named = (call for call in calls if ast.unparse(call.func).split(".")[-1] in ("import_module", "__import__"))
+    names = [call.args[0] for call in named]
+    constant = lambda name: isinstance(name, ast.Constant) and str(name.value).split(".")[0] != "onward"
+    return [ast.unparse(name) for name in names if not constant(name)]
+
+
 FILES = {name_of(path): path for path in sorted((SOURCE / "onward").rglob("*.py"))}
 IMPORTS = {name: set(imports(tree_of(path))) for name, path in FILES.items()}
 GRAPH = {  # `import onward` alone imports no module of it
     name: {module for module in modules if module in FILES and module not in (name, "onward")}
     for name, modules in IMPORTS.items()
 }
+
+
+def test_modules_are_imported_by_name_only_by_the_listed_dispatches() -> None:
+    found = {name: calls for name, path in FILES.items() if (calls := named_imports(path))}
+    assert found.keys() == DISPATCHES.keys()
+    assert not {name for name, calls in found.items() if any("onward" in call for call in calls)} - KERNELS
+
+
+def test_import_by_name_is_found(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import_module('onward.model')\n__import__(name)\nimportlib.import_module('numpy')\n")
+    assert named_imports(program) == ["'onward.model'", "name"]
 
 
 def rank(module: str) -> int:

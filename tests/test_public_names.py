@@ -5,24 +5,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, get_args, get_type_hints, is_typeddict
+from typing import get_args, get_type_hints, is_typeddict
 
 import pytest
 
 import onward
 from onward.api.language_model import EngineKeywords, LanguageModel
-from onward.base.fields import Part, hints
+from onward.base.fields import Part
 from onward.config.part_types import DecoderPart
 from onward.families import families
-from onward.generation.keywords import BeamKeywords, ContrastiveKeywords
-from onward.generation.options import OptionKeywords
-from onward.generation.sampling import SamplingKeywords
-from onward.generation.search.beam import beam_search
-from onward.generation.search.contrastive import contrastive_search
-
-SEARCH_ARGUMENTS = {  # of the functions, which the facade passes
-    *["model", "prompts", "max_new_tokens", "min_new_tokens", "sampling", "stop_token_ids", "allowed", "n"]
-}
 
 
 def test_loading_a_model_imports_no_training_and_no_reports() -> None:
@@ -78,20 +69,7 @@ def test_every_name_of_onward_on_a_page_is_a_public_name_or_in_its_module() -> N
     }
 
 
-KEYWORDS: dict[str, tuple[Any, set[str]]] = {
-    "Sampling": (SamplingKeywords, {*hints(onward.Sampling)}),
-    "GenerationOptions": (OptionKeywords, {*hints(onward.GenerationOptions)} - {"max_new_tokens", "n"}),
-    "engine": (EngineKeywords, {*inspect.signature(LanguageModel.engine).parameters} - {"self"}),
-    "beam search": (BeamKeywords, {*inspect.signature(beam_search).parameters} - SEARCH_ARGUMENTS),
-    "contrastive search": (
-        ContrastiveKeywords,
-        {*inspect.signature(contrastive_search).parameters} - SEARCH_ARGUMENTS,
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", KEYWORDS)
-def test_typed_keywords_are_the_options_that_there_are(kind: str) -> None:
-    typed, names = KEYWORDS[kind]
-    assert typed.__optional_keys__ == names
-    assert not typed.__required_keys__
+def test_typed_keywords_of_the_engine_are_its_arguments() -> None:
+    arguments = {*inspect.signature(LanguageModel.engine).parameters} - {"self"}
+    assert arguments == EngineKeywords.__optional_keys__
+    assert not EngineKeywords.__required_keys__

@@ -10,6 +10,7 @@ from typing import Any
 
 import onward
 from onward.base import fields
+from onward.base.arguments import type_of
 from onward.cli import COMMANDS
 from onward.cli.shared.arguments import Argument, arguments, metavar
 from onward.families import families
@@ -45,7 +46,7 @@ def command_page(name: str) -> str:
 def option_row(argument: Argument) -> str:
     """Return the row of an option in the table of its command."""
     word = argument.name.upper() if argument.positional else f"{argument.flag} {metavar(argument.kind)}"
-    if argument.kind is bool:
+    if argument.is_switch:
         word = argument.flag
     empty = argument.default is False or argument.default in (None, "", (), {})
     default = "" if empty else f"`{shown(argument.default)}`"
@@ -55,7 +56,7 @@ def option_row(argument: Argument) -> str:
 
 def shown(value: object) -> str:
     """Return a default as it is typed."""
-    return value if isinstance(value, str) else fields.describe(value) if isinstance(value, type) else str(value)
+    return fields.describe(type_of(value)) if isinstance(value, type) else str(value)
 
 
 def name_pages() -> dict[str, str]:

@@ -9,6 +9,8 @@ Names are imported when they are first used, so that `import onward` takes no ti
 import importlib
 from functools import cache
 
+from onward.base import notebook
+
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
     from onward.api.folders import load, merge, save, save_adapter
@@ -61,6 +63,7 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
     from onward.inspection.doctor.checks import doctor
+    from onward.model.attachments import attached
     from onward.model.cache import KVCache
     from onward.model.decoder import Decoder
     from onward.model.paged import PagedKVCache
@@ -163,6 +166,7 @@ __all__ = [
     "YaRNScaling",
     "activation_names",
     "add_lora",
+    "attached",
     "doctor",
     "edit",
     "finetune",
@@ -194,6 +198,16 @@ def modules() -> dict[str, str]:
         if isinstance(node, ast.ImportFrom) and node.module
         for alias in node.names
     }
+
+
+def describe(value: object) -> str | None:
+    """Return the description of an object as HTML for a notebook; None if it cannot be described."""
+    from onward.reports.runs.notebook import shown
+
+    return shown(value)
+
+
+notebook.describe = describe  # classes of lower folders, such as DecoderConfig, show themselves by what is above them
 
 
 def __getattr__(name: str) -> object:

@@ -21,13 +21,13 @@ from onward.checkpoint.gguf.writer import TensorOutline, text, typed, write_gguf
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.bases import weights_checksum
 from onward.families import family
+from onward.model.adapters import adapter_names
 from onward.planning.releases import find
 from onward.text.patterns import BYTE_OF
 from onward.training.config import RunConfig
 from onward.training.finetuning.base import base_tokenizer, load_base
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.texts import choose_tokenizer
-from onward.transforms.lora import adapter_names
 
 from support.decoders import DECODERS, decoder
 from support.gguf_files import split_in_two, tensor

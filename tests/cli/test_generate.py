@@ -219,7 +219,6 @@ SEARCHES = {
     "--beams 2 --early-stopping true --temperature 0.8": lambda lm, p: lm.beam_search(
         p, 9, beams=2, early_stopping=True, temperature=0.8
     ),
-    "--alpha 0.6 --k 3": lambda lm, p: [[one] for one in lm.contrastive_search(p, 9, alpha=0.6, k=3)],
 }
 
 
@@ -250,13 +249,9 @@ def test_a_temperature_that_leaves_the_model_no_say_is_told(temperature: str, wa
 
 
 BAD = {
-    "The --beams 2 --alpha 0.6": "--beams and --alpha are both given: choose one",
     "The --draft x --lookup 3": "--draft and --lookup are both given: choose one",
     "The --beams 2 --lookup 3": "--lookup is read only by sampling, and not by search",
     "The --groups 2": "--groups is read only with --beams: give that as well",
-    "The --k 2": "--k is read only with --alpha: give that as well",
-    "The --alpha 2": "alpha is 2.0: it must be between 0 and 1",
-    "The --alpha 0.6 --n 2": "--n is 2: contrastive search finds one",
     "The --beams 2 --n 3": "--n is 3: it must be from 1 to beams, 2",
     "The --beams 2 --stop x": "--stop is read only by sampling",
     "The --regex [": "regex cannot be used",

@@ -64,7 +64,7 @@ def test_odd_value_of_an_option_works_or_is_refused(
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"The cat\n")))
         try:
             with limited(SECONDS, ROOM):
-                status = main(words if option.kind is bool else [*words, value])
+                status = main(words if option.is_switch else [*words, value])
         except BaseException as error:  # SystemExit is one, too
             failures.append((seed, words[0], option.flag, value[:60], repr(error)))
             continue

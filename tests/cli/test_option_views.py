@@ -9,7 +9,7 @@ import random
 import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -202,14 +202,14 @@ def options_of(command: str) -> list[Argument]:
 
 def value_of(option: Argument) -> list[str]:
     """Words that give an option another value than its default."""
-    if option.kind is bool:
+    if option.is_switch:
         return [option.flag if not option.default else f"--no-{option.flag[2:]}"]
-    kind = get_args(option.kind)[0] if option.many else option.kind
+    kind = option.kind.args[0] if option.many else option.kind
     if option.name in VALUES:
         return [option.flag, VALUES[option.name]]
     if option.choices:
         return [option.flag, next(choice for choice in reversed(option.choices) if choice != option.default)]
-    numbers = {int, float} & {kind, *get_args(kind)}
+    numbers = {int, float} & kind.classes
     return [option.flag, "1" if numbers and option.default != 1 else "2" if numbers else "x"]
 
 

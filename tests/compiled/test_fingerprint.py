@@ -158,7 +158,7 @@ def test_owned_model_is_read_once_and_its_hooks_and_counted_changes_are_seen(
 ) -> None:
     model, read = model_of(), list[int]()
     engine = Engine(model, compile_after=0, **blocks(model, tmp_path))
-    engine.runner.state.owned = True
+    engine.state.owned = True
     monkeypatch.setattr("onward.compiled.fingerprint.checksum", lambda tensor: read.append(1) or checksum(tensor))
 
     def ask() -> list[tuple[int, float]]:

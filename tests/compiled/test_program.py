@@ -18,10 +18,11 @@ from onward.generation.cache.manager import CacheManager
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
+from onward.model.adapters import selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
-from onward.transforms.lora import adapters_of, add_lora, selection
+from onward.transforms.lora import adapters_of, add_lora
 
 from support.adapters import LORA, stirred
 from support.decoders import DECODERS

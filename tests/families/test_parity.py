@@ -31,7 +31,7 @@ from onward.config.decoder import (
 )
 from onward.config.routing import SigmoidRouting, SoftmaxRouting
 from onward.families import express, families, read
-from onward.generation.engine.generate import generate
+from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.attention import Attend
@@ -283,7 +283,9 @@ def test_a_published_model_continues_as_in_transformers(shared: Path) -> None:
     ours, _ = load_model(shared / "stories260K")
     theirs = AutoModelForCausalLM.from_pretrained(shared / "stories260K")
     request = Request([1], Sampling(temperature=0), 200)
-    list(generate(ours, [request]))
+    engine = Engine(ours)
+    engine.add(request)
+    engine.finish()
     wanted = theirs.generate(torch.tensor([[1]]), do_sample=False, max_new_tokens=200, eos_token_id=None)
     assert [1, *request.tokens] == wanted[0].tolist()
     assert len(set(request.tokens)) > 20
@@ -294,7 +296,10 @@ def test_a_published_model_continues_as_in_transformers(shared: Path) -> None:
 def test_a_published_model_finds_its_own_text_likely_and_the_same_tokens_shuffled_not(shared: Path) -> None:
     model, _ = load_model(shared / "stories260K")
     requests = [Request([1], Sampling(temperature=1), 200, seed=seed) for seed in range(4)]
-    list(generate(model, requests))
+    engine = Engine(model)
+    for request in requests:
+        engine.add(request)
+    engine.finish()
     own = torch.tensor([[1, *request.tokens] for request in requests])
     order = torch.randperm(200, generator=torch.Generator().manual_seed(0))
     shuffled = torch.cat([own[:, :1], own[:, 1:][:, order]], 1)

@@ -12,7 +12,6 @@ from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.engine.engine import Engine
-from onward.generation.engine.generate import generate
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
@@ -49,7 +48,10 @@ def test_request_has_the_same_tokens_alone_and_in_a_batch(kind: str) -> None:
 def test_run_yields_each_token_as_it_is_appended() -> None:
     model, requests = decoder(), [Request(p, WARM, 6) for p in PROMPTS[:2]]
     seen: list[list[int]] = [[], []]
-    for request, token in generate(model, requests):
+    engine = Engine(model)
+    for request in requests:
+        engine.add(request)
+    for request, token in engine.run():
         seen[requests.index(request)].append(token)
         assert request.tokens[-1] == token
     assert seen == [request.tokens for request in requests]

@@ -22,13 +22,15 @@ from support.plain_generation import CONFIGS, DRAFTS, GREEDY, MODELS, PROMPTS, W
 from support.reading import tokens_read
 
 
-def test_samples_of_one_prompt_share_its_prefill(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "read"), [(16, 16 + 3), (15, 4 * 15)])
+def test_samples_of_one_prompt_share_its_prefill_unless_it_is_short(
+    size: int, read: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, calls = MODELS["rotary"], tokens_read(monkeypatch)
-    first = Request(PROMPTS[1], WARM, 6)
-    rest = [Request(PROMPTS[1], WARM, 6, seed=6 + i) for i in range(3)]
-    run(model, [first, *rest], compile_after=None)  # compiled steps are not seen
-    assert sum(calls) == len(PROMPTS[1]) + 3 + 4 * 5
-    assert [r.tokens for r in [first, *rest]] == [plainly(model, r) for r in [first, *rest]]
+    samples = [Request([1 + n % 9 for n in range(size)], WARM, 6, seed=i) for i in range(4)]
+    run(model, samples, compile_after=None)  # compiled steps are not seen
+    assert sum(calls) == read + 4 * 5
+    assert [r.tokens for r in samples] == [plainly(model, r) for r in samples]
 
 
 @pytest.mark.parametrize("kind", CONFIGS)

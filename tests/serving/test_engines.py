@@ -185,7 +185,7 @@ def test_weights_beyond_the_memory_are_refused_before_they_are_read(
 
 def test_steps_are_compiled_while_there_is_no_request(wide: Path, expected: list[dict[str, Any]]) -> None:
     with serving(wide, rows=3) as server:
-        worker, steps = server.service.worker, server.served[0].engine.runner.steps
+        worker, steps = server.service.worker, server.served[0].engine.runner.compiled
         worker.compile_when_idle()
         found = answers(server.url, ["wide"])
         while worker.spare:

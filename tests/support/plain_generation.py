@@ -11,7 +11,7 @@ from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.proposal import Draft
 from onward.generation.drafts.verify import DRAW
-from onward.generation.engine.generate import generate
+from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.draws import draw
@@ -42,8 +42,13 @@ def decoder(kind: str = "rotary", **changes: object) -> Decoder:
 
 def run(model: Decoder, requests: list[Request], **options: object) -> list[list[int]]:
     """The tokens of the requests, which an engine answers together."""
-    for _ in generate(model, requests, **options):  # type: ignore[arg-type]
-        pass
+    engine = Engine(model, rows=max(1, len(requests)), **options)  # type: ignore[arg-type]
+    for request in requests:
+        engine.add(request)
+    engine.finish()
+    for request in requests:
+        if request.error:
+            raise request.error
     return [request.tokens for request in requests]
 
 

@@ -21,7 +21,7 @@ from onward.generation.sampling import Sampling
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
-from onward.tracing.calls import Row, labeled
+from onward.model.rows import Row, labeled
 from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.sites import activations
 
@@ -209,7 +209,7 @@ def test_a_mean_of_requests_leaves_out_their_padding() -> None:
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=-1)}), "at is -1: positions are counted from the first"),
+        (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=-1)}), "at -1: count them from the first"),
         (lambda m: onward.edit(m, {"blocks.0": scale(2, at=slice(-3, None))}), r"at is slice\(-3, None, None\)"),
         (
             lambda m: onward.edit(m, {"blocks.0": mean_of(onward_trace(m, "blocks.1"))}),
@@ -237,7 +237,7 @@ def test_a_value_for_several_texts_is_refused_in_an_engine() -> None:
     engine = Engine(model)
     request = engine.add(Request([1, 2], GREEDY, 2))
     with (
-        pytest.raises(UserError, match="of 2 texts: give one"),
+        pytest.raises(UserError, match="of 2 texts in an engine: give one"),
         onward.edit(model, {"blocks.0": torch.zeros(2, 1, 16)}),
     ):
         list(engine.run())

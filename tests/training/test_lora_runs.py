@@ -177,11 +177,11 @@ def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats:
         ({"lora": "lora(init=pissa(iteration=4))"}, "did you mean iterations?"),
         (
             {"lora": "lora(rank=17, init=olora)"},
-            "with which olora begins, is of rank 16 at most: choose",
+            "with olora of rank .*, because it is of rank 16 at most: choose",
         ),
         (
             {"lora": "lora(rank=17, init=eva)"},
-            "attn.q, with which eva begins, has 16 inputs: choose",
+            "attn.q with eva of rank .*, because it has 16 inputs: choose",
         ),
         ({"lora": "lora(rank=2, ranks={'attn.q': 1}, init=eva)"}, "eva distributes them: leave them out"),
         ({"lora": "lora(ranks={'attn.qq': 1})"}, "ranks 'attn.qq' names nothing .* did you mean attn.q?"),

@@ -5,17 +5,16 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
-from typing import Any, get_type_hints
+from typing import Any
 
 import pytest
 
 from onward.base.errors import UserError
-from onward.base.fields import build, hints, plain
+from onward.base.fields import build, plain
 from onward.config.decoder import Experts, Gated, LatentAttention, LayerNorm, Learned, Rotary, SelfAttention
 from onward.config.scaling import Llama3Scaling
 from onward.families import preset, presets
 from onward.training.config import RunConfig, seconds
-from onward.training.keywords import RunKeywords
 from onward.training.presets import PRESETS, merge, resize, unnamed_changes
 
 
@@ -243,7 +242,3 @@ def test_a_configuration_survives_json() -> None:
 def test_configurations_do_not_import_torch() -> None:
     program = "import onward.training.config, sys; assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
-
-
-def test_keywords_of_train_are_the_fields_of_a_run() -> None:
-    assert {*get_type_hints(RunKeywords), "sources", "out"} == {*hints(RunConfig)}

@@ -31,11 +31,11 @@ def test_rope_scales_rotary_positions_and_lengthens_the_context(rope: str, scali
 @pytest.mark.parametrize(
     ("rope", "position", "message"),
     [
-        ("yarm:2", Rotary(), "'yarm' is not a scaling; did you mean yarn"),
+        ("yarm:2", Rotary(), "'yarm' is not a scaling: did you mean yarn"),
         ("yarn", Rotary(), "as in yarn:2"),
         ("yarn:0.5", Rotary(), "as in yarn:2"),
         ("yarn:nan", Rotary(), "as in yarn:2"),
-        ("yarn:2", Alibi(), "not rotary"),
+        ("yarn:2", Alibi(), "no rotary ones"),
         ("yarn:2", Rotary(scaling=LinearScaling(factor=2.0)), "scaled already"),
     ],
 )

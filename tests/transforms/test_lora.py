@@ -9,11 +9,12 @@ import torch
 from onward.base.errors import UserError
 from onward.config.lora import EVA, Initialization, LoRA, PiSSA
 from onward.data.windows import Batch
+from onward.model.adapters import adapter_names
 from onward.model.cache import KVCache
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepPlan, Trainer
 from onward.transforms.factors import principal
-from onward.transforms.lora import adapter_names, adapters_of, add_lora, merge_lora, remove_lora, use_adapter, weights
+from onward.transforms.lora import adapters_of, add_lora, merge_lora, remove_lora, use_adapter, weights
 from onward.transforms.quantize import quantize_model
 
 from support.adapters import LORA, stirred
@@ -148,7 +149,7 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         (lambda: add_lora(model, LoRA(tokens=(3, 900))), "tokens has 900, and the vocabulary has"),
         (
             lambda: add_lora(model, LoRA(targets=("embed",), tokens=(3,))),
-            "tokens are given, and embed is trained already",
+            "Cannot train single tokens, because embed is trained",
         ),
         (lambda: add_lora(model, LoRA(ranks={"blocks": 0})), "ranks is 0 for all targets"),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]

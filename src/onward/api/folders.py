@@ -23,8 +23,9 @@ from onward.checkpoint.peft.adapters import save_adapter as write_adapter
 from onward.checkpoint.peft.bases import BaseModel, base_folder, weights_checksum
 from onward.checkpoint.weights import FLOATS
 from onward.hub.folder import locate
+from onward.model.adapters import adapter_names
 from onward.transforms.extend import extended
-from onward.transforms.lora import adapter_names, merge_lora
+from onward.transforms.lora import merge_lora
 
 
 @checked

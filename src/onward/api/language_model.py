@@ -23,19 +23,12 @@ from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
-from onward.generation.keywords import (
-    BeamKeywords,
-    BeamSearchKeywords,
-    ContrastiveKeywords,
-    ContrastiveSearchKeywords,
-    split,
-)
-from onward.generation.options import FORMS, GenerationOptions, OptionKeywords
+from onward.generation.keywords import BeamKeywords, BeamSearchKeywords, OptionKeywords
+from onward.generation.options import FORMS, GenerationOptions, split
 from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
-from onward.generation.search.contrastive import contrastive_search
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -274,26 +267,6 @@ class LanguageModel(TextModel):
         ]
 
     @checked
-    def contrastive_search(
-        self,
-        prompt: str | Sequence[Prompt],
-        max_new_tokens: int | None = None,
-        **keywords: Unpack[ContrastiveSearchKeywords],
-    ) -> list[SearchResult]:
-        """Return the continuation of each prompt by contrastive search, which avoids repetition (Su et al. 2022).
-
-        Keyword arguments are those of `generation.search.contrastive.contrastive_search` (alpha, k), and the fields of
-        Sampling, such as top_k, with a temperature of 1 by default. Raises a UserError for n above 1.
-        """
-        options, own = split({**keywords, "max_new_tokens": max_new_tokens}, ContrastiveKeywords, UNCHANGED)
-        if options.n > 1:
-            raise UserError(f"n is {options.n}: contrastive search finds one answer, so leave it out")
-        prompts, shared = self.search_arguments(prompt, options)
-        answers = contrastive_search(self.model, prompts, **shared, **own)
-        most = shared["max_new_tokens"]
-        return [self.search_result(tokens, new, len(new) < most) for tokens, new in zip(prompts, answers)]
-
-    @checked
     def engine(
         self,
         *,
@@ -350,7 +323,7 @@ class LanguageModel(TextModel):
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prepare a beam search or a contrastive search; return (the prompts as token ids, the arguments by name that
+        """Prepare a beam search; return (the prompts as token ids, its arguments by name that
         both searches take). Raises a UserError for options that a search does not support."""
         for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):

@@ -1,6 +1,7 @@
-"""Arguments of public functions and fields of dataclasses, checked against their type annotations.
+"""Type annotations, each read once, and the arguments and fields that are checked against them.
 
-Does not import torch.
+`type_of` is the only reader of annotations. What is made of a type, such as a check of a Python value (here), a value
+of a text (`fields`) or an option of a command, asks the Type. Does not import torch.
 """
 
 import dataclasses
@@ -9,6 +10,7 @@ import inspect
 import re
 from collections import abc
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from numbers import Integral, Real
 from pathlib import Path
 from types import UnionType
@@ -32,8 +34,7 @@ class Range:
     most: float
 
     def holds(self, number: Any) -> bool:
-        """Return whether a number is in the range, bounds included; False for NaN."""
-        return bool(self.least <= number <= self.most)
+        return bool(self.least <= number <= self.most)  # False for NaN
 
     def __str__(self) -> str:
         least, most = (f"{x:g}" if isinstance(x, float) else x for x in (self.least, self.most))
@@ -44,9 +45,9 @@ class OutOfRange(UserError):
     """Raised if a number is outside the Range that the type annotation of its field or argument gives, `Annotated[...,
     Range(...)]`."""
 
-    def __init__(self, name: str, value: Any, kind: Any) -> None:
+    def __init__(self, name: str, value: Any, kind: "Type") -> None:
         self.value = value
-        self.allowed = f"it must be a {'whole ' if holds_only_ints(kind) else ''}number {ranges(kind)[0]}"
+        self.allowed = f"it must be a {'whole ' if kind.only_ints else ''}number {kind.ranges[0]}"
         super().__init__(f"{name} is {shown(value)}: {self.allowed}")
 
 
@@ -55,67 +56,157 @@ def shown(value: Any) -> str:
     return f"{' '.join(repr(value).split()):.99}"
 
 
-def spelled(kind: Any) -> str:
-    """Format a type annotation as Python code without the names of modules: `Sequence[int] | None`."""
-    return re.sub(r"(?:[A-Za-z_]\w*\.)+", "", inspect.formatannotation(kind))
+class Type:
+    """A type annotation, read by `type_of`: a subclass for each form of annotation. This class itself is Any."""
 
+    def __init__(self, annotation: Any, args: tuple["Type", ...] = ()) -> None:
+        self.annotation, self.origin, self.args = annotation, get_origin(annotation), args
 
-def ranges(kind: Any) -> list[Range]:
-    """Return the Range annotations inside the type annotation `kind`, at any depth; [] if there are none."""
-    limits = [limit for limit in kind.__metadata__ if isinstance(limit, Range)] if hasattr(kind, "__metadata__") else []
-    return limits + [limit for inner in get_args(kind) for limit in ranges(inner)]
-
-
-def holds_only_ints(kind: Any) -> bool:
-    """Return whether all numbers that the type annotation `kind` allows are integers."""
-    args = get_args(kind)
-    return all(map(holds_only_ints, args)) if args else kind is not float
-
-
-def fits(kind: Any, value: Any) -> bool:
-    """Return whether a value has the annotated type `kind` and is in its Range, if it has one. An int is also a float,
-    a bool is neither, and a str is not a sequence."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin is Annotated:
-        return fits(args[0], value) and all(limit.holds(value) for limit in kind.__metadata__)
-    if origin in (Union, UnionType):
-        return any(fits(inner, value) for inner in args)
-    if origin is Literal:
-        return any(type(value) is type(one) and value == one for one in args)
-    if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
-    if kind is Any or isinstance(kind, TypeVar):
+    def fits(self, value: Any) -> bool:
+        """Whether a value has the type and is in its Range, if it has one. An int is also a float, a bool is neither,
+        and a str is not a sequence."""
         return True
-    if origin is abc.Callable:
+
+    @cached_property
+    def classes(self) -> frozenset[Any]:
+        """The classes that the type allows, without their arguments: {int, NoneType} for `int | None`."""
+        return frozenset({self.origin or self.annotation})
+
+    @cached_property
+    def ranges(self) -> list[Range]:
+        """The Ranges inside the type, at any depth."""
+        return [one for arg in self.args for one in arg.ranges]
+
+    @cached_property
+    def only_ints(self) -> bool:
+        return all(arg.only_ints for arg in self.args) if self.args else self.annotation is not float
+
+    @cached_property
+    def only_in_python(self) -> bool:
+        """Whether values are or contain functions, which cannot be written as text on the command line."""
+        return any(arg.only_in_python for arg in self.args)
+
+    def __str__(self) -> str:  # as Python code without the names of modules: `Sequence[int] | None`
+        return re.sub(r"(?:[A-Za-z_]\w*\.)+", "", inspect.formatannotation(self.annotation))
+
+
+class Instance(Type):
+    """A class without arguments."""
+
+    def fits(self, value: Any) -> bool:
+        if self.annotation in (int, float):
+            return isinstance(value, Integral if self.annotation is int else Real) and not isinstance(value, bool)
+        return isinstance(value, self.annotation)
+
+
+class Choice(Type):
+    """Literal."""
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        return get_args(self.annotation)
+
+    def fits(self, value: Any) -> bool:
+        return any(type(value) is type(one) and value == one for one in self.values)
+
+
+class Either(Type):
+    """A union, also with None."""
+
+    def fits(self, value: Any) -> bool:
+        return any(arg.fits(value) for arg in self.args)
+
+    @cached_property
+    def classes(self) -> frozenset[Any]:
+        return frozenset().union(*(arg.classes for arg in self.args))
+
+
+class Limited(Type):
+    """A type with a Range."""
+
+    def fits(self, value: Any) -> bool:
+        return self.args[0].fits(value) and all(limit.holds(value) for limit in self.annotation.__metadata__)
+
+    @cached_property
+    def classes(self) -> frozenset[Any]:
+        return self.args[0].classes
+
+    @cached_property
+    def ranges(self) -> list[Range]:
+        return [*self.annotation.__metadata__, *self.args[0].ranges]
+
+
+class Function(Type):
+    """Callable, of whatever arguments."""
+
+    only_in_python = True
+
+    def fits(self, value: Any) -> bool:
         return callable(value)
-    if origin is None or not isinstance(value, origin):
-        return origin is None and isinstance(value, kind)
-    if issubclass(origin, Mapping):
-        return all(fits(args[0], key) and fits(args[1], one) for key, one in value.items())
-    if isinstance(value, str | bytes):
-        return False
-    if origin is tuple and args[-1] is not Ellipsis:
-        return len(args) == len(value) and all(map(fits, args, value))
-    if not isinstance(value, abc.Collection):  # an iterator, which is read once
-        return True
-    return {*map(type, value)} <= {args[0]} or all(fits(args[0], one) for one in value)
+
+
+class Table(Type):
+    """A Mapping or a dict."""
+
+    def fits(self, value: Any) -> bool:
+        key, item = self.args
+        table = isinstance(value, self.origin)
+        return table and all(key.fits(name) and item.fits(one) for name, one in value.items())
+
+
+class Several(Type):
+    """A sequence or another collection of values of one type, or an iterator over them."""
+
+    def fits(self, value: Any) -> bool:
+        if not isinstance(value, self.origin) or isinstance(value, str | bytes):
+            return False
+        if not isinstance(value, abc.Collection):  # an iterator, which is read once
+            return True
+        return {*map(type, value)} <= {self.args[0].annotation} or all(map(self.args[0].fits, value))
+
+
+class Row(Type):
+    """A tuple with a type for each place."""
+
+    def fits(self, value: Any) -> bool:
+        return (
+            isinstance(value, tuple)
+            and len(value) == len(self.args)
+            and all(arg.fits(one) for arg, one in zip(self.args, value))
+        )
 
 
 @functools.cache
-def alternatives(kind: Any) -> set[Any]:
-    """Return the classes that the type annotation `kind` allows, without their arguments: `{int, NoneType}` for `int |
-    None`."""
-    origin, args = get_origin(kind), get_args(kind)
+def type_of(annotation: Any) -> Type:
+    """Read a type annotation."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation is Any or isinstance(annotation, TypeVar):
+        return Type(annotation)
+    if origin is Literal:
+        return Choice(annotation)
+    if origin is abc.Callable:
+        return Function(annotation)
+    if origin is Annotated:
+        return Limited(annotation, (type_of(args[0]),))
+    if origin is None:
+        return Instance(annotation)
+    types = tuple(type_of(arg) for arg in args if arg is not Ellipsis)
     if origin in (Union, UnionType):
-        return {one for arg in args for one in alternatives(arg)}
-    return alternatives(args[0]) if origin is Annotated else {origin or kind}
+        return Either(annotation, types)
+    if issubclass(origin, Mapping):
+        return Table(annotation, types)
+    return Row(annotation, types) if origin is tuple and Ellipsis not in args else Several(annotation, types)
 
 
-def as_declared(kind: Any, value: Any) -> Any:
-    """Return a value converted to the annotated type `kind` if nothing is lost: a float without fraction to int where
-    only an int is declared, a list to a tuple, a scalar of numpy or torch to a number. Any other value is returned
-    unchanged."""
-    plain = alternatives(kind)
+def types_of(annotations: Mapping[str, Any]) -> dict[str, Type]:
+    """Read the annotations of arguments or fields, by name."""
+    return {name: type_of(annotation) for name, annotation in annotations.items()}
+
+
+def as_declared(kind: Type, value: Any) -> Any:
+    """Return a value converted to a type if nothing is lost: a float without fraction to int where only an int is
+    declared, a list to a tuple, a scalar of numpy or torch to a number. Any other value is returned unchanged."""
+    plain = kind.classes
     if type(value) in plain:
         return value
     if isinstance(value, list) and tuple in plain:
@@ -128,37 +219,35 @@ def as_declared(kind: Any, value: Any) -> Any:
     return value
 
 
-def check(types: Mapping[str, Any], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return `values`, arguments or fields by name, converted by `as_declared` to their annotated types in `types`.
-    Raises a UserError for the first value that does not have its type; `prefix` precedes the name of the argument or
-    field in the message."""
+def check(types: Mapping[str, Type], values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return `values`, arguments or fields by name, converted by `as_declared` to their `types`. Raises a UserError for
+    the first value that does not have its type; `prefix` precedes its name in the message."""
     read = dict(values)
-    for name in types.keys() & values.keys():
-        read[name] = as_declared(types[name], values[name])
     for name, kind in types.items():
-        if isinstance(read.get(name), str | Path) and Path in alternatives(kind) and "\0" in str(read[name]):
-            raise UserError(f"{prefix}{name} is {shown(values[name])}: a path cannot contain a zero byte")
-        if name in read and not fits(kind, read[name]):
-            if ranges(kind):
+        if name not in values:
+            continue
+        value = read[name] = as_declared(kind, values[name])
+        if isinstance(value, str | Path) and Path in kind.classes and "\0" in str(value):
+            raise UserError(f"{prefix}{name} is {shown(value)}: a path cannot contain a zero byte")
+        if not kind.fits(value):
+            if kind.ranges:
                 raise OutOfRange(prefix + name, values[name], kind)
-            raise UserError(f"{prefix}{name} is {shown(values[name])}: it takes {spelled(kind)}")
+            raise UserError(f"{prefix}{name} is {shown(values[name])}: it takes {kind}")
     return read
 
 
-def read_field_types(cls: type) -> dict[str, Any]:
-    """Return the annotated types, with their ranges, of the fields of a dataclass that its constructor takes, by
-    field."""
-    types = get_type_hints(cls, include_extras=True)
-    return {field.name: types[field.name] for field in dataclasses.fields(cls) if field.init}
+def read_field_types(cls: type) -> dict[str, Type]:
+    """Return the types of the fields of a dataclass that its constructor takes, by field."""
+    annotations = get_type_hints(cls, include_extras=True)
+    return types_of({field.name: annotations[field.name] for field in dataclasses.fields(cls) if field.init})
 
 
-field_types: Callable[[type], dict[str, Any]] = functools.cache(read_field_types)
+field_types: Callable[[type], dict[str, Type]] = functools.cache(read_field_types)
 
 
 def check_fields(value: Any, prefix: str = "") -> None:
-    """Check the fields of a dataclass instance and convert them by `as_declared`, in place; meant to be called in
-    `__post_init__`. Raises a UserError for a field of a wrong type; `prefix` precedes the field's name in the
-    message."""
+    """Check the fields of a dataclass and convert them by `as_declared`, in place, for its `__post_init__`. `prefix`
+    precedes the field's name in the message of an error."""
     for name, read in check(field_types(type(value)), vars(value), prefix).items():
         object.__setattr__(value, name, read)
 
@@ -167,8 +256,7 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Match the arguments of a call, positional `args` and keyword `kwargs`, with the parameters of a function. Raises
-    a UserError for an unknown argument, a missing one, or too many."""
+    """Match the arguments of a call with the parameters of a function, as inspect does, but for a UserError."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)
@@ -183,13 +271,12 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 @functools.cache
-def types(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the annotated types, with their ranges, of a function's parameters by name, except `*args` and
-    `**kwargs`."""
+def types(function: Callable[..., Any]) -> dict[str, Type]:
+    """The types of a function's parameters by name, except `*args` and `**kwargs`."""
     hints = get_type_hints(function, include_extras=True)
     variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = signature_of(function).parameters.values()
-    return {p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in variadic}
+    return types_of({p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in variadic})
 
 
 def checked(function: F) -> F:

@@ -11,13 +11,27 @@ import inspect
 import os
 import re
 import sys
-import types
 from collections import abc
 from collections.abc import Mapping
 from shlex import quote
-from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Self, TypeVar
 
-from onward.base.arguments import bind, check, check_fields, field_types, shown
+from onward.base.arguments import (
+    Choice,
+    Either,
+    Instance,
+    Limited,
+    Row,
+    Several,
+    Table,
+    Type,
+    bind,
+    check,
+    check_fields,
+    field_types,
+    shown,
+    type_of,
+)
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 
@@ -27,7 +41,7 @@ P = TypeVar("P", bound="Part")
 FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # from here on, numbers are written with a power of ten
 SUM = "sum"  # the kind of a weighted sum of parts
-FAMILIES = "onward.families"  # the package whose modules define further parts; imported when a kind is unknown
+definitions: list[abc.Callable[[], object]] = []  # define further kinds, for an unknown one; families/ adds its own
 
 
 class Part:
@@ -72,58 +86,50 @@ class Part:
 
     @classmethod
     def choices(cls) -> dict[str, type[Any]]:
-        """Return the choices (subclasses with a kind) of this type of part that are offered to users, by kind."""
+        """The choices of this type of part that are offered to users, by kind."""
         return {kind: choice for kind, choice in cls.kinds.items() if not choice.internal}
 
 
-type_hints = functools.cache(get_type_hints)  # take a millisecond for each class, and a save reads a dozen
-
-
 def hints(cls: type) -> dict[str, Any]:
-    """Return the annotated type of each field of a dataclass that its constructor takes, by field, without Range
-    annotations."""
-    types_ = type_hints(cls)
-    return {f.name: types_[f.name] for f in dataclasses.fields(cls) if f.init}
+    """The annotation of each field of a dataclass that its constructor takes, by field."""
+    return {name: kind.annotation for name, kind in field_types(cls).items()}
 
 
 def read_docs(cls: type) -> dict[str, str]:
-    """Return the documentation of each field of a dataclass, by field, for `--help`: the comment at the end of the
-    field's line in the source."""
-    docs: dict[str, str] = {}
+    """The documentation of each field of a dataclass, by field: the comment at the end of its line in the source."""
+    found = dict[str, str]()
     for base in reversed(cls.__mro__):
         if dataclasses.is_dataclass(base):
             try:
                 source = inspect.getsource(base)
             except (OSError, TypeError):  # no source file
                 continue
-            docs |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
-    return docs
+            found |= dict(re.findall(r"^    (\w+): [^#\n]*# (.*)$", source, re.MULTILINE))
+    return found
 
 
 docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make an instance of the dataclass `cls` from plain values by field, such as those of JSON or of a command line.
-    Raises a UserError for an unknown or missing field and a value of the wrong type; `where` precedes the field's name
-    in the message."""
-    known, prefix = hints(cls), f"{where}." if where else ""
+    """Make a dataclass from plain values by field, such as those of JSON or of a command line. `where` precedes the
+    field's name in the messages of errors."""
+    known, prefix = field_types(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
             hint = nearest(str(name), known) if known else "it has no options"
             raise UserError(f"{prefix}{name} is not a known option: {hint}")
-    made = {name: convert(known[name], value, prefix + name) for name, value in values.items()}
+    made = {name: converted(known[name], value, prefix + name) for name, value in values.items()}
     needed = (dataclasses.MISSING, dataclasses.MISSING)
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         if f.init and f.name not in made and (f.default, f.default_factory) == needed:
             raise UserError(f"{prefix}{f.name} is missing: give it a value ({docs(cls).get(f.name, f.name)})")
-    check(field_types(cls), made, prefix)  # which names the place; the constructor does not know it
+    check(known, made, prefix)  # which names the place; the constructor does not know it
     return cls(**made)
 
 
 def plain(value: Any) -> Any:
-    """Convert a dataclass to plain values (dicts, lists, strings, numbers, booleans and None): the reverse of
-    `build`."""
+    """Convert a dataclass to plain values, as JSON has them: the reverse of `build`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kind = kind_of(value) if isinstance(value, Part) else {}
         return kind | {name: plain(getattr(value, name)) for name in hints(type(value))}
@@ -133,64 +139,80 @@ def plain(value: Any) -> Any:
 
 
 def kind_of(part: Part) -> dict[str, str]:
-    """Return the entries of a part's table, its form in JSON, that identify its class: {"kind": ...} and, for a class
-    of the user's, "import" with the module to import before the table can be read."""
+    """The entries of a part's table that identify its class: {"kind": ...} and, for a class of the user's, "import"
+    with the module to import before the table can be read."""
     module = type(part).__module__
-    known = module == "__main__" or module.startswith(f"{__package__}.")
+    known = module == "__main__" or module.startswith("onward.")
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
-def convert(kind: Any, value: Any, where: str) -> Any:
-    """Return a plain value, such as from JSON, or a text, such as from the command line, converted to the annotated
-    type `kind`. Raises a UserError that begins with `where`, the name of the field, if that is impossible."""
-    origin, args = get_origin(kind), get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (Union, types.UnionType):
-        if type(None) in args and (value is None or value == "none"):
-            return None
-        if any(get_origin(a) is tuple for a in args):  # one part, or several that repeat over the layers
-            value = parse(value, where) if isinstance(value, str) else value
-            args = tuple(a for a in args if (get_origin(a) is tuple) == isinstance(value, list | tuple))
-        elif len(args) == 2 and isinstance(args[1], type) and issubclass(args[1], Part):  # a number or a part
-            numeric = isinstance(value, int | float) or bool(isinstance(value, str) and re.match(r"[-+.]?\d", value))
-            return convert(args[0] if numeric else args[1], value, where)
-        return convert(next(a for a in args if a is not type(None)), value, where)
-    if origin is Literal:
-        if value in args:
+def convert(annotation: Any, value: Any, where: str) -> Any:
+    """Convert a plain value, such as from JSON, or a text, such as from the command line, to an annotated type.
+    Messages of errors begin with `where`, the name of the field."""
+    return converted(type_of(annotation), value, where)
+
+
+def converted(kind: Type, value: Any, where: str) -> Any:
+    match kind:
+        case Limited():
+            return converted(kind.args[0], value, where)
+        case Either():
+            if type(None) in kind.classes and (value is None or value == "none"):
+                return None
+            if tuple in kind.classes and isinstance(value, str):
+                value = parse(value, where)
+            return converted(alternative(kind, value), value, where)
+        case Choice():
+            if value in kind.values:
+                return value
+            raise UserError(f"{where} is {shown(value)}: {nearest(str(value), map(str, kind.values))}")
+        case Row() | Several() if kind.origin is tuple:
+            items = parse(value, where) if isinstance(value, str) else value
+            if isinstance(kind, Several) and kind.args[0].annotation is str and not isinstance(items, list | tuple):
+                items = [items]
+            if isinstance(items, list | tuple):
+                each = kind.args if isinstance(kind, Row) else kind.args * len(items)
+                if len(each) == len(items):
+                    return tuple(converted(one, x, f"{where}[{i}]") for i, (one, x) in enumerate(zip(each, items)))
+        case Table():
+            table = parse(value, where) if isinstance(value, str) else value
+            if isinstance(table, Mapping):
+                return dict(table)
+        case Instance():
+            return of_class(kind, value, where)
+        case _:  # a function, or anything
             return value
-        raise UserError(f"{where} is {shown(value)}: {nearest(str(value), map(str, args))}")
-    if origin is tuple:
-        value = parse(value, where) if isinstance(value, str) else value
-        if args == (str, Ellipsis) and not isinstance(value, list | tuple):
-            value = [value]
-        if isinstance(value, list | tuple):
-            each = args[:1] * len(value) if args[-1] is Ellipsis else args
-            if len(each) == len(value):
-                return tuple(convert(a, v, f"{where}[{i}]") for i, (a, v) in enumerate(zip(each, value)))
-        raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
-    if only_in_python(kind):
-        return value
-    if kind is str and isinstance(value, Mapping) and value.keys() == {"kind"}:
+    raise UserError(f"{where} is {shown(value)}: it takes {describe(kind)}")
+
+
+def alternative(kind: Either, value: Any) -> Type:
+    """The type of a union as which a plain value or a text is read."""
+    types = [one for one in kind.args if one.annotation is not type(None)]
+    if tuple in kind.classes:  # one part, or several that repeat over the layers
+        several = isinstance(value, list | tuple)
+        types = [one for one in types if (tuple in one.classes) == several] or types
+    elif len(types) == 2 and part_choices(types[1]):  # a number or a part
+        number = isinstance(value, int | float) or bool(isinstance(value, str) and re.match(r"[-+.]?\d", value))
+        return types[not number]
+    return types[0]
+
+
+def of_class(kind: Instance, value: Any, where: str) -> Any:
+    cls = kind.annotation
+    if cls is str and isinstance(value, Mapping) and value.keys() == {"kind"}:
         return value["kind"]  # a name without quotes
-    if origin in (dict, abc.Mapping):
-        value = parse(value, where) if isinstance(value, str) else value
-        if isinstance(value, Mapping):
-            return dict(value)
-    elif isinstance(value, kind):
-        if not (kind in (int, float) and isinstance(value, bool)):
-            return value
-    elif issubclass(kind, Part):
-        return part(kind, value, where)
-    elif dataclasses.is_dataclass(kind):
-        if isinstance(value, Mapping):
-            return build(kind, value, where)  # type: ignore[arg-type]
-    elif kind is bool and value in ("true", "false"):
+    if isinstance(value, cls) and not (cls in (int, float) and isinstance(value, bool)):
+        return value
+    if issubclass(cls, Part):
+        return part(cls, value, where)
+    if dataclasses.is_dataclass(cls) and isinstance(value, Mapping):
+        return build(cls, value, where)  # type: ignore[arg-type]
+    if cls is bool and value in ("true", "false"):
         return value == "true"
-    elif kind in (int, float) and isinstance(value, str | int | float) and not isinstance(value, bool):
+    if cls in (int, float) and isinstance(value, str | int | float) and not isinstance(value, bool):
         try:
             number = float(value)
-            if kind is float:
+            if cls is float:
                 return number
             if number == int(number):
                 return int(value) if isinstance(value, str) and value.lstrip("+-").isdigit() else int(number)
@@ -200,15 +222,15 @@ def convert(kind: Any, value: Any, where: str) -> Any:
 
 
 def part(slot: type[P], value: Any, where: str) -> P:
-    """Make a part, a choice among the subclasses of `slot` such as Norm, from its text, such as `rms(eps=1e-6)`, its
-    table, such as `{"kind": "rms", "eps": 1e-6}`, or a shorthand. Raises a UserError that begins with `where`, the name
-    of the field, for an unknown kind, and for fields that do not fit."""
+    """Make a part of the type `slot`, such as Norm, from its text, such as `rms(eps=1e-6)`, its table, such as
+    `{"kind": "rms", "eps": 1e-6}`, or a shorthand."""
     value = slot.shorthand(value) or (parse(value, where) if isinstance(value, str) else value)
     if not isinstance(value, Mapping) or not isinstance(value.get("kind"), str):
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
     kind, module = value["kind"], value.get("import")
     if kind not in slot.kinds:
-        importlib.import_module(FAMILIES).modules()
+        for define in definitions:
+            define()
     if kind not in slot.kinds and isinstance(module, str):
         raise UserError(f"{where} is {kind!r}, which the module {module} defines: {trusted([module])}")
     if kind not in slot.kinds:
@@ -219,16 +241,14 @@ def part(slot: type[P], value: Any, where: str) -> P:
     return build(slot.kinds[kind], {k: v for k, v in value.items() if k not in ("kind", "import")}, f"{where}.{kind}")
 
 
-def part_choices(kind: Any) -> list[type[Part]]:
-    """Return the classes to choose from for a field with the annotation `kind`, if that is a type of part, such as
-    Norm, or a tuple of parts; [] for any other annotation."""
-    types_ = [a for a in (kind, *get_args(kind)) if isinstance(a, type) and issubclass(a, Part)]
-    return [choice for slot in types_ for choice in slot.choices().values()]
+def part_choices(kind: Type) -> list[type[Part]]:
+    """The classes to choose from for a field of a type of part, such as Norm, or of several parts."""
+    slots = [one.annotation for one in (kind, *kind.args) if isinstance(one, Instance)]
+    return [choice for slot in slots if issubclass(slot, Part) for choice in slot.choices().values()]
 
 
 def import_parts(module: str) -> None:
-    """Import a user's module by name, from the current folder or installed; it registers the parts that it defines,
-    such as a norm, as choices. Raises a UserError if there is no such module."""
+    """Import a user's module, from the current folder or installed, which registers the parts that it defines."""
     if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
         sys.path.append(os.getcwd())
     try:
@@ -247,25 +267,21 @@ def import_parts(module: str) -> None:
 
 
 def flag(name: str) -> str:
-    """Return the command line option for a field's name: `--batch-size` for batch_size."""
     return FLAGS.get(name) or "--" + name.replace("_", "-")
 
 
 def import_options(modules: abc.Iterable[str]) -> str:
-    """Return the command line options that import these modules, each after a space: ` --import MODULE`."""
     return "".join(f" --import {quote(module)}" for module in modules)
 
 
 def trusted(modules: abc.Iterable[str]) -> str:
-    """Return the advice to import the user's `modules`, for the error message about a folder that needs them. They are
-    never imported automatically: a folder must not run code unless the user asks for it."""
+    """The advice to import the user's `modules`: a folder must not run code unless the user asks for it."""
     return f"if you trust its code, give{import_options(modules)} (in Python, import it first)"
 
 
 def parse(text: str, where: str) -> Any:
     """Parse a text in Python's notation to plain values: names and calls such as `rms(eps=1e-6)` become dicts such as
-    {"kind": "rms", "eps": 1e-6}, weighted sums of them a dict of the kind "sum". Raises a UserError that begins with
-    `where`, the name of the field, for any other notation."""
+    {"kind": "rms", "eps": 1e-6}, weighted sums of them a dict of the kind "sum"."""
 
     def read(node: ast.expr) -> Any:
         match node:
@@ -320,13 +336,10 @@ def notation(value: Any) -> str:
 
 
 def inside(value: Any) -> str:
-    """Format a field of a part, or an element of a tuple, as text for `notation`; texts that are not Python names are
-    in quotes."""
     return repr(value) if isinstance(value, str) and not value.isidentifier() else notation(value)
 
 
 def weighted(weight: float, part: Any) -> str:
-    """Format `part`, a term of a weighted sum of parts, with its weight: `0.2 * sft`; `sft` for the weight 1."""
     return notation(part) if weight == 1 else f"{repr(weight).removesuffix('.0')} * {notation(part)}"
 
 
@@ -351,7 +364,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def changed_fields(value: Any) -> dict[str, Any]:
-    """Return the fields of a dataclass instance that differ from their defaults, by name."""
     changed = {}
     for f in dataclasses.fields(value):
         default = f.default if f.default_factory is dataclasses.MISSING else f.default_factory()
@@ -360,26 +372,25 @@ def changed_fields(value: Any) -> dict[str, Any]:
     return changed
 
 
-def only_in_python(kind: Any) -> bool:
-    """Return whether values of the annotated type `kind` are or contain functions, which can be set from Python, but
-    not written as text on the command line."""
-    return get_origin(kind) is abc.Callable or any(map(only_in_python, get_args(kind)))
-
-
-def describe(kind: Any) -> str:
-    """Describe the annotated type `kind` in words for messages and `--help`, such as "a whole number or none"."""
-    origin, args = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        return " or ".join("none" if a is type(None) else describe(a) for a in args)
-    if origin is Literal:
-        return "|".join(map(str, args))
-    if origin is tuple:
-        return f"({describe(args[0])}, ...)" if args[-1] is Ellipsis else f"({', '.join(map(describe, args))})"
-    if origin is abc.Mapping:
-        return "a table, such as {5: 1.5}"
-    if isinstance(kind, type) and issubclass(kind, Part):
-        return "|".join(kind.choices())
-    return {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(kind, "a table of fields")
+def describe(kind: Type) -> str:
+    """Describe a type in words for messages and `--help`, such as "a whole number or none"."""
+    match kind:
+        case Limited():
+            return describe(kind.args[0])
+        case Either():
+            return " or ".join("none" if one.annotation is type(None) else describe(one) for one in kind.args)
+        case Choice():
+            return "|".join(map(str, kind.values))
+        case Row():
+            return f"({', '.join(map(describe, kind.args))})"
+        case Several():
+            return f"({describe(kind.args[0])}, ...)"
+        case Table() if kind.origin is Mapping:
+            return "a table, such as {5: 1.5}"
+    words = "|".join(choice.kind for choice in part_choices(kind))
+    return words or {int: "a whole number", float: "a number", str: "text", bool: "true|false"}.get(
+        kind.annotation, "a table of fields"
+    )
 
 
 def time_in_words(seconds: float) -> str:

@@ -2,15 +2,20 @@
 
 import sys
 from importlib import import_module
-from typing import Any
+
+TYPE_CHECKING = False  # `import onward` imports this file, which `typing` would make slow
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+describe: "Callable[[object], str | None] | None" = None  # an object as HTML; the package sets it, of reports/ above
 
 
 class Shown:
     """Base class of objects, such as a configuration, that a Jupyter notebook displays as a table or a picture."""
 
     def _repr_html_(self) -> str | None:
-        # imported by name, and first when a notebook asks: `reports` may know the class, the class knows no report
-        return import_module("onward.reports.runs.notebook").shown(self)  # type: ignore[no-any-return]
+        return describe(self) if describe else None
 
 
 def in_notebook() -> bool:
@@ -23,10 +28,9 @@ class DisplayedLine:
     """A line in the output of a notebook's cell whose text can be replaced, to show progress."""
 
     def __init__(self) -> None:
-        self.handle: Any = None  # of IPython's display, which exists in a notebook alone
+        self.handle: Any = None  # of IPython's display
 
     def show(self, line: str) -> None:
-        """Show a line in place of the previous one."""
         data = {"text/plain": line}
         if self.handle is None:
             self.handle = import_module("IPython.display").display(data, raw=True, display_id=True)

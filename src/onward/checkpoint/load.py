@@ -20,7 +20,14 @@ from onward.families import HF
 from onward.kernels.quantized import NOT_QUANTIZED
 from onward.model.decoder import Decoder
 from onward.transforms.heads import NAME, add_head
-from onward.transforms.quantize import ALREADY, Precision, QuantizedLinear, choose_layers, quantize_tensor
+from onward.transforms.quantize import (
+    ALREADY,
+    Precision,
+    QuantizedLinear,
+    choose_layers,
+    quantize_tensor,
+    replace_layers,
+)
 
 
 class KeptLayers(UserWarning):
@@ -90,10 +97,12 @@ def load_source(
         raise error if str(source.path) in str(error) else UserError(f"{source.path}: {error}") from None
     if tied and "head" in chosen:
         quantized["head.weight"] = quantize_tensor(ours["embed.weight"], chosen["head"])
+    layers = {}
     for name, (codes, scales) in quantized.items():
         layer = name.removesuffix(".weight")
         bias: Any = model.get_submodule(layer).bias
-        model.set_submodule(layer, QuantizedLinear(codes, scales, bias))
+        layers[layer] = QuantizedLinear(codes, scales, bias)
+    replace_layers(model, layers)
     model.load_state_dict(ours, strict=False, assign=True)
     if tied and "head" not in chosen:
         model.head.weight = model.embed.weight

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import sleep
+from types import ModuleType
 
 from onward.cli.shared import streams
 
@@ -159,6 +160,11 @@ def sentence(error: Exception, words: Sequence[str]) -> str | None:
     return None
 
 
+def module_of(name: str) -> ModuleType:
+    """Import the module of a command, with its `Options` and its `main`."""
+    return importlib.import_module(f"{__name__}.commands.{name}")
+
+
 def dispatch(words: list[str]) -> int:
     """Run the command that the first of `words` names, with the other words as its arguments, or print the list of
     commands; return the exit status. Raises a UserError for an unknown command."""
@@ -193,7 +199,7 @@ def dispatch(words: list[str]) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = partial(show_warning, warnings.showwarning)
         try:
-            status: int | None = importlib.import_module(f"onward.cli.commands.{words[0]}").main(words[1:])
+            status: int | None = module_of(words[0]).main(words[1:])
         except SystemExit:  # after --help
             sys.stdout.flush()
             raise

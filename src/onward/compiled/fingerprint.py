@@ -1,4 +1,4 @@
-"""Detects whether a model has changed, for compiled steps and for cached prefixes."""
+"""The state of a model at one moment, and its fingerprint, a hash that names the model with all of its weights."""
 
 from __future__ import annotations
 
@@ -9,31 +9,37 @@ from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.utils.hooks import RemovableHandle
 
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
-from onward.model.adapters import Adapter, WeightAdapters, each_adapter
+from onward.model.adapters import Adapter, WeightAdapters, each_adapter, selection
+from onward.model.attachments import version
 from onward.model.decoder import Decoder
 from onward.parallel.replicas import tensor_axis
 from onward.tracing.listening import is_traced
-from onward.transforms.lora import selection
 
 ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # a request names its adapter
 FOLD = 64  # numbers of 8 bytes in one sum of a checksum
 
 
+def marks(model: Decoder) -> tuple[object, ...]:
+    """Return numbers and settings that differ after a hook was registered (on anything in this process), behavior was
+    attached to the model or detached from it, or a setting of PyTorch has changed; the number of hooks comes first."""
+    return RemovableHandle.next_id, version(model), *ambient(model)
+
+
 class Snapshot:
     """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model has
-    changed since, in about 0.2 us per module, since it compares objects by identity. A decoding step of the model is
-    `compilable` if nothing observes or changes the model's forward except LoRA adapters of linear layers and
-    embeddings: no other hook, no edit and no replaced method."""
+    changed since, by comparing all of its objects by identity. A decoding step of the model is `compilable` if nothing
+    observes or changes the model's forward except LoRA adapters of linear layers and embeddings: no other hook, no edit
+    and no replaced method."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
         self.versioned = [tensor for tensor in self.inventory.tensors if not tensor.is_inference()]
-        self.ambient = ambient(model)
+        self.marks = marks(model)
         self.hooks = self.hooks_now()
-        self.traced = is_traced(model)
-        self.replaced = self.traced or self.inventory.is_replaced
+        self.replaced = is_traced(model) or self.inventory.is_replaced
         self.selection = selection(model)  # of its adapters
         adapters = [module for module in model.modules() if isinstance(module, Adapter)]
         self.factors = [t for one in adapters if one.magnitude is not None for t in (one.a, one.b)]  # of DoRA
@@ -78,10 +84,14 @@ class Snapshot:
         return same and len(parts) == len(parts_now) and all(map(is_, parts, parts_now)) and self.has_same_hooks()
 
     def has_same_hooks(self) -> bool:
-        """Return whether the model still has the hooks and edits of this snapshot, under the same settings of
-        PyTorch."""
-        settings = self.ambient == ambient(self.model)
-        return settings and self.hooks == self.hooks_now() and self.traced == is_traced(self.model)
+        """Return whether the model still has the hooks and attachments of this snapshot, under the same settings of
+        PyTorch. Costs about a microsecond if it has no hooks and no hook was registered anywhere since."""
+        now = marks(self.model)
+        if now != self.marks or self.hooks:
+            if now[1:] != self.marks[1:] or self.hooks != self.hooks_now():
+                return False
+            self.marks = now
+        return True
 
     def versions(self) -> list[int]:
         """Return PyTorch's version counter of each tensor of the model, which each in-place operation increases, to
@@ -115,59 +125,6 @@ class Snapshot:
         for tensor in self.inventory.tensors:
             digest.update(checksum(tensor))
         return digest.hexdigest()
-
-
-class ModelState:
-    """The state of a model as of the last decoding step, to detect changes between steps.
-
-    If the model is `owned`, as a server's is, only hooks, edits and operations that PyTorch counts change it: a step
-    then compares fewer objects, and the weights are read once for all cached prefixes.
-    """
-
-    def __init__(self, model: Decoder) -> None:
-        self.model = model
-        self.snapshot: Snapshot | None = None
-        self.key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
-        self.versions: list[int] = []
-        self.changes = 0  # a count: results from before a change are not those of the model now
-        self.owned = False
-        self.known: tuple[int, str | None] = 0, None  # `changes`, and the fingerprint of an owned model then
-
-    def follow(self) -> Snapshot:
-        """Compare the model with the last snapshot, and take a new one if it has changed; called before each step."""
-        last = self.snapshot
-        if last is None or not (last.has_same_hooks() if self.owned else last.holds()):
-            new = self.snapshot = Snapshot(self.model)
-            key, versions = new.key, new.versions()
-            if not last or (key, versions, new.hooks) != (self.key, self.versions, last.hooks):
-                self.changes += 1
-            self.key, self.versions = self.key if key == self.key else key, versions
-            return new
-        if (versions := last.versions()) != self.versions:
-            self.versions, self.changes = versions, self.changes + 1
-            if last.factors and (key := last.key) != self.key:
-                self.key = key
-        return last
-
-    def current(self) -> Snapshot:
-        """Return the snapshot of the model that the last `follow` took or confirmed."""
-        return self.snapshot or self.follow()
-
-    def fingerprint(self) -> str | None:
-        """Return a hash of the structure and the weights of the model as of the last `follow`; None if the model has
-        hooks or edits."""
-        snapshot = self.current()
-        if not self.owned:
-            return snapshot.fingerprint()
-        if self.known[0] != self.changes:
-            self.known = self.changes, snapshot.fingerprint()
-        return self.known[1]
-
-    def rest(self) -> None:
-        """Drop the snapshot, which refers to the weights, unless the model is owned; called when no step follows
-        soon."""
-        if not self.owned:
-            self.snapshot = None
 
 
 def fingerprint(model: Decoder) -> str | None:

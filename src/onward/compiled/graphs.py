@@ -18,11 +18,11 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from onward.compiled.interface import CompiledStep, NotCompilable, Shape, decoding_step
+from onward.compiled.interface import CompiledStep, NotCompilable, StepShape, decoding_step
 from onward.kernels.llvm.kept import private_folder
+from onward.model.adapters import selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.transforms.lora import selection
 
 MIN_SLOTS = 256  # slots that the graph for short rows reads; the next graphs read twice as many, and so on
 Replay = Callable[[], Tensor]
@@ -62,7 +62,7 @@ class GraphStep(CompiledStep):
     def __init__(
         self,
         model: Decoder,
-        shape: Shape,
+        shape: StepShape,
         *,
         fused: bool = False,
         capture: Callable[[Callable[[], Tensor]], Replay] = captured,
@@ -75,13 +75,13 @@ class GraphStep(CompiledStep):
         self.capacity = 0  # of the cache when they were captured
 
     @classmethod
-    def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
+    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape) -> Self:
         if len(selection(model).in_use) > 1:
             raise NotCompilable("rows with different adapters")
         return cls(model, shape)
 
     @classmethod
-    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
+    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, folder: Path | None) -> Self:
         """Make a step for `shape` (rows, tokens per row) whose kernels torch.compile generates now; `folder` keeps
         their code for the next start. The step is run once, at position 0 of the rows, which must be empty."""
         if folder:

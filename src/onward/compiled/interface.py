@@ -14,7 +14,7 @@ from torch import Tensor
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
-Shape = tuple[int, int]  # (B, T)
+StepShape = tuple[int, int]  # (B, T)
 
 
 class NotCompilable(Exception):
@@ -33,13 +33,13 @@ class CompiledStep(ABC):
 
     @classmethod
     @abstractmethod
-    def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
+    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape) -> Self:
         """Compile a decoding step while requests are running, between two uncompiled steps; `shape` is (rows, tokens
         per row). Raises NotCompilable if the model, the cache or this machine does not allow it."""
 
     @classmethod
     @abstractmethod
-    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
+    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, folder: Path | None) -> Self:
         """Compile a decoding step before the first request, which may take longer than `compile` and needs empty rows;
         `shape` is (rows, tokens per row), and `folder` keeps the code for the next start. Raises NotCompilable as
         `compile` does."""

@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
 from onward.model.adapters import Adapter, Selection
+from onward.model.attachments import ATTACHMENTS, LAYERS
 from onward.model.decoder import Decoder
 
-INTERNAL = set(vars(nn.Module())) - {"training"}  # attributes of all modules
+INTERNAL = set(vars(nn.Module())) - {"training"} | {ATTACHMENTS, LAYERS}  # attributes that compute nothing
 SIMPLE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 TENSORS = (Tensor, nn.Parameter)  # other tensor classes compute by functions of their own
 GLOBAL_HOOKS: list[dict[int, Any]] = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]

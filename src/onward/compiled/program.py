@@ -10,16 +10,15 @@ from typing import Self
 from torch import Tensor
 
 from onward.compiled.binding import Binding
-from onward.compiled.interface import CompiledStep, Shape, decoding_step
+from onward.compiled.interface import CompiledStep, StepShape, decoding_step
 from onward.compiled.inventory import Inventory
 from onward.compiled.linking import LinkedCalls
 from onward.compiled.lowering import lower
 from onward.compiled.needed import is_read, needed
 from onward.compiled.recording import Recording, record_step
-from onward.model.adapters import Selection
+from onward.model.adapters import Selection, selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.transforms.lora import selection
 
 
 class Program(CompiledStep):
@@ -44,11 +43,11 @@ class Program(CompiledStep):
         self.binding = Binding(calls, cache, rows=recording.tokens.size(0))
 
     @classmethod
-    def compile(cls, model: Decoder, cache: KVCache, shape: Shape) -> Self:
+    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape) -> Self:
         return cls.compile_ahead(model, cache, shape, None)
 
     @classmethod
-    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: Shape, folder: Path | None) -> Self:
+    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, folder: Path | None) -> Self:
         chosen = selection(model)
         recording = record_step(partial(decoding_step, model), cache, shape, chosen)
         return cls(recording, cache, Inventory(model).tensors, folder, chosen)

@@ -17,11 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onward.compiled.interface import NotCompilable, Shape
+from onward.compiled.interface import NotCompilable, StepShape
 from onward.model.adapters import Selection
 from onward.model.cache import SCALE, CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
-from onward.model.paged import PagedLayerCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,22 +174,12 @@ class Recording:
     result: Tensor
 
 
-def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
-    """Return whether compiled steps can read a cache: all entries have this dtype, or are quantized with scales in this
-    dtype."""
-    known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
-    tensors = [
-        tensor
-        for layer in cache.layers
-        for name, tensor in layer.entries.items()
-        if name.endswith(SCALE) or not layer.quantized
-    ]
-    return known and all(tensor.dtype == dtype for tensor in tensors)
-
-
 @torch.inference_mode(False)  # inference mode would hide the parts of composed operations
 def record_step(
-    run: Callable[[Tensor, Tensor, CacheView], Tensor], cache: KVCache, shape: Shape, chosen: Selection | None = None
+    run: Callable[[Tensor, Tensor, CacheView], Tensor],
+    cache: KVCache,
+    shape: StepShape,
+    chosen: Selection | None = None,
 ) -> Recording:
     """Record the operations of a decoding step: call `run(tokens, positions, view)`, which returns logits, once for T
     new tokens in each of the first B rows of a cache. `shape` is (B, T); `chosen` is the Selection of the model's LoRA

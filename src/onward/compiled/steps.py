@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from onward.compiled.devices import IMPLEMENTATIONS
-from onward.compiled.fingerprint import ModelState
-from onward.compiled.interface import CompiledStep, NotCompilable, Shape, TooManyRows
-from onward.compiled.recording import is_readable
+from onward.compiled.interface import CompiledStep, NotCompilable, StepShape, TooManyRows
+from onward.compiled.model_state import ModelState
 from onward.kernels.operations import is_watched
-from onward.model.cache import KVCache
+from onward.model.cache import SCALE, KVCache, LayerCache
 from onward.model.decoder import Decoder
-from onward.tracing.listening import Uncompiled
+from onward.model.paged import PagedLayerCache
+from onward.tracing.listening import Uncompiled, is_traced
 
-COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
 MAX_STEPS = 128  # compiled steps that a runner and a pool keep: each has memory of its own
-Kind = tuple[Shape, tuple[str, ...]]  # the shape of a step, and the LoRA adapters that its rows use
+Kind = tuple[StepShape, tuple[str, ...]]  # the shape of a step, and the LoRA adapters that its rows use
 Layout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
 
 
@@ -36,7 +35,6 @@ class StepPool:
 
     def __init__(self) -> None:
         self.free: defaultdict[tuple[Kind, *Layout], list[CompiledStep]] = defaultdict(list)
-        self.num_plain: defaultdict[Kind, int] = defaultdict(int)  # plain steps so far
         self.key: tuple[object, ...] = ()  # see `Snapshot.key`
         self.refusals: dict[tuple[str, ...], str] = {}  # by adapters, the reason why no step can be compiled
 
@@ -75,27 +73,42 @@ class StepPool:
 POOLS: WeakKeyDictionary[Decoder, StepPool] = WeakKeyDictionary()
 
 
-def compile_step(model: Decoder, cache: KVCache, shape: Shape) -> CompiledStep:
+def compile_step(model: Decoder, cache: KVCache, shape: StepShape) -> CompiledStep:
     """Compile a decoding step for the device of the model, a CPU or CUDA; `shape` is (rows, tokens per row). Raises
     NotCompilable as `CompiledStep.compile` does, or if this machine has no compiler."""
     return IMPLEMENTATIONS[model.device.type]().compile(model, cache, shape)
 
 
-class Steps:
-    """The compiled decoding steps that one runner uses: one for each shape (B, T) and LoRA adapter, compiled after
-    `compile_after` uncompiled steps of that kind; None: never.
+def unsupported(model: Decoder, cache: KVCache) -> str:
+    """Return the reason why no steps of this model over this cache can be compiled; "" if steps may be."""
+    if model.device.type not in IMPLEMENTATIONS:
+        return f"the model is on {model.device.type}"
+    return "" if is_readable(cache, model.dtype) else "compiled steps read no cache of this kind or dtype"
 
-    They belong to the snapshot of the model at `state.follow()`, which the runner calls before each step, and are
-    discarded when the model has changed. Steps stay uncompiled with hooks other than those of LoRA adapters, edits,
-    replaced methods, autocast, a mode of PyTorch that watches operations, a cache in another dtype than the model, or a
-    device without an implementation.
+
+def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
+    """Return whether compiled steps can read a cache: all entries have this dtype, or are quantized with scales in this
+    dtype."""
+    known = all(type(layer) in (LayerCache, PagedLayerCache) for layer in cache.layers)
+    tensors = [
+        tensor
+        for layer in cache.layers
+        for name, tensor in layer.entries.items()
+        if name.endswith(SCALE) or not layer.quantized
+    ]
+    return known and all(tensor.dtype == dtype for tensor in tensors)
+
+
+class CompiledSteps:
+    """The compiled decoding steps that one runner uses: one for each shape (B, T) and the LoRA adapters of its rows.
+
+    They belong to the snapshot of the model at `state.follow()`, and are discarded when the model has changed. Steps
+    stay uncompiled with hooks other than those of LoRA adapters, edits, replaced methods, autocast, or a mode of
+    PyTorch that watches operations.
     """
 
-    def __init__(
-        self, model: Decoder, cache: KVCache, state: ModelState, compile_after: int | None = COMPILE_AFTER
-    ) -> None:
+    def __init__(self, model: Decoder, cache: KVCache, state: ModelState) -> None:
         self.model, self.cache, self.state = model, cache, state
-        self.compile_after = compile_after if is_readable(cache, model.dtype) else None
         self.pool = POOLS.setdefault(model, StepPool())
         self.used: dict[Kind, CompiledStep | None] = {}  # the step that was used last is the last one
         self.key: tuple[object, ...] = ()  # of the steps in use
@@ -104,22 +117,18 @@ class Steps:
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step;
         None if the caller must compute an uncompiled step."""
-        snapshot, device = self.state.current(), tokens.device.type
+        snapshot = self.state.follow()
         kind = (tokens.size(0), tokens.size(1)), snapshot.selection.in_use
-        if kind not in self.used:
-            self.pool.num_plain[kind] += 1
-            few = self.compile_after is None or self.pool.num_plain[kind] <= self.compile_after
-            if few or device not in IMPLEMENTATIONS:
-                return None
         if self.key is not self.state.key:
             self.used.clear()
             self.key = self.state.key
-        if not snapshot.compilable or is_watched() or torch.is_autocast_enabled(device):
-            if snapshot.traced and not self.warned:
+        if not snapshot.compilable or is_watched() or torch.is_autocast_enabled(tokens.device.type):
+            traced = is_traced(self.model)
+            if traced and not self.warned:
                 warnings.warn(
                     "decoding takes plain steps while the model is traced or edited", Uncompiled, stacklevel=2
                 )
-            self.warned = snapshot.traced
+            self.warned = traced
             return None
         if kind in self.used:
             step = self.used.pop(kind)
@@ -142,10 +151,6 @@ class Steps:
         with the LoRA adapter that the model uses now; `folder` keeps its code. Raises NotCompilable if the step cannot
         be compiled."""
         device = self.model.device.type
-        if self.compile_after is None:
-            raise NotCompilable("a cache of another kind or dtype than those that compiled steps read")
-        if device not in IMPLEMENTATIONS:
-            raise NotCompilable(f"the model is on {device}")
         snapshot = self.state.follow()
         if not snapshot.compilable:
             raise NotCompilable("the model has hooks, edits or replaced methods")
@@ -155,7 +160,6 @@ class Steps:
         kind = (rows, 1), snapshot.selection.in_use
         step = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, kind[0], folder)
         self.pool.release(self.model, self.cache, kind, step)
-        self.pool.num_plain[kind] = max(self.pool.num_plain[kind], self.compile_after)
 
     def release(self) -> None:
         """Return the compiled steps of this runner to the pool, for other runners; the next decoding step acquires them
@@ -164,4 +168,3 @@ class Steps:
             if step is not None and self.key == self.pool.key:
                 self.pool.release(self.model, self.cache, kind, step)
         self.used.clear()
-        self.state.rest()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, get_type_hints
 
-from onward.base.arguments import Range, named
+from onward.base.arguments import Range, check, field_types, named, shown, types_of
 from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.config.part_types import SizeOrZero
-from onward.generation.sampling import Sampling, SamplingKeywords
+from onward.generation.sampling import Sampling
 from onward.text.tokenizer import SURROGATE
 
 MAX_ANSWERS = 10_000  # for each prompt
@@ -61,18 +62,25 @@ def schema_text(schema: Mapping[str, Any]) -> str:
         raise UserError(f"json_schema is not JSON: {error}") from None
 
 
-class OptionKeywords(SamplingKeywords, total=False):
-    """The fields of GenerationOptions as keyword arguments of functions that generate text, except `max_new_tokens` and
-    `n`."""
+def split(
+    keywords: Mapping[str, Any], own: type, default: GenerationOptions
+) -> tuple[GenerationOptions, dict[str, Any]]:
+    """Split keyword arguments of a search into GenerationOptions and the other arguments, which the TypedDict `own`
+    declares; return both.
 
-    min_new_tokens: int
-    stop: str | Sequence[str]
-    include_stop: bool
-    stop_token_ids: Sequence[int]
-    stop_when: StopCondition | None
-    regex: str
-    json_schema: str | Mapping[str, Any]
-    grammar: str
-    seed: int | None
-    adapter: str | None
-    logprobs: int | None
+    The fields of GenerationOptions replace those of the keyword argument `options`, or else of `default`. A value of
+    None counts as not given. Raises a UserError for an unknown keyword.
+    """
+    base = keywords.get("options", default)
+    if not isinstance(base, GenerationOptions):
+        raise UserError(f"options is {shown(base)}: it takes GenerationOptions")
+    given = {name: value for name, value in keywords.items() if value is not None and name != "options"}
+    known = field_types(GenerationOptions)
+    for name in given:
+        if name not in known and name not in own.__annotations__:
+            raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
+    changes = {name: value for name, value in given.items() if name in known}
+    rest = {name: value for name, value in given.items() if name not in known}
+    return replace(base, **changes) if changes else base, check(
+        types_of(get_type_hints(own, include_extras=True)), rest
+    )

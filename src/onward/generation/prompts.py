@@ -76,6 +76,7 @@ def requests_for(
                 options.logprobs,
                 options.adapter,
                 form.check if form else None,
+                calls_user=bool(options.stop_when or options.processors),
             )
             answers[request] = answer
     return answers

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from onward.base.arguments import check, check_fields, named
+from onward.base.arguments import check, check_fields, named, types_of
 from onward.generation.logprobs import TokenLogprob
 from onward.generation.sampling import Sampling
 
@@ -58,6 +58,7 @@ class Request:
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
     adapter: str | None = None  # name of the adapter, "": only the base; None: the one in use at `Engine.add`
     check: Callable[[Sequence[int]], None] | None = None  # called with the tokens of a complete answer; may raise
+    calls_user: bool = True  # whether its functions run code of the user, which may change the model
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, if num_logprobs is given
     finish_reason: str = ""  # stop (stop token, stop text or completed constraint), length, cancelled or error
@@ -73,7 +74,7 @@ class Request:
     num_accepted: int = 0  # drafted tokens that were accepted
 
     def __post_init__(self) -> None:
-        check({"stop_token_ids": Collection[int]}, vars(self))
+        check(types_of({"stop_token_ids": Collection[int]}), vars(self))
         self.stop_token_ids = frozenset(self.stop_token_ids)
         check_fields(self)
         self.seed %= 1 << 63

@@ -25,10 +25,10 @@ class Completion:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """A continuation of a prompt that beam search or contrastive search returns, as text and tokens, with its score."""
+    """A continuation of a prompt that beam search returns, as text and tokens, with its score."""
 
     text: str
     tokens: list[int]  # without the stop token
     finish_reason: str  # stop (a stop token) or length
-    score: float | None = None  # beam search only: log-probability normalized by length; greater is better
-    logprob: float | None = None  # beam search only: sum of the tokens' log-probabilities, in nats
+    score: float  # log-probability normalized by length; greater is better
+    logprob: float  # sum of the tokens' log-probabilities, in nats

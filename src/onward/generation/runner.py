@@ -1,48 +1,52 @@
 """The runner: builds the input tensors of a step, and calls the model on rows of a cache.
 
-Shapes: B rows, T tokens in one call, D d_model.
+Shapes: B rows, T tokens in one call, D d_model, V vocabulary.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from onward.base.device import tensor_on
-from onward.compiled.fingerprint import ModelState
-from onward.compiled.steps import COMPILE_AFTER, Steps
+from onward.compiled.steps import CompiledSteps
 from onward.generation.request import Request
-from onward.model.adapters import Selection
+from onward.model.adapters import Selection, adapter_names, check_adapter, selection
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
-from onward.transforms.lora import adapter_names, check_adapter, selection
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
+COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
+PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # so far, by kind
 
 
 class Runner:
-    """The calls of a model over the rows of a KV cache, for an engine. After `compile_after` steps (None: never), a
-    decoding step is compiled.
+    """The calls of a model over the rows of a KV cache. With `compiled`, a decoding step is compiled after
+    `compile_after` plain steps with as many rows, tokens of each, and the same adapters.
 
     Views of the cache are made once per range of rows and rounded length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
-    `state.follow()` is called before each step.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, compile_after: int | None = COMPILE_AFTER) -> None:
+    def __init__(
+        self, model: Decoder, cache: KVCache, compiled: CompiledSteps | None = None, compile_after: int = COMPILE_AFTER
+    ) -> None:
         self.model, self.cache = model, cache
-        self.state = ModelState(model)
-        self.steps = Steps(model, cache, self.state, compile_after)
+        self.compiled, self.compile_after = compiled, compile_after
+        self.num_plain = PLAIN_STEPS.setdefault(model, Counter())
         self.capacity = cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
         self.decoding: list[Request] = []  # the requests of the last call of `decode`
         self.starts: list[int] = []  # the positions of their last tokens
         self.sampled_for: list[Request] = []  # the requests of the tokens in `sampled`
-        self.selection = Selection()  # of the model's adapters
+        self.selection: Selection | None = None  # None while the model has no adapters
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int) -> CacheView:
@@ -61,39 +65,35 @@ class Runner:
     def adapter(self, name: str | None) -> str:
         """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter that the model uses
         at present. Raises a UserError if the model does not have it."""
-        self.selection = selection(self.model)
+        known = adapter_names(self.model)
+        self.selection = selection(self.model) if known else None
         if name is None:
-            return self.selection.name
-        check_adapter(name, adapter_names(self.model))
+            return self.selection.name if self.selection else ""
+        check_adapter(name, known)
         return name
+
+    def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
+        """Return a context in which the model applies the adapter named in `adapters` to each row; if `adapters` is
+        empty, the adapter that the model uses at present."""
+        return self.selection.use(adapters) if self.selection and adapters else nullcontext()
 
     def forward_rows(
         self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
     ) -> Tensor:
         """Run the model on `pieces`, the next tokens of each row from row `first` on; piece i begins at position
         starts[i]. Returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
-        that the model uses at present.
-
-        Shorter pieces are padded with their own last token: NaN from a token never reaches another row.
-        """
+        that the model uses at present."""
         width = max(map(len, pieces))
+        # padding repeats a row's own last token: NaN from a token never reaches another row
         tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
         view = self.view(first, first + len(pieces), max(starts) + width)
         with self.using(adapters):
             return self.model.hidden(tokens, positions, view)
 
     def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the model's inputs, tokens and positions, each (B, T), for `pieces`, token lists of equal length;
-        piece i begins at position starts[i]."""
-        tokens = tensor_on(self.model.device, pieces)
-        return tokens, tensor_on(self.model.device, starts)[:, None] + torch.arange(
-            tokens.size(1), device=tokens.device
-        )
-
-    def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which the model applies the adapter named in `adapters` to each row; if `adapters` is
-        empty, the adapter that the model uses at present."""
-        return self.selection.use(adapters) if adapters else nullcontext()
+        """Return the tokens and their positions, each (B, T), of `pieces`, token lists of equal length."""
+        tokens, device = tensor_on(self.model.device, pieces), self.model.device
+        return tokens, tensor_on(device, starts)[:, None] + torch.arange(tokens.size(1), device=device)
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
         """Run the model on the last token of each request; returns the logits (B, V) after these tokens. Request i is
@@ -106,10 +106,35 @@ class Runner:
         self.decoding, self.starts = list(requests), starts
         tokens, positions, length = self.sampled[:, None], self.positions[:, None], max(starts) + 1
         with self.using(adapters):
-            if (logits := self.steps.run(tokens, positions, length)) is not None:
+            if (logits := self.run_compiled(tokens, positions, length)) is not None:
                 return logits[:, 0]
             hidden = self.model.hidden(tokens, positions, self.view(0, len(requests), length))
-            return self.logits(hidden.flatten(0, 1), adapters)
+            return self.model.logits(hidden.flatten(0, 1)[None])[0]
+
+    def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
+        """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step.
+        None if the caller must compute a plain one, as before `compile_after` steps of the kind."""
+        if self.compiled is None:
+            return None
+        kind = *tokens.shape, *(self.selection.in_use if self.selection else ())
+        if self.num_plain[kind] < self.compile_after:
+            self.num_plain[kind] += 1
+            return None
+        return self.compiled.run(tokens, positions, length)
+
+    def compile(self, rows: int, folder: Path | None) -> None:
+        """Compile steps of `rows` rows now, with the adapter that the model uses; `folder` keeps their code. Raises
+        NotCompilable if they cannot be compiled."""
+        assert self.compiled is not None
+        self.compiled.compile(rows, folder)
+        kind = rows, 1, *(self.selection.in_use if self.selection else ())
+        self.num_plain[kind] = max(self.num_plain[kind], self.compile_after)
+
+    def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
+        """Compute the logits (N, V) of hidden states (N, D), each row with the adapter named for it in `adapters`
+        (empty: the adapter that the model uses at present)."""
+        with self.using(adapters):
+            return self.model.logits(hidden[None])[0]
 
     def keep(self, requests: Sequence[Request], sampled: Tensor) -> None:
         """Keep the tokens (B,) that were sampled for these requests on the device, as inputs of the next `decode`."""
@@ -119,12 +144,6 @@ class Runner:
         """Discard the tokens and positions kept on the device, so that the next decoding step copies them from its
         requests."""
         self.decoding = []
-
-    def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
-        """Compute the logits (N, V) of hidden states (N, D), each row with the adapter named for it in `adapters`
-        (empty: the adapter that the model uses at present)."""
-        with self.using(adapters):
-            return self.model.logits(hidden[None])[0]
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Return whether the tokens kept on the device are the inputs of this decoding step: the requests are those of

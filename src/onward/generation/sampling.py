@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import index
-from typing import Annotated, Any, TypedDict, get_args, get_origin
+from typing import Annotated, Any
 
 from onward.base.arguments import Range, check_fields, field_types, named
 from onward.base.errors import UserError
@@ -46,7 +46,7 @@ class Sampling:
     def __post_init__(self) -> None:
         for name, kind in field_types(type(self)).items():
             value = getattr(self, name)
-            if get_origin(kind) is tuple and (callable(value) or (isinstance(value, str) and str in get_args(kind))):
+            if kind.origin is tuple and (callable(value) or (isinstance(value, str) and str in kind.args[0].classes)):
                 object.__setattr__(self, name, (value,))
         try:
             bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}
@@ -79,21 +79,3 @@ def token_id(value: Any) -> int:
     """Convert an integer, or a text such as "50256", to a token id. Raises a TypeError or ValueError for other
     values."""
     return int(value) if isinstance(value, str) else index(value)
-
-
-class SamplingKeywords(TypedDict, total=False):
-    """The fields of Sampling as keyword arguments of functions that generate text."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typical_p: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    no_repeat_ngram_size: int
-    logit_bias: Mapping[int, float]
-    suppress_tokens: Sequence[int]
-    forced_tokens: Sequence[int]
-    processors: Processor | Sequence[Processor]

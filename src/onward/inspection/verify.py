@@ -105,8 +105,7 @@ class VerifiedModel:
         prompts = [self.tokens[row % 2, : half - row].tolist() for row in range(rows)]
         new = min(NEW, self.model.config.context_length - half)
         requests = [engine.add(Request(prompt, Sampling(temperature=0), new)) for prompt in prompts]
-        for _ in engine.run():
-            pass
+        engine.finish()
         if error := requests[0].error:
             raise error
         return requests[0].tokens

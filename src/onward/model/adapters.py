@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from onward.base.errors import UserError
+from onward.base.suggestions import nearest
 from onward.kernels.operations import linear, unrecorded
 
 
@@ -249,6 +251,26 @@ class WeightAdapters(nn.ModuleDict):
         for name in chosen.chain(chosen.name) if chosen.groups is None else ():
             weight = self[name].merged(weight) if name in self else weight
         return weight
+
+
+def selection(model: nn.Module) -> Selection:
+    """Return the Selection of a model, which stores which of its LoRA adapters apply; a new one if the model has no
+    adapters."""
+    return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """Return the names of a model's LoRA adapters, in the order in which they were added to its first weight."""
+    found = (name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
+    return list(dict.fromkeys(found))
+
+
+def check_adapter(name: str, known: Sequence[str]) -> None:
+    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" stands for no
+    adapter and is accepted."""
+    if name and name not in known:
+        hint = nearest(name, known) if known else "the model has none: load one with adapter"
+        raise UserError(f"there is no adapter with the name {name!r}: {hint}")
 
 
 def adapted(module: nn.Module, name: str) -> Tensor:

@@ -74,6 +74,9 @@ class Decoder(Shown, nn.Module):
         """The dtype of the embedding, of the residual stream, and of a KV cache for this model."""
         return self.embed.weight.dtype
 
+    def extra_repr(self) -> str:
+        return str(self.__dict__.get("attachments", ""))  # see attachments.py
+
     def forward(
         self, tokens: Tensor, positions: Tensor | None = None, cache: KVCache | CacheView | None = None
     ) -> Tensor:

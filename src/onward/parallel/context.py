@@ -12,13 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
 
 from onward.base.errors import UserError
+from onward.model.attachments import attach
 from onward.model.attention import Attend
 from onward.model.cache import CacheView, Keys
 from onward.model.context import AttentionContext
@@ -112,12 +112,12 @@ class DividedTokens:
         self.model, self.rank, self.count, self.gather = model, rank, count, gather
         self.positions: Tensor | None = None  # positions of all tokens, in a call with the tokens of this process
         self.plain = False  # whether these positions are 0, 1, 2, ... in all rows
-        self.undivided = model.hidden, model.hidden_of_checked, model.contexts
-        changed: Any = model
-        changed.hidden, changed.hidden_of_checked, changed.contexts = self.hidden, self.hidden_of_checked, self.contexts
+        attachment = attach(model, "context", f"{count} processes divide the tokens of each window")
+        for method in self.hidden, self.hidden_of_checked, self.contexts:
+            attachment.wrap(model, method.__name__, method)
         for module in model.modules():
             if isinstance(module, Attend):
-                module.forward = partial(attend, module.forward)  # type: ignore[method-assign]
+                attachment.wrap(module, "forward", attend)
 
     @classmethod
     def of_group(cls, model: Decoder, group: distributed.ProcessGroup) -> DividedTokens:
@@ -128,36 +128,32 @@ class DividedTokens:
         """Return the part of a tensor (B, T, ...) that belongs to the tokens of this process."""
         return own_tokens(x, self.count, self.rank)
 
-    def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: Any = None) -> Tensor:
+    def hidden(self, plain: Any, tokens: Tensor, positions: Tensor | None = None, cache: Any = None) -> Tensor:
         """Compute `Decoder.hidden`, (B, T, D). Given the tokens (B, T / n) of this process and the positions of all
         tokens, (B, T) or (T,), compute the hidden states (B, T / n, D) of this process's tokens."""
         if positions is None or has_all_tokens(tokens, positions):
-            return self.undivided[0](tokens, positions, cache)
+            return plain(tokens, positions, cache)  # type: ignore[no-any-return]
         check_tokens(tokens, self.model.config)
         check(self.model.config, positions.view(-1, length := positions.size(-1)), length, None)
         return self.model.hidden_of_checked(tokens, positions, None)
 
-    def hidden_of_checked(self, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
-        """Compute `hidden` without checking the arguments; see `Decoder.hidden_of_checked`."""
-        compute = self.undivided[1]
+    def hidden_of_checked(self, plain: Any, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
         if positions is None or has_all_tokens(tokens, positions):
-            return compute(tokens, positions, view)
+            return plain(tokens, positions, view)  # type: ignore[no-any-return]
         self.positions, self.plain = positions.view(-1, positions.size(-1)), positions.ndim == 1
         try:
-            return compute(tokens, self.own(self.positions), None)
+            return plain(tokens, self.own(self.positions), None)  # type: ignore[no-any-return]
         finally:
             self.positions = None
 
     def contexts(
-        self, dtype: torch.dtype, positions: Tensor, view: CacheView | None, *, plain: bool
+        self, undivided: Any, dtype: torch.dtype, positions: Tensor, view: CacheView | None, *, plain: bool
     ) -> list[AttentionContext]:
-        """Return the attention contexts of all layers, for all tokens or, in a call with the tokens of this process,
-        for these."""
         if self.positions is None:
-            return self.undivided[2](dtype, positions, view, plain=plain)
+            return undivided(dtype, positions, view, plain=plain)  # type: ignore[no-any-return]
         rotations: dict[Any, Any] = {None: None}
         contexts: list[AttentionContext] = []
-        for context in self.undivided[2](dtype, self.positions, None, plain=self.plain):
+        for context in undivided(dtype, self.positions, None, plain=self.plain):
             rotation = context.rotation
             if rotation not in rotations:  # layers may share a rotation
                 rotations[rotation] = tuple(map(self.own, rotation or ()))
@@ -171,12 +167,12 @@ def has_all_tokens(tokens: Tensor, positions: Tensor) -> bool:
     return positions.size(-1) == tokens.size(1)
 
 
-def attend(forward: Any, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-    """Call `forward`, the method of an Attend module. With a DividedContext, call it once for each chunk of this
-    process's queries, with the keys that the chunk can attend to."""
+def attend(plain: Any, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
+    """A layer around the forward of an Attend module. With a DividedContext, it calls the module once for each chunk of
+    this process's queries, with the keys that the chunk can attend to."""
     if not isinstance(context, DividedContext):
-        return forward(q, k, v, context)  # type: ignore[no-any-return]
+        return plain(q, k, v, context)  # type: ignore[no-any-return]
     assert isinstance(k, Tensor)
     assert isinstance(v, Tensor)
     chunks = zip(q.split(q.size(1) // 2, 1), context.parts())
-    return torch.cat([forward(part, k[:, :end], v[:, :end], own) for part, (end, own) in chunks], 1)
+    return torch.cat([plain(part, k[:, :end], v[:, :end], own) for part, (end, own) in chunks], 1)

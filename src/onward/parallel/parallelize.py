@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from onward.config.mesh import Mesh
+from onward.model.attachments import attach
 from onward.model.decoder import Decoder
 from onward.parallel.context import DividedTokens
 from onward.parallel.parts import allocate, is_first_holder, local
@@ -102,10 +103,9 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     model.inside = OneForward(
         model, model.inside, partial(torch.autocast, mesh.device_type, low) if low else nullcontext
     )
+    attachment = attach(model, "shards", f"{count} processes divide the parameters (FSDP)")
     for method in "hidden", "logits":
-        setattr(model, method, partial(model.inside, getattr(model, method)))
-    if vocabulary := getattr(model, "vocabulary", None):
-        vocabulary.scores = partial(model.inside, vocabulary.scores)
+        attachment.wrap(model, method, model.inside)
 
 
 def shard_dim(shape: Sequence[int], count: int) -> int:
@@ -189,6 +189,7 @@ def wrapped(module: nn.Module, model: nn.Module, mesh: Mesh, *, uses_all: bool) 
             module, gradient_as_bucket_view=True, find_unused_parameters=not uses_all, init_sync=False
         )
         replicas.register_comm_hook(None, sum_of_bucket)
+        attach(model, "replicas", f"{mesh.replicate} processes, each with all parameters (DDP)")
         REPLICAS.add(replicas)
         return replicas
     return module

@@ -25,6 +25,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import layers_of_stage
+from onward.model.attachments import attach
 from onward.model.decoder import Decoder, check, check_tokens
 from onward.parallel.parts import local
 
@@ -86,8 +87,9 @@ class Pipeline:
         stage."""
         return self.model.config.tied and self.is_last and parameter is self.model.embed.weight
 
-    def hidden(self, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
-        """Compute the output of this stage (B, T, D) from the output of the previous stage; see `Decoder.hidden`."""
+    def hidden(self, _: Any, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
+        """Compute the output of this stage (B, T, D) from the output of the previous stage, in place of
+        `Decoder.hidden`."""
         compute = self.model.hidden_of_checked
         if self.in_step:
             return compute(tokens, positions, None)
@@ -101,13 +103,13 @@ class Pipeline:
             distributed.send(output.to(self.model.dtype), group=self.group, group_dst=self.stage + 1)
         return output
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """Compute the logits (B, T, V) in the last stage and return them in all stages; if the vocabulary is divided,
         only the columns of this process's part. In other stages, only the shape of `hidden` is used."""
         if self.in_step:
-            return Decoder.logits(self.model, hidden)
+            return plain(hidden)
         if self.is_last:
-            logits = Decoder.logits(self.model, hidden).to(self.model.dtype).contiguous()
+            logits = plain(hidden).to(self.model.dtype).contiguous()
         else:
             logits = hidden.new_empty(*hidden.shape[:-1], self.model.head.out_features, dtype=self.model.dtype)
         distributed.broadcast(logits, group=self.group, group_src=self.stages - 1)
@@ -142,7 +144,7 @@ class Pipeline:
         key = len(batches), rows, length
         if key not in self.schedules:
             self.schedules = {key: self.schedule(*key)}  # buffers of other shapes are freed
-        self.microbatches.step = step = Step(module, batches, count, precision, auxiliary)
+        self.microbatches.step = step = PipelineStep(module, batches, count, precision, auxiliary)
         numbers = torch.arange(len(batches))
         self.in_step = True
         try:
@@ -153,7 +155,9 @@ class Pipeline:
         self.sum_tied()
         sums = [one["loss"] for one in step.reported]
         if others := [name for one in step.reported[:1] for name in one if name != "loss"]:
-            raise UserError(f"the loss reports {others[0]}, and a pipeline reports the loss alone: use another mesh")
+            raise UserError(
+                f"Cannot report {others[0]} from a pipeline, which reports the loss alone: use another mesh"
+            )
         loss = torch.stack([torch.zeros((), device=self.model.device), *sums]).sum().double()
         distributed.broadcast(loss, group=self.group, group_src=self.stages - 1)
         return {"loss": loss}
@@ -161,7 +165,7 @@ class Pipeline:
     def schedule(self, count: int, rows: int, length: int) -> Schedule1F1B:
         """Return the schedule of `count` microbatches of `rows` windows."""
         states = self.empty(rows, length, "meta").requires_grad_()
-        stage = Stage(
+        stage = AccumulatingStage(
             self.microbatches,
             self.stage,
             self.stages,
@@ -190,7 +194,7 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Step:
+class PipelineStep:
     """The arguments of `Pipeline.backward`, and the sums that the last stage reports for each batch."""
 
     module: nn.Module
@@ -215,7 +219,7 @@ class WithLoss(torch.autograd.Function):
         return grad, torch.ones((), device=ctx.device) if ctx.needs_input_grad[1] else None
 
 
-class Stage(PipelineStage):
+class AccumulatingStage(PipelineStage):
     """A stage whose shards sum gradients over replicas only in the last backward of a step."""
 
     def backward_one_chunk(
@@ -235,7 +239,7 @@ class Microbatches(nn.Module):
     def __init__(self, pipeline: Pipeline) -> None:
         super().__init__()
         self.pipeline = pipeline
-        self.step: Step
+        self.step: PipelineStep
 
     def forward(self, *received: Tensor, index: Tensor) -> Tensor:
         """Return the hidden states to send or, in the last stage, the part of the mean loss."""
@@ -275,5 +279,7 @@ def split(model: Decoder, mesh: DeviceMesh) -> None:
         for name in LAST:
             setattr(model, name, nn.Identity())
     any_model: Any = model
-    any_model.pipeline, any_model.hidden = pipeline, pipeline.hidden
-    getattr(model, "vocabulary", any_model).logits = pipeline.logits
+    any_model.pipeline = pipeline
+    attachment = attach(model, "pipeline", f"stage {pipeline.stage + 1} of {pipeline.stages}")
+    attachment.wrap(model, "hidden", pipeline.hidden)
+    attachment.wrap(model, "logits", pipeline.logits)

@@ -16,6 +16,7 @@ from torch.distributed import DeviceMesh
 from torch.utils.hooks import RemovableHandle
 
 from onward.config.mesh import divides_tokens
+from onward.model.attachments import attach
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.parallel.functions import Copy, Gather, Join, Own, Scatter, Sum
@@ -23,13 +24,14 @@ from onward.parallel.functions import Copy, Gather, Join, Own, Scatter, Sum
 
 class Stream:
     """The residual stream of a decoder whose layers are divided over the n processes of a mesh with one axis. Between
-    the branches (attention and feed-forward), each process has only T / n of the T tokens (sequence parallelism). The
-    constructor changes the blocks in place. `divided` says whether the tokens are divided in the block that runs."""
+    the branches (attention and feed-forward), each process has only T / n of the T tokens (sequence parallelism).
+    `divided` says whether the tokens are divided in the block that runs."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.mesh, self.group, self.divided = mesh, mesh.get_group(), False
+        self.attachment = attach(model, "tensor", divided_layers(mesh.size()))
         for block in model.blocks:
-            block.forward = partial(self.run, block.forward, block)  # type: ignore[method-assign]
+            self.attachment.wrap(block, "forward", partial(self.run, block))
         changed: Any = model
         changed.stream, self.hooks = self, list[RemovableHandle]()
         self.between(model.blocks[0], model.blocks[-1])
@@ -39,7 +41,7 @@ class Stream:
         in no other block."""
         for hook in self.hooks:
             hook.remove()
-        self.hooks = [first.register_forward_pre_hook(self.begin), last.register_forward_hook(self.end)]
+        self.hooks = [self.attachment.before(first, self.begin), self.attachment.after(last, self.end)]
 
     def begin(self, block: nn.Module, inputs: tuple[Tensor, AttentionContext]) -> tuple[Tensor, AttentionContext]:
         """Reduce the inputs of the first block to this process's tokens (B, T / n, D) if n divides T; otherwise return
@@ -47,12 +49,11 @@ class Stream:
         x, context = inputs
         return (Own.apply(x, self.mesh) if divides_tokens(x.size(1), self.mesh.size()) else x), context
 
-    def run(self, forward: Any, block: nn.Module, x: Tensor, context: AttentionContext) -> Tensor:
-        """Set `divided` for a block and call its forward, `forward`, with the hidden states x and the attention
-        context; also called when activations are recomputed."""
+    def run(self, block: nn.Module, plain: Any, x: Tensor, context: AttentionContext) -> Tensor:
+        """Set `divided` for a block, also when activations are recomputed, and call its plain forward."""
         self.divided = is_part(x, context)
         try:
-            return forward(x, context)  # type: ignore[no-any-return]
+            return plain(x, context)  # type: ignore[no-any-return]
         finally:  # checkpointing may end a recomputation before the hooks that restore the parameters
             for module in block.modules():
                 for name in module._parameters:
@@ -75,6 +76,10 @@ class Stream:
         """Return a parameter that is used between branches, such as a norm's weight. If the tokens are divided, the
         backward sums its gradient over the processes."""
         return Copy.apply(parameter, self.group) if self.divided else parameter  # type: ignore[no-any-return]
+
+
+def divided_layers(count: int) -> str:
+    return f"{count} processes divide the heads and units of each layer"
 
 
 def is_part(x: Tensor, context: AttentionContext) -> bool:

@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from onward.base.errors import UserError
 from onward.config.decoder import SelfAttention, at
 from onward.config.mesh import divides_vocabulary
+from onward.model.attachments import Attachment
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
@@ -119,7 +120,7 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
 
 
 @dataclass(frozen=True)
-class Shown:
+class LocalParameter:
     """A parameter of a module as a DTensor, and the rule by which this process computes with its part of it."""
 
     owner: nn.Module
@@ -143,22 +144,24 @@ class Shown:
 
 
 class Locally:
-    """Hooks that replace the DTensor parameters `shown` by this process's parts, as plain tensors, during the forward
-    of a module."""
+    """Hooks that replace DTensor parameters by this process's parts, as plain tensors, during the forward of a
+    module."""
 
-    def __init__(self, module: nn.Module, shown: list[Shown], mesh: DeviceMesh) -> None:
-        self.shown, self.mesh = shown, mesh
-        module.register_forward_pre_hook(self.begin, prepend=True)
-        module.register_forward_hook(self.end)  # if it were always called, each block would be compiled for itself
+    def __init__(
+        self, attachment: Attachment, module: nn.Module, parameters: list[LocalParameter], mesh: DeviceMesh
+    ) -> None:
+        self.parameters, self.mesh = parameters, mesh
+        attachment.before(module, self.begin, prepend=True)
+        attachment.after(module, self.end)  # if it were always called, each block would be compiled for itself
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         """Replace each parameter by this process's part, a plain tensor: a hook before the forward."""
-        for one in self.shown:
+        for one in self.parameters:
             one.owner.__dict__[one.name] = one.of(self.mesh)
 
     def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
         """Restore the parameters: a hook after the forward."""
-        for one in self.shown:
+        for one in self.parameters:
             one.owner.__dict__.pop(one.name, None)
 
 
@@ -192,20 +195,20 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
                 if parameter not in distributed:
                     distributed[parameter] = as_dtensor(parameter, rule, mesh)
                 module._parameters[name] = distributed[parameter]
-                own.append(Shown(module, name, rule, stream if module in in_stream else None))
+                own.append(LocalParameter(module, name, rule, stream if module in in_stream else None))
         if own and module not in inside:
-            Locally(module, own, mesh)
+            Locally(stream.attachment, module, own, mesh)
     if of_vocabulary:
         Vocabulary(model, mesh)
     for path, branch in branches.items():
         used = [
-            Shown(owner, name, rules[owner, name])
+            LocalParameter(owner, name, rules[owner, name])
             for owner in branch.modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None
         ]
         narrow(branch, rules, n)
-        normalize_gathered(branch, model, int(path.split(".")[1]), mesh)
+        normalize_gathered(branch, model, int(path.split(".")[1]), mesh, stream.attachment)
         connect(branch, used, mesh, stream)
 
 
@@ -269,7 +272,7 @@ def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n
         branch.n_heads //= n
 
 
-def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: DeviceMesh) -> None:
+def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: DeviceMesh, attachment: Attachment) -> None:
     """Register hooks for norms of queries and keys that need all heads, since they normalize all heads together or have
     a weight for each head: they gather the heads of all processes, and each process keeps the results of its own heads.
     `branch` is the attention of layer `layer` of `model`; nothing changes for other norms and branches."""
@@ -291,14 +294,13 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
         def own(_: nn.Module, inputs: Any, y: Tensor, copies: int = copies) -> Tensor:
             return piece(y, dim, n // copies, rank // copies)
 
-        norm.register_forward_pre_hook(gather)
-        norm.register_forward_hook(own)
+        attachment.before(norm, gather)
+        attachment.after(norm, own)
 
 
-def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Stream) -> None:
-    """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of the parameters
-    `shown`, receive its input from the residual stream `stream`, and return its output, summed over the processes, to
-    it."""
+def connect(branch: nn.Module, parameters: list[LocalParameter], mesh: DeviceMesh, stream: Stream) -> None:
+    """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of `parameters`,
+    and receive its input from the residual stream and return its sum over the processes to it."""
     masks = WeakKeyDictionary[AttentionMask, AttentionMask]()
 
     def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -313,6 +315,6 @@ def connect(branch: nn.Module, shown: list[Shown], mesh: DeviceMesh, stream: Str
             masks[mask] = mask.with_slopes(piece(mask.slopes, 0, mesh.size(), mesh.get_local_rank()))
         return replace(context, mask=masks[mask])
 
-    Locally(branch, shown, mesh)
-    branch.register_forward_pre_hook(enter)
-    branch.register_forward_hook(lambda _, inputs, y: stream.leave(y))
+    Locally(stream.attachment, branch, parameters, mesh)
+    stream.attachment.before(branch, enter)
+    stream.attachment.after(branch, lambda _, inputs, y: stream.leave(y))

@@ -16,8 +16,10 @@ from torch.distributed import DeviceMesh
 from torch.nn import functional as F
 
 from onward.kernels.cross_entropy import cross_entropy
+from onward.model.attachments import attach, without
 from onward.model.decoder import Decoder
 from onward.parallel.functions import Copy, Join, Sum, reduced
+from onward.parallel.stream import divided_layers
 
 MAX_LOGITS = 1 << 25  # elements in memory at once: 128 MiB in fp32
 
@@ -90,32 +92,34 @@ class DividedScores(Scores):
 
 class Vocabulary:
     """The vocabulary of V tokens of a decoder, divided over the n processes of a mesh with one axis: this process has V
-    / n rows of the embedding and of the head. The constructor replaces the forward of the decoder's embedding, which
-    then looks up each token in the process that has its row. It also replaces the decoder's `logits`, which then
-    gathers the logits of all processes; `scores` does not gather logits."""
+    / n rows of the embedding and of the head. The decoder's embedding looks up each token in the process that has its
+    row, and its `logits` gathers the logits of all processes; `scores` does not gather logits."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.group, self.part = mesh.get_group(), mesh.get_local_rank()
         self.size, self.own = model.config.vocab_size, model.config.vocab_size // mesh.size()
-        self.embed, self.logits = model.embed, model.logits
-        changed: Any = model
-        changed.embed.forward = self.vectors
-        changed.logits = lambda hidden: Join.apply(self.logits(hidden), -1, mesh)
-        changed.vocabulary = self
+        self.model: Any = model
+        self.mesh, self.model.vocabulary = mesh, self
+        attachment = attach(model, "tensor", divided_layers(mesh.size()))
+        attachment.wrap(model.embed, "forward", self.vectors)
+        attachment.wrap(model, "logits", self.logits)
+        attachment.before(model.head, lambda _, inputs: (Copy.apply(inputs[0], self.group),))
         model.head.out_features = self.own
-        model.head.register_forward_pre_hook(lambda _, inputs: (Copy.apply(inputs[0], self.group),))
 
-    def vectors(self, tokens: Tensor) -> Tensor:
+    def vectors(self, _: Any, tokens: Tensor) -> Tensor:
         """Return the embeddings (..., D) of token ids (...), summed over the processes, which each look up their own
         rows."""
         rows, foreign = self.rows_of(tokens)
-        vectors = F.embedding(rows, self.embed.weight)
+        vectors = F.embedding(rows, self.model.embed.weight)
         return Sum.apply(vectors.masked_fill(foreign[..., None], 0), self.group)  # type: ignore[no-any-return]
+
+    def logits(self, own: Any, hidden: Tensor) -> Tensor:
+        return Join.apply(own(hidden), -1, self.mesh)  # type: ignore[no-any-return]
 
     def scores(self, hidden: Tensor) -> DividedScores:
         """Return the DividedScores of hidden states (N, D). This process computes only the logits of its part of the
         vocabulary."""
-        return DividedScores(self.logits(hidden), self)
+        return DividedScores(without("tensor", self.model, "logits")(hidden), self)
 
     def rows_of(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return two tensors for token ids of any shape: the index of each token among this process's rows (0 for

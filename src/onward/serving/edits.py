@@ -11,9 +11,10 @@ from torch import Tensor
 
 from onward.generation.request import Request
 from onward.model.decoder import Decoder
+from onward.model.rows import ROWS
 from onward.serving.errors import ApiError
 from onward.serving.shapes import Whole
-from onward.tracing.calls import ROWS, Location
+from onward.tracing.calls import Location
 from onward.tracing.edit import Change, edit
 from onward.tracing.sites import activations
 

@@ -18,13 +18,13 @@ from onward.config.decoder import DecoderConfig
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.growing import CHUNK
 from onward.generation.engine.engine import Engine
+from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.planning.memory import cache_bytes, weight_bytes
 from onward.planning.tables import byte_count
 from onward.serving.server_options import EngineOptions
 from onward.transforms.heads import head_labels
-from onward.transforms.lora import adapter_names
 
 BLOCK = 16  # positions of a block of the cache
 SHARE = 0.5  # of the memory left beside the weights, the most that the cache takes unless a size is given
@@ -140,7 +140,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         prefill_budget=options.prefill_budget,
     )
     # no program of a user changes a served model, so a step need not check every module and tensor
-    engine.runner.state.owned = True
+    engine.state.owned = True
     return engine
 
 

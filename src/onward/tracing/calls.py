@@ -1,43 +1,15 @@
-"""The current call of a model: the request of each row, and the positions of its tokens."""
+"""The current call of a traced model, and the positions of its tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.model.mask import AttentionMask
-
-
-@dataclass(frozen=True)
-class Row:
-    """The request to which one row of an engine's batch belongs in one call of the model, with the number and the
-    positions of the request's tokens in this call."""
-
-    request: Any  # a generation.Request; None in a call of the draft model
-    tokens: int  # number of the request's tokens in the call; later columns are padding
-    step: int  # number of tokens generated for the request before this call
-    start: int  # position of the first of these tokens in prompt + answer
-
-
-ROWS: ContextVar[tuple[Row, ...]] = ContextVar("rows", default=())
-
-
-@contextmanager
-def labeled(rows: Sequence[Row]) -> Iterator[None]:
-    """Record, inside the `with` block, the request of each row of the batch in calls of a model, so that a trace can
-    return the activations of one request. An engine uses it around its calls."""
-    before = ROWS.set(tuple(rows))
-    try:
-        yield
-    finally:
-        ROWS.reset(before)
+from onward.model.rows import ROWS
 
 
 @dataclass(eq=False)
@@ -49,7 +21,7 @@ class Forward:
 
     def begin(self, width: int, positions: Tensor | None, device: torch.device) -> None:
         """Record that the call of the model begins, with rows of `width` tokens at `positions` (B, T), by default 0, 1,
-        2, ... In a call by an engine, the positions come from `labeled` instead.
+        2, ... In a call by an engine, the positions come from the labels of its rows instead.
 
         Positions count tokens of the text; they differ from the model's positions for requests with a sliding context.
         """

@@ -15,8 +15,9 @@ from torch import Tensor
 from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder, described, without_dropout
-from onward.tracing.calls import ROWS, Forward, Location
-from onward.tracing.hooks import Activation
+from onward.model.rows import ROWS
+from onward.tracing.calls import Forward, Location
+from onward.tracing.hooks import Traceable
 from onward.tracing.listening import listening
 from onward.tracing.names import resolve
 from onward.tracing.sites import activations
@@ -43,7 +44,7 @@ class Change:
         at = self.at
         numbers = [at.start or 0, at.stop or 0] if isinstance(at, slice) else [at] if isinstance(at, int) else at or []
         if any(position < 0 for position in numbers) or (isinstance(at, slice) and (at.step or 1) < 1):
-            raise UserError(f"at is {at}: positions are counted from the first token of a text, 0")
+            raise UserError(f"Cannot change positions at {at}: count them from the first token of a text, 0")
 
     def __call__(self, x: Tensor, location: Location) -> Tensor:
         new = self.function(x, location).to(x.dtype)
@@ -152,11 +153,13 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]
     if len(sizes) == x.ndim and sizes[0] > 1 and ROWS.get():
-        raise UserError(f"the value is {described(new)}, of {sizes[0]} texts: give one for all requests of an engine")
+        raise UserError(
+            f"Cannot use the value, {described(new)}, of {sizes[0]} texts in an engine: give one for all requests"
+        )
     if len(sizes) > x.ndim or any(
         size not in (1, wanted) and letter not in ("T", "S") for size, wanted, letter in zip(sizes, x.shape, letters)
     ):
-        raise UserError(f"the value is {described(new)}, which does not fit {described(x)}")
+        raise UserError(f"Cannot fit the value, {described(new)}, to the activation, {described(x)}")
     new = new.view(sizes)
     for axis, letter in enumerate(letters):
         if letter in ("T", "S") and sizes[axis] > 1:
@@ -174,14 +177,14 @@ class Edit:
     gradients, edits = False, True
 
     def __init__(self, model: Decoder, changes: Mapping[str, Edited]) -> None:
-        self.known: Mapping[str, Activation] = activations(model)
+        self.known: Mapping[str, Traceable] = activations(model)
         self.wanted: dict[str, set[int | None]] = {}
         self.changes: dict[tuple[str, int | None], list[tuple[str, Change | Callable[[Tensor], Tensor]]]] = {}
         for pattern, change in changes.items():
             wanted = resolve(self.known, [pattern])
             for name, indices in wanted.items():
                 if not self.known[name].editable:
-                    raise UserError(f"{name} is computed from other activations: edit those that it is made of")
+                    raise UserError(f"Cannot edit {name}, because it is computed from other activations: edit those")
                 self.wanted.setdefault(name, set()).update(indices)
             means = change.changes(model, wanted) if isinstance(change, Mean) else {}
             for name, indices in wanted.items():

@@ -15,23 +15,24 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
+from onward.model.attachments import Attachment
 from onward.model.cache import CacheView
 from onward.model.decoder import Decoder
 from onward.model.mask import AttentionMask
+from onward.model.rows import OPEN
 from onward.tracing.calls import Forward, Location
 
-Attach = Callable[["ModelHooks"], Iterator[RemovableHandle]]  # adds the hooks of a site
+AddHooks = Callable[["ModelHooks"], None]  # adds the hooks of one activation, or of several related ones
 OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outside of a call
 
 
 @dataclass(frozen=True)
-class Activation:
+class Traceable:
     """An activation of a decoder that can be traced: the function that adds its hooks (`site`), its shape, and whether
     it can be edited."""
 
-    site: Attach
+    site: AddHooks
     shape: tuple[str | int, ...]  # dimensions: B, T, S and numbers
     axis: int | None = None  # axis of heads, units or experts; a number after the name selects one of them
     count: int = 0  # number of heads, units or experts, if it differs from the axis
@@ -55,7 +56,7 @@ class Listener(Protocol):
     """The interface of a trace or an edit of a model, which receives each wanted activation during a call of the model
     and may return a changed one."""
 
-    known: Mapping[str, Activation]  # activations of the model, by name
+    known: Mapping[str, Traceable]  # activations of the model, by name
     wanted: dict[str, set[int | None]]  # names of activations; None for the whole, numbers for heads, units or experts
     gradients: bool  # whether gradients of the activations are kept
     edits: bool  # whether the listener changes activations
@@ -68,47 +69,37 @@ class Listener(Protocol):
         return its new value. `location` has the name, dimensions and token positions of the activation."""
 
 
-OPEN: ContextVar[tuple[Listener, ...]] = ContextVar("open", default=())  # those that this context opened
 FORWARDS: ContextVar[Mapping[ModelHooks, Forward]] = ContextVar("forwards")  # the last call of each model
 
 
 class ModelHooks:
     """The forward hooks on one model, and the traces and edits that receive activations from them."""
 
-    def __init__(self, model: Decoder, activations: Mapping[str, Activation]) -> None:
-        self.model, self.activations = model, activations
+    def __init__(self, activations: Mapping[str, Traceable], attachment: Attachment) -> None:
+        self.activations, self.attachment = activations, attachment
         self.listeners: list[Listener] = []  # of all contexts
-        self.handles: list[RemovableHandle] = []
 
-    def attach(self) -> None:
+    def add_to(self, model: Decoder) -> None:
         """Add the hooks of all activations to the model. During a call, a hook acts only if a trace or an edit of this
         context (a thread or asyncio task) wants its activation."""
-        for site in {a.site: None for a in self.activations.values()}:
-            self.handles += site(self)
-        plain = self.model.hidden_of_checked
 
-        def hidden_of_checked(tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
+        def call(plain: Any, tokens: Tensor, positions: Tensor | None, view: CacheView | None) -> Tensor:
             with self.called(tokens, positions):
-                return plain(tokens, positions, view)
+                return plain(tokens, positions, view)  # type: ignore[no-any-return]
 
-        self.model.hidden_of_checked = hidden_of_checked  # type: ignore[method-assign]
+        self.attachment.wrap(model, "hidden_of_checked", call)
+        for site in {a.site: None for a in self.activations.values()}:
+            site(self)
 
-    def detach(self) -> None:
-        """Remove all hooks from the model."""
-        for handle in self.handles:
-            handle.remove()
-        self.handles = []
-        self.model.__dict__.pop("hidden_of_checked", None)
-
-    def before(self, module: nn.Module, hook: Callable[[Any, Any], Any], *names: str) -> RemovableHandle:
+    def before(self, module: nn.Module, hook: Callable[[Any, Any], Any], *names: str) -> None:
         """Register the forward pre-hook `hook(module, inputs)` on a module; it is called only while one of the
         activations `names` is traced or edited."""
-        return module.register_forward_pre_hook(lambda m, inputs: hook(m, inputs) if self.wants(*names) else None)
+        self.attachment.before(module, lambda m, inputs: hook(m, inputs) if self.wants(*names) else None)
 
-    def after(self, module: nn.Module, hook: Callable[[Any, Any, Any], Any], *names: str) -> RemovableHandle:
+    def after(self, module: nn.Module, hook: Callable[[Any, Any, Any], Any], *names: str) -> None:
         """Register the forward hook `hook(module, inputs, output)` on a module; it is called only while one of the
         activations `names` is traced or edited."""
-        return module.register_forward_hook(lambda m, inputs, y: hook(m, inputs, y) if self.wants(*names) else None)
+        self.attachment.after(module, lambda m, inputs, y: hook(m, inputs, y) if self.wants(*names) else None)
 
     @property
     def active(self) -> list[Listener]:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from threading import RLock
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import nn
 
+from onward.base.errors import UserError
+from onward.model.attachments import attach, attached, detach
 from onward.model.decoder import Decoder
-from onward.tracing.hooks import OPEN, Listener, ModelHooks
+from onward.model.rows import OPEN
+from onward.tracing.hooks import Listener, ModelHooks, Traceable
 
 OF_MODELS: WeakKeyDictionary[Decoder, ModelHooks] = WeakKeyDictionary()  # that are traced or edited
 LOCK = RLock()  # of the hooks of all models
@@ -38,14 +40,12 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
 
     Compiled blocks run uncompiled meanwhile, since compiled code does not call hooks.
     """
-    if any(map(is_compiled, model.blocks)):
+    if is_compiled(model):
         warnings.warn("compiled blocks run uncompiled while they are traced or edited", Uncompiled, stacklevel=5)
     with LOCK:
-        hooks = OF_MODELS.get(model)
-        if hooks is None or not hooks.listeners:
-            hooks = OF_MODELS[model] = ModelHooks(model, listener.known)
-            hooks.attach()
+        hooks = hooks_of(model, listener.known)
         hooks.listeners.append(listener)
+        describe(model, hooks)
         run_uncompiled(1)
     OPEN.set((*OPEN.get(), listener))
     try:
@@ -56,9 +56,30 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
             hooks.listeners.remove(listener)
             if not hooks.active:
                 hooks.forget()
-            if not hooks.listeners:
-                hooks.detach()
+            describe(model, hooks)
             run_uncompiled(-1)
+
+
+def hooks_of(model: Decoder, known: Mapping[str, Traceable]) -> ModelHooks:
+    """Return the hooks of a model for its traces and edits; new ones if none is open."""
+    hooks = OF_MODELS.get(model)
+    if hooks is None or not hooks.listeners:
+        hooks = OF_MODELS[model] = ModelHooks(known, attach(model, "traces", ""))
+        try:
+            hooks.add_to(model)
+        except UserError:
+            detach(model, "traces")
+            raise
+    return hooks
+
+
+def describe(model: Decoder, hooks: ModelHooks) -> None:
+    """Describe the open traces and edits in the list of what is attached, or remove the hooks if none is open."""
+    counts = Counter("edit" if listener.edits else "trace" for listener in hooks.listeners)
+    if counts:
+        attach(model, "traces", ", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items()))
+    else:
+        detach(model, "traces")
 
 
 def run_uncompiled(change: int) -> None:
@@ -82,12 +103,7 @@ def unheard() -> Iterator[None]:
         OPEN.reset(before)
 
 
-def is_compiled(block: nn.Module) -> bool:
-    """Return whether a block of a decoder is compiled by `compile_blocks`, with or without `recompute_blocks`, or by
-    `block.compile()`."""
-    forward = block.__dict__.get("forward")
-    while isinstance(forward, partial):
-        if any(hasattr(part, "_torchdynamo_orig_callable") for part in (forward.func, *forward.args)):
-            return True
-        forward = forward.args[0] if forward.args else None
-    return block._compiled_call_impl is not None
+def is_compiled(model: Decoder) -> bool:
+    """Return whether blocks of a decoder are compiled, by `compile_blocks` or by `block.compile()`."""
+    own = any(block._compiled_call_impl is not None for block in model.blocks)
+    return own or any(one.kind == "compilation" for one in attached(model))

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder
-from onward.tracing.hooks import Activation
+from onward.tracing.hooks import Traceable
 from onward.tracing.sites import activations
 
 NEAREST = 4  # names that a message lists
@@ -38,7 +38,7 @@ def unknown(pattern: str, known: Iterable[str]) -> UserError:
     return UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
 
 
-def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[str, set[int | None]]:
+def resolve(known: Mapping[str, Traceable], patterns: Iterable[str]) -> dict[str, set[int | None]]:
     """Match `patterns`, names given to `trace` or `edit`, with the `known` activations. Returns {name: selected numbers
     of heads, units or experts} for each matching activation; None among the numbers stands for the whole activation.
 
@@ -53,7 +53,7 @@ def resolve(known: Mapping[str, Activation], patterns: Iterable[str]) -> dict[st
             index = int(last)
             names = [name for name in known if fnmatchcase(name, base) and known[name].parts]
             if few := next((name for name in names if index >= known[name].parts), None):
-                raise UserError(f"{pattern!r}: {few} has {known[few].parts} of them, from 0 to {known[few].parts - 1}")
+                raise UserError(f"Cannot find {pattern!r}: {few} has only 0 to {known[few].parts - 1}")
         if not names:
             raise unknown(pattern, known)
         for name in names:

@@ -4,7 +4,7 @@ or change it."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from threading import local
@@ -12,11 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from onward.base.errors import UserError
-from onward.model.activations import Activation as Declared
 from onward.model.activations import (
+    Activation,
     Child,
     ContextVectors,
     ExpertSteps,
@@ -32,15 +31,14 @@ from onward.model.activations import (
 )
 from onward.model.attention import Attend
 from onward.model.decoder import Decoder
-from onward.tracing.attention import hook_context, hook_latents, hook_queries, hook_scores
-from onward.tracing.experts import check_rows, hook_experts
-from onward.tracing.hooks import Activation, Attach, ModelHooks
+from onward.tracing.attention_hooks import hook_context, hook_latents, hook_queries, hook_scores
+from onward.tracing.expert_hooks import check_rows, hook_experts
+from onward.tracing.hooks import AddHooks, ModelHooks, Traceable
 
 
 @dataclass(frozen=True, eq=False)
 class ModuleSite:
-    """The place of an activation that is the input or the output of a module. Calling the object with the ModelHooks of
-    a model adds the hook and yields its handle.
+    """An activation that is the input or the output of a module. Calling the object adds the hook.
 
     `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions (B,
     T), if the tensors of `module` have these two flattened into one.
@@ -53,7 +51,7 @@ class ModuleSite:
     heads: int = 0
     outer: nn.Module | None = None
 
-    def __call__(self, hooks: ModelHooks) -> Iterator[RemovableHandle]:
+    def __call__(self, hooks: ModelHooks) -> None:
         state = local()  # of one thread: another may be in the same module
 
         def note(outer: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -79,25 +77,24 @@ class ModuleSite:
             return visited(output)
 
         if self.outer is not None:
-            yield hooks.before(self.outer, note, self.name)
+            hooks.before(self.outer, note, self.name)
         if self.of_input:
-            yield hooks.before(self.module, before, self.name)
+            hooks.before(self.module, before, self.name)
         else:
-            yield hooks.after(self.module, after, self.name)
+            hooks.after(self.module, after, self.name)
 
 
 @dataclass(frozen=True, eq=False)
 class MidSite:
-    """The place of the residual stream between attention and feed-forward. Calling the object with the ModelHooks of a
-    model adds the hooks and yields their handles. Two modules read the stream, so an edit changes the input of the
-    feed-forward and adds the same difference to the sum with its output."""
+    """The residual stream between attention and feed-forward. Calling the object adds the hooks. Two modules read the
+    stream, so an edit changes the input of the feed-forward and adds the same difference to the sum with its output."""
 
     name: str
     block: nn.Module
     reader: str  # submodule that reads the stream
     sum_at: str  # submodule whose input is the sum; "": the sum is the output of the block
 
-    def __call__(self, hooks: ModelHooks) -> Iterator[RemovableHandle]:
+    def __call__(self, hooks: ModelHooks) -> None:
         state = local()
 
         def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -111,17 +108,16 @@ class MidSite:
         def after(_: nn.Module, inputs: object, output: Tensor) -> Tensor | None:
             return None if state.difference is None else output + state.difference
 
-        yield hooks.before(self.block.get_submodule(self.reader), before, self.name)
+        hooks.before(self.block.get_submodule(self.reader), before, self.name)
         if self.sum_at:
-            yield hooks.before(self.block.get_submodule(self.sum_at), added, self.name)
+            hooks.before(self.block.get_submodule(self.sum_at), added, self.name)
         else:
-            yield hooks.after(self.block, after, self.name)
+            hooks.after(self.block, after, self.name)
 
 
-def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add a hook on the norm `module`, called `name`, that passes its divisor, (..., 1) for inputs (..., D), to traces;
-    yield the hook's handle. The divisor is sqrt(variance + eps) if `where.centered` (LayerNorm), else sqrt(mean square
-    + eps) (RMSNorm), computed a second time for the trace."""
+def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks) -> None:
+    """Add the hook on the norm `module`, called `name`, for its divisor, (..., 1) for inputs (..., D): sqrt(variance +
+    eps) if `where.centered` (LayerNorm), else sqrt(mean square + eps) (RMSNorm), computed a second time."""
     norm: Any = module
 
     @torch.no_grad()
@@ -131,12 +127,11 @@ def norm_scale(where: NormScale, name: str, module: nn.Module, hooks: ModelHooks
             x = x - x.mean(-1, keepdim=True)
         hooks.visit(f"{name}.scale", (x.square().mean(-1, keepdim=True) + norm.eps).sqrt())
 
-    yield hooks.before(module, scale, f"{name}.scale")
+    hooks.before(module, scale, f"{name}.scale")
 
 
-def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> Attach:
-    """Return the function that adds the hooks of one activation, given `one`, the declaration of the activation by its
-    module.
+def site_of(one: Activation, name: str, prefix: str, module: nn.Module, outer: nn.Module) -> AddHooks:
+    """Return the function that adds the hooks of one activation, as its module declares it.
 
     `name` is the full name of the activation, `prefix` that of its `module`; `outer` is the nearest enclosing module
     whose input has the dimensions (B, T).
@@ -151,7 +146,7 @@ def site_of(one: Declared, name: str, prefix: str, module: nn.Module, outer: nn.
     return partial(HOOKS[type(where)], where, prefix, module)
 
 
-HOOKS: dict[type[Steps], Callable[..., Iterator[RemovableHandle]]] = {
+HOOKS: dict[type[Steps], Callable[..., None]] = {
     NormScale: norm_scale,
     ContextVectors: hook_context,
     Queries: hook_queries,
@@ -183,14 +178,14 @@ def attend_modules(model: Decoder) -> dict[int, Attend]:
     return modules
 
 
-def activations(model: Decoder) -> dict[str, Activation]:
+def activations(model: Decoder) -> dict[str, Traceable]:
     """Return the activations that the modules of a decoder declare as traceable, by full name, such as
     `blocks.3.attn.weights`."""
-    known_sites: dict[str, Activation] = {}
+    known_sites: dict[str, Traceable] = {}
 
     def walk(prefix: str, module: nn.Module, child: Child, outer: nn.Module) -> None:
         known: dict[type[Steps], Steps] = {}  # the steps of this module
-        steps: dict[type[Steps], Attach] = {}
+        steps: dict[type[Steps], AddHooks] = {}
         for name, one in declared(module, child).items():
             full = ".".join(filter(None, (prefix, name)))
             if isinstance(one, Child):
@@ -202,7 +197,7 @@ def activations(model: Decoder) -> dict[str, Activation]:
                 check_step(module, name, one.where, known)
                 site = steps.setdefault(type(one.where), site)
             shape = tuple(model.config.d_model if size == "D" else size for size in one.shape)
-            known_sites[full] = Activation(site, shape, one.axis, one.count, one.editable)
+            known_sites[full] = Traceable(site, shape, one.axis, one.count, one.editable)
 
     walk("", model, Child(""), model)
     return known_sites

@@ -16,15 +16,16 @@ from torch import Tensor
 from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder
-from onward.tracing.calls import ROWS, Forward, Location, Row
-from onward.tracing.hooks import Activation
+from onward.model.rows import ROWS, Row
+from onward.tracing.calls import Forward, Location
+from onward.tracing.hooks import Traceable
 from onward.tracing.listening import listening
 from onward.tracing.names import full_name, resolve
 from onward.tracing.sites import activations
 
 
 @dataclass(eq=False)
-class Call:
+class TracedCall:
     """The recorded activations of one call of a traced model; `call["blocks.3.out"]` is one of them, by name."""
 
     rows: tuple[Row, ...] = ()  # the request of each row; () unless an engine calls the model
@@ -69,25 +70,25 @@ class Trace:
 
     def __init__(
         self,
-        known: Mapping[str, Activation],
+        known: Mapping[str, Traceable],
         patterns: Sequence[str],
         gradients: bool,
         keep: Callable[[str, Tensor], Any] | None,
     ) -> None:
         self.known, self.wanted = known, resolve(known, patterns or ["*"])
         self.gradients, self.keep = gradients, keep
-        self.calls: list[Call] = []
-        self.of_forward: dict[Forward, Call] = {}
+        self.calls: list[TracedCall] = []
+        self.of_forward: dict[Forward, TracedCall] = {}
 
     def begin(self, forward: Forward) -> None:
         call = self.call_of(forward)
         call.rows, call.positions = ROWS.get(), forward.positions
 
-    def call_of(self, forward: Forward) -> Call:
+    def call_of(self, forward: Forward) -> TracedCall:
         """Return this trace's record of the activations of one call of the model, identified by `forward`; create the
         record if the call has just begun."""
         if forward not in self.of_forward:
-            self.of_forward[forward] = Call()
+            self.of_forward[forward] = TracedCall()
             self.calls.append(self.of_forward[forward])
         return self.of_forward[forward]
 
@@ -115,7 +116,7 @@ class Trace:
         return value
 
     @property
-    def call(self) -> Call:
+    def call(self) -> TracedCall:
         """The record of the only call of the model. Raises a UserError unless there was exactly one call."""
         if len(self.calls) != 1:
             raise UserError(
@@ -147,7 +148,7 @@ class Trace:
                     result.append({name: self.part(call, name, index, row) for name in call.activations})
         return result
 
-    def part(self, call: Call, name: str, index: int, row: Row) -> Tensor:
+    def part(self, call: TracedCall, name: str, index: int, row: Row) -> Tensor:
         """Return the part of the activation `name` that belongs to one request's tokens, without batch dimension and
         padding, in `call`, one recorded call of the model. `index` is the request's row in the batch, and `row` has the
         number of its tokens."""
@@ -167,7 +168,7 @@ class Trace:
         known, key = self.known[name], name if index is None else f"{name}.{index}"
         if known.shape[:2] != ("B", "T") or self.keep is not None:
             why = f"it is {known}" if self.keep is None else "the trace was made with keep"
-            raise UserError(f"{key} has no mean over tokens: {why}, and a mean is of activations (B, T, ...)")
+            raise UserError(f"Cannot average {key} over tokens, because {why}: trace an activation (B, T, ...) whole")
         total, count = torch.zeros(()), 0
         for call in self.calls:
             from_all = key not in call.activations and not name.endswith(".experts")

@@ -1,20 +1,17 @@
-"""The fields of RunConfig as keyword arguments, so that editors complete them."""
+"""Keyword arguments, for editors and type checkers. Written by `python -m support.keywords`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from onward.config.lora import Adapters
 from onward.config.mixtures import MovingWeight
-from onward.training.methods import Method
+from onward.training.environments.environment import Environment
+from onward.training.methods.method import Method
 from onward.training.methods.reference import ReferenceModel
-from onward.training.reinforcement.policy_losses import Reduction, Scale
-from onward.training.rewards import Reward
+from onward.training.rewards.reward import Reward
 
 
-class CommonKeywords(TypedDict, total=False):
-    """The keyword arguments that `onward.train` and `onward.finetune` share; see RunConfig for their meanings and
-    defaults."""
-
+class RunKeywords(TypedDict, total=False):
     validate_every: int
     validation_tokens: int
     evaluation_tokens: int
@@ -22,18 +19,19 @@ class CommonKeywords(TypedDict, total=False):
     task_limit: int
     keep: int
     spike: float
-    track: Sequence[str]
+    track: str | Sequence[str]
     prompt: str
     device: str
-    mesh: str
     precision: Literal["auto", "fp32", "bf16", "fp16"]
     compile: bool
     recompute: bool
     loss_chunk: int
     experts: Literal["auto", "loop", "grouped"]
+    mesh: str
     optimizer: str
     learning_rate: float | None
-    schedule: Literal["cosine", "wsd", "linear", "constant"]
+    mup: int
+    schedule: Literal["wsd", "cosine", "linear", "constant"]
     warmup: float
     decay: float
     min_lr_ratio: float
@@ -46,8 +44,16 @@ class CommonKeywords(TypedDict, total=False):
     balance_loss: float
     balance_bias: float
     average: float
+    weights: Sequence[float | str | MovingWeight]
+    tokenizer: str
     validation: str
-    imports: Sequence[str]
+    field: str
+    encoding: str
+    pack: Literal["stream", "documents"]
+    base: str
+    preset: str
+    model: Mapping[str, Any]
+    imports: str | Sequence[str]
     steps: int
     time: str
     epochs: float
@@ -56,64 +62,88 @@ class CommonKeywords(TypedDict, total=False):
     seed: int
 
 
-class RunKeywords(CommonKeywords, total=False):
-    """The keyword arguments of `onward.train`; see RunConfig for their meanings and defaults."""
-
-    base: str
-    weights: Sequence[float | MovingWeight]
-    tokenizer: str
-    field: str
-    encoding: str
-    pack: Literal["stream", "documents"]
-    preset: str
-    model: Mapping[str, Any]
-    mup: int
-
-
-class FinetuneKeywords(CommonKeywords, total=False):
-    """The keyword arguments of `onward.finetune`: the fields of FinetuneConfig, and the options of the fine-tuning
-    methods, such as `beta` of DPO."""
-
+class FinetuneKeywords(TypedDict, total=False):
     method: str | Method
     columns: str
     ignore: str
-    weights: Sequence[float | MovingWeight]
     template: str
     length: int
     too_long: Literal["error", "cut", "drop"]
     packed: bool
-    lora: int | str | Adapters
+    lora: int | str | Adapters | None
     first: Literal["", "merged", "frozen"]
     quantize: Literal["", "int8", "int4"]
+    validate_every: int
+    validation_tokens: int
+    evaluation_tokens: int
+    evaluate_tasks: str
+    task_limit: int
+    keep: int
+    spike: float
+    track: str | Sequence[str]
+    prompt: str
+    device: str
+    precision: Literal["auto", "fp32", "bf16", "fp16"]
+    compile: bool
+    recompute: bool
+    experts: Literal["auto", "loop", "grouped"]
+    mesh: str
+    optimizer: str
+    learning_rate: float | None
+    schedule: Literal["wsd", "cosine", "linear", "constant"]
+    warmup: float
+    decay: float
+    min_lr_ratio: float
+    weight_decay: float
+    beta1: float
+    beta2: float
+    clip: float
+    balance_loss: float
+    balance_bias: float
+    average: float
+    weights: Sequence[float | str | MovingWeight]
+    validation: str
+    imports: str | Sequence[str]
+    steps: int
+    time: str
+    epochs: float
+    batch_size: int
+    accumulation: int
+    seed: int
+    lm_weight: float
+    teacher: str
+    mix: float
+    temperature: float
+    on_policy: float
+    completion_length: int
+    loss_chunk: int
+    center: float
+    label_smoothing: float
+    z_loss: float
+    reward: str | Reward | None
+    samples: int
+    kl: float
+    iterations: int
+    mask_truncated: bool
+    environment: str | Environment | None
+    replay: int
+    scale: Literal["group", "batch", "none"]
+    highest: float
+    clip_low: float
+    clip_high: float
+    clip_worst: float | None
+    reduction: Literal["grpo", "bnpo", "dr_grpo", "dapo"]
     beta: float
     reference: str | ReferenceModel
     tail: float
     normalized: bool
-    variant: Literal["zero", "down"]
-    tau: float
-    gamma: float
-    desirable: float
-    undesirable: float
-    center: float
-    lm_weight: float
-    teacher: str
-    mix: float
-    on_policy: float
-    reward: str | Reward
-    samples: int
-    completion_length: int
-    temperature: float
-    kl: float
-    iterations: int
-    mask_truncated: bool
-    scale: Scale
-    reduction: Reduction
-    clip_low: float
-    clip_high: float
-    clip_worst: float | None
-    highest: float
-    tau_good: float
-    tau_bad: float
     discount: float
     gae_lambda: float
     value_weight: float
+    tau_good: float
+    tau_bad: float
+    variant: Literal["zero", "down"]
+    tau: float
+    desirable: float
+    undesirable: float
+    gamma: float

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from onward import families
 from onward.base import fields
+from onward.base.arguments import field_types
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, RMSNorm, SelfAttention
 
@@ -23,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "small": {"d_model": 384, "n_layers": 6, "n_heads": 6, "context_length": 256},
     "medium": {"d_model": 768, "n_layers": 12, "n_heads": 12, "n_kv_heads": 4, "context_length": 1024},
 }
-PARTS = {name for name, kind in fields.hints(DecoderConfig).items() if fields.part_choices(kind)}
+PARTS = {name for name, kind in field_types(DecoderConfig).items() if fields.part_choices(kind)}
 FIGURES = {"parameters", "active parameters", "key/value bytes per token", "key/value bytes, windows full", "grouping"}
 SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMSNorm(eps=1e-6), "tied": True}
 

@@ -128,7 +128,7 @@ def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name
     every = {n: (t, adapter) for n, t, adapter in adapters_of(model, name) if not isinstance(t.module, nn.Embedding)}
     for layer, (target, _) in every.items():
         if target.weight.ndim > 2:
-            raise UserError(f"eva reads the inputs of layers, and {layer} is a stack of experts: choose other targets")
+            raise UserError(f"Cannot begin {layer} with eva, because it is a stack of experts: choose other targets")
     inputs = LayerInputs({layer: one.weight.size(-1) for layer, (one, _) in every.items()}, lora.rank, lora.init)
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
@@ -142,12 +142,12 @@ def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name
                     break
     if not inputs.complete:
         most = max(inputs.most.values())
-        raise UserError(f"eva needs batches of {most} tokens, and those of the data are smaller: lower rank or rho")
+        raise UserError(f"Cannot begin with eva, because no batch of the data has {most} tokens: lower rank or rho")
     for layer, rank in inputs.ranks.items():
         target, adapter = every[layer]
         components = inputs.components[inputs.first[layer]]
         if not rank:
-            remove_adapter(target, name)
+            remove_adapter(model, target, name)
             continue
         length = components.values[:rank, None].sqrt() if lora.init.whiten else 1.0
         adapter.a.data = (components.vectors[:rank] / length).to(adapter.a).contiguous()

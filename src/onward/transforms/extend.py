@@ -28,18 +28,24 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
     """
     kind, _, number = rope.partition(":")
     if kind not in SCALINGS:
-        raise UserError(f"rope is {rope!r}: {kind!r} is not a scaling; {nearest(kind, SCALINGS)}")
+        raise UserError(
+            f"Cannot scale positions by rope={rope!r}, because {kind!r} is not a scaling: {nearest(kind, SCALINGS)}"
+        )
     try:
         factor = float(number)
     except ValueError:
         factor = math.nan
     if not 1 < factor <= MOST:
-        raise UserError(f"rope is {rope!r}: a colon and the factor of the context's length follow {kind}, as in yarn:2")
+        raise UserError(f"Cannot read the factor of rope={rope!r}: give one above 1 after a colon, as in yarn:2")
     rotary = [position for position in each(config.position) if isinstance(position, Rotary)]
     if not rotary:
-        raise UserError(f"rope is {rope!r}, but positions of this model are not rotary: load it without rope")
+        raise UserError(
+            f"Cannot scale positions by rope={rope!r}, because this model has no rotary ones: load it without rope"
+        )
     if any(position.scaling is not None for position in rotary):
-        raise UserError(f"rope is {rope!r}, but positions of this model are scaled already: load it without rope")
+        raise UserError(
+            f"Cannot scale positions by rope={rope!r}, because they are scaled already: load the model without rope"
+        )
     scaling = scaling_of(kind, factor, config.context_length)
     positions = tuple(replace(p, scaling=scaling) if isinstance(p, Rotary) else p for p in each(config.position))
     return replace(config, position=positions, context_length=int(config.context_length * factor))

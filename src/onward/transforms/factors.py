@@ -57,4 +57,4 @@ def check_rank(init: Initialization | None, rank: int, weight: Tensor, name: str
     inputs = isinstance(init, EVA)
     if rank > (most := weight.size(-1) if inputs else min(weight.shape[-2:])):
         has = f"has {most} inputs" if inputs else f"is of rank {most} at most"
-        raise UserError(f"rank is {rank}, and {name}, with which {init.kind} begins, {has}: choose at most {most}")
+        raise UserError(f"Cannot begin {name} with {init.kind} of rank {rank}, because it {has}: choose at most {most}")

@@ -15,7 +15,16 @@ from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.config.lora import EVA, LoRA
-from onward.model.adapters import Adapter, Selection, TokenRows, WeightAdapters, each_adapter
+from onward.model.adapters import (
+    Adapter,
+    TokenRows,
+    WeightAdapters,
+    adapter_names,
+    check_adapter,
+    each_adapter,
+    selection,
+)
+from onward.model.attachments import attach, detach
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
@@ -98,7 +107,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     for target, rank in lora.ranks.items():
         ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
     if not any(ranks.values()):
-        raise UserError("ranks is 0 for all targets: give one of them a rank")
+        raise UserError("Cannot add adapters, because ranks is 0 for all targets: give one of them a rank")
     full = fully_trained(model, lora)
     check_tokens(model, lora, {*chosen, *full})
     for one, rank in ranks.items():
@@ -135,9 +144,11 @@ def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
     trained by one of the modules named in `trained`."""
     size, tied = model.config.vocab_size, ("embed", "head") if model.config.tied else ("embed",)
     if lora.tokens and max(lora.tokens) >= size:
-        raise UserError(f"tokens has {max(lora.tokens)}, and the vocabulary has {size:,}: give ids below that")
+        raise UserError(
+            f"Cannot train token {max(lora.tokens)}, because the vocabulary has {size:,}: give ids below that"
+        )
     if lora.tokens and (both := trained & {*tied}):
-        raise UserError(f"tokens are given, and {min(both)} is trained already: leave out one of them")
+        raise UserError(f"Cannot train single tokens, because {min(both)} is trained as a whole: leave out one of them")
 
 
 def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None:
@@ -200,26 +211,21 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
     adapters = target.adapters
+    if adapters is not None and name in adapters:
+        raise UserError(f"the model has an adapter {name!r} already: choose another name")
+    attachment = attach(model, "adapters", ", ".join({**dict.fromkeys(adapter_names(model)), name: None}))
     if adapters is None:
         adapters = WeightAdapters(selection(model))
         if isinstance(target.module, ExpertsModule):
             if not any(isinstance(child, WeightAdapters) for child in target.module.children()):
-                target.module.register_forward_hook(each_adapter, prepend=True)
+                attachment.after(target.module, each_adapter, prepend=True)
         else:
-            target.module.register_forward_hook(adapters.hook, prepend=True)
+            attachment.after(target.module, adapters.hook, prepend=True)
         target.module.add_module(f"{target.parameter}_lora", adapters)
-    if name in adapters:
-        raise UserError(f"the model has an adapter {name!r} already: choose another name")
     adapter.train(model.training)
     if isinstance(adapter, Adapter) and isinstance(target.module, nn.Embedding) and adapter.b.count_nonzero() == 0:
         adapter.a.data, adapter.b.data = torch.zeros_like(adapter.a), torch.randn_like(adapter.b)
     adapters[name] = adapter
-
-
-def selection(model: nn.Module) -> Selection:
-    """Return the Selection of a model, which stores which of its LoRA adapters apply; a new one if the model has no
-    adapters."""
-    return next((one.selection for one in model.modules() if isinstance(one, WeightAdapters)), None) or Selection()
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
@@ -254,13 +260,6 @@ def raised(model: nn.Module) -> list[str]:
     return [name for name, parameter in trained if of_b(name) or parameter.ndim == 1]
 
 
-def adapter_names(model: nn.Module) -> list[str]:
-    """Return the names of a model's LoRA adapters, in the order in which they were added to its first weight."""
-    return list(
-        dict.fromkeys(name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
-    )
-
-
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
     """Return a context in which a model uses the LoRA adapter `name`, none if it is "", or, for a sequence of names,
@@ -272,14 +271,6 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
     for one in {name} if isinstance(name, str) else set(name):
         check_adapter(one, known)
     return selection(model).use(name) if known else nullcontext()
-
-
-def check_adapter(name: str, known: Sequence[str]) -> None:
-    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" stands for no
-    adapter and is accepted."""
-    if name and name not in known:
-        hint = nearest(name, known) if known else "the model has none: load one with adapter"
-        raise UserError(f"there is no adapter with the name {name!r}: {hint}")
 
 
 @torch.no_grad()
@@ -312,27 +303,24 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
     """Remove all LoRA adapters called `name` from a model; the base model is unchanged."""
     for target in weights(model).values():
         if target.adapters is not None and name in target.adapters:
-            remove_adapter(target, name)
+            remove_adapter(model, target, name)
     chosen = selection(model)  # a new selection if these adapters were the last
     chosen.name = "" if chosen.name == name else chosen.name
 
 
-def remove_adapter(target: Target, name: str) -> None:
+def remove_adapter(model: Decoder, target: Target, name: str) -> None:
     """Remove the adapter called `name` from one weight, and the weight's hook if no adapter is left."""
-    assert target.adapters is not None
-    del target.adapters[name]
-    if not target.adapters:
-        detach(target)
-
-
-def detach(target: Target) -> None:
-    """Remove the LoRA adapters of a weight and their forward hooks from its module."""
     module, adapters = target.module, target.adapters
-    delattr(module, f"{target.parameter}_lora")
-    others = any(isinstance(child, WeightAdapters) for child in module.children())
-    for key, hook in list(module._forward_hooks.items()):
-        if getattr(hook, "__self__", None) is adapters or (hook is each_adapter and not others):
-            del module._forward_hooks[key]
+    assert adapters is not None
+    del adapters[name]
+    if not adapters:
+        delattr(module, f"{target.parameter}_lora")
+    names = ", ".join(adapter_names(model))
+    attachment = attach(model, "adapters", names)
+    if not any(isinstance(child, WeightAdapters) for child in module.children()):
+        attachment.release(module)
+    if not names:
+        detach(model, "adapters")
 
 
 @checked
@@ -346,7 +334,7 @@ def merge_lora(model: Decoder, name: str = "default") -> None:
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))
     if any(isinstance(target.module, QuantizedLinear) for _, target, _ in adapters):
-        raise UserError("the model is quantized, and adapters are merged into plain weights: load it without quantize")
+        raise UserError("Cannot merge adapters into quantized weights: load the model without quantize")
     for weight, target, adapter in adapters:
         merged = adapter.merged(target.weight)
         if weight in ("embed", "head") and model.config.tied:

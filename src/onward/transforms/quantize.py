@@ -8,7 +8,8 @@ Shapes: N rows, I inputs, O outputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 
 from onward.base.errors import UserError
 from onward.kernels.quantized import GROUP, dequantize_weight
+from onward.model.attachments import attach, keep_hooks
 from onward.model.decoder import Decoder
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import Linear
@@ -131,9 +133,19 @@ def quantize_model(model: nn.Module, precision: str) -> list[str]:
     """Replace the linear layers of a model by quantized ones, in place; `precision` is int8 or int4. Returns the names
     of the layers that are not replaced; see `choose_layers`."""
     chosen, kept = choose_layers(model, precision)
-    for name, kind in chosen.items():
-        model.set_submodule(name, QuantizedLinear.of(model.get_submodule(name), kind))  # type: ignore[arg-type]
+    layers: Any = {name: model.get_submodule(name) for name in chosen}
+    replace_layers(model, {name: QuantizedLinear.of(layers[name], kind) for name, kind in chosen.items()})
     return kept
+
+
+def replace_layers(model: nn.Module, layers: Mapping[str, QuantizedLinear]) -> None:
+    """Replace linear layers of a model by quantized ones, by name, in place."""
+    for name, layer in layers.items():
+        keep_hooks(model.get_submodule(name), layer)
+        model.set_submodule(name, layer)
+    counts = Counter(layer.precision for layer in layers.values())
+    if counts:
+        attach(model, "quantization", ", ".join(f"{count} layers in {kind}" for kind, count in counts.items()))
 
 
 def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision], list[str]]:

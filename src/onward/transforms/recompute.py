@@ -6,6 +6,7 @@ from functools import partial
 
 from torch.utils.checkpoint import checkpoint
 
+from onward.model.attachments import attach
 from onward.model.decoder import Decoder
 
 
@@ -15,8 +16,9 @@ def recompute_blocks(model: Decoder) -> None:
 
     Gradients are bitwise equal to those without checkpointing, dropout included.
     """
+    attachment = attach(model, "recomputation", f"of {len(model.blocks)} blocks in the backward")
     for block in model.blocks:
-        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=same_context)  # type: ignore[method-assign]
+        attachment.wrap(block, "forward", partial(checkpoint, use_reentrant=False, context_fn=same_context))
 
 
 def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:

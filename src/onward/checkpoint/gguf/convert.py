@@ -26,9 +26,9 @@ from onward.checkpoint.gguf.writer import TensorOutline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
 from onward.config.decoder import DecoderConfig, Experts, LatentAttention, LayerNorm, RMSNorm, SelfAttention, at
 from onward.config.scaling import Llama3Scaling, LongRoPEScaling, YaRNScaling
+from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
-from onward.transforms.lora import adapter_names
 from onward.transforms.quantize import is_quantized
 
 FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # general.file_type

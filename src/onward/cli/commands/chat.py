@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.base import fields
+from onward.base.arguments import field_types
 from onward.base.errors import UserError
 from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
 from onward.cli.shared.options import parse
@@ -174,8 +175,8 @@ class TerminalChat:
 
     def command(self, line: str) -> None:
         """Execute a line that begins with a slash; see HELP."""
-        kinds = fields.hints(Settings)
-        names = [name for name, kind in kinds.items() if not fields.only_in_python(kind) and name not in OF_TEXTS]
+        kinds = field_types(Settings)
+        names = [name for name, kind in kinds.items() if not kind.only_in_python and name not in OF_TEXTS]
         match line.split(maxsplit=2):
             case ["/reset"]:
                 self.turns.clear()
@@ -190,7 +191,7 @@ class TerminalChat:
                 name = name.replace("-", "_")
                 if name not in names:
                     raise UserError(f"{name} is not a setting: {fields.nearest(name, names)}")
-                self.settings = replace(self.settings, **{name: fields.convert(kinds[name], value, name)})
+                self.settings = replace(self.settings, **{name: fields.converted(kinds[name], value, name)})
                 if name == "temperature":
                     warn_of_temperature(self.settings.temperature)
             case [word, *_]:

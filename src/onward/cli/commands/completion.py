@@ -1,12 +1,11 @@
 """onward completion: a script that lets the shell complete commands, options and their values."""
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 from typing import ClassVar, Literal
 
-from onward.cli import COMMANDS
+from onward.cli import COMMANDS, module_of
 from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.options import parse
 
@@ -64,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
 
 def tables() -> dict[str, list[Argument]]:
     """The arguments of every command."""
-    return {name: list(arguments(importlib.import_module(f"onward.cli.commands.{name}").Options)) for name in COMMANDS}
+    return {name: list(arguments(module_of(name).Options)) for name in COMMANDS}
 
 
 def script(words: str, offer: str, announce: str) -> str:
@@ -89,7 +88,7 @@ def fish() -> str:
         for argument in table:
             values = f" -a {quote(' '.join(argument.choices))}" if argument.choices else ""
             if not argument.positional:
-                value = "" if argument.kind is bool else " -r"
+                value = "" if argument.is_switch else " -r"
                 lines.append(f"{begin} -l {argument.flag[2:]}{value}{values} -d {quote(argument.help)}")
             elif values:
                 lines.append(begin + values)

@@ -62,8 +62,6 @@ class Search:
     diversity: float = 0.0  # penalty on a token's log-probability for each earlier group that chose it in this step
     length_penalty: float = 1.0  # exponent of the length in beam search; larger values prefer longer answers
     early_stopping: Literal["true", "false", "never"] = "false"  # true: stop when as many answers as beams are finished
-    alpha: float | None = None  # repetition penalty of contrastive search, from 0 to 1; 0.6 is usual
-    k: int = 4  # number of candidate tokens in contrastive search
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +76,6 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
             *("draft", "lookup", "prompt_cache", "context_overflow"),
         ),
         "beams": ("groups", "diversity", "length_penalty", "early_stopping"),
-        "alpha": ("k",),
         "prompts": ("field",),
     }
     model: str  # folder of the model, or its name on the hub
@@ -91,15 +88,14 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def view(self) -> str:
-        return "search" if self.beams or self.alpha is not None else "sampling"
+        return "search" if self.beams else "sampling"
 
 
 def main(argv: Sequence[str]) -> None:
     given = read(Options, argv, prog="onward generate", about=ABOUT)
     options = made(Options, given | schema(given), "onward generate")
-    for one, other in ("beams", "alpha"), ("draft", "lookup"):
-        if {one, other} <= given.keys():
-            raise UserError(f"{one} and {other} are both given: choose one")
+    if {"draft", "lookup"} <= given.keys():
+        raise UserError("draft and lookup are both given: choose one")
     if searching := options.view == "search":
         options = replace(options, temperature=options.temperature if "temperature" in given else 1.0)
     warn_of_temperature(options.temperature)
@@ -262,25 +258,21 @@ def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float
 
 
 def search(lm: "LanguageModel", prompts: Sequence[str], options: Options) -> None:
-    if options.beams:
-        continuations = lm.beam_search(
-            prompts,
-            options=options,
-            beams=options.beams,
-            groups=options.groups,
-            diversity=options.diversity,
-            length_penalty=options.length_penalty,
-            early_stopping="never" if options.early_stopping == "never" else options.early_stopping == "true",
-        )
-    else:
-        results = lm.contrastive_search(prompts, options=options, alpha=options.alpha or 0.0, k=options.k)
-        continuations = [[result] for result in results]
+    continuations = lm.beam_search(
+        prompts,
+        options=options,
+        beams=options.beams,
+        groups=options.groups,
+        diversity=options.diversity,
+        length_penalty=options.length_penalty,
+        early_stopping="never" if options.early_stopping == "never" else options.early_stopping == "true",
+    )
     count, number = sum(map(len, continuations)), 0
     for prompt_index, (prompt, answers) in enumerate(zip(prompts, continuations)):
         for index, answer in enumerate(answers):
             if options.json:
                 place = {"prompt_index": prompt_index, "index": index, "prompt": prompt}
-                print_line(place | {name: value for name, value in asdict(answer).items() if value is not None})
+                print_line(place | asdict(answer))
             else:
                 Printed(prompt, number, count).finish(answer.text)
             number += 1

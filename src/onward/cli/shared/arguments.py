@@ -5,10 +5,11 @@ Does not import torch.
 
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Iterator
+from typing import Any
 
 from onward.base import fields
+from onward.base.arguments import Choice, Row, Several, Table, Type, field_types, type_of
 from onward.config.decoder import DecoderConfig
 
 LONGEST = 80  # characters of the choices of an option, which are then listed apart
@@ -21,7 +22,7 @@ class Argument:
     from it the parser, `--help` and the shell completion are made."""
 
     name: str  # name of the field; dots separate nested fields, as in model.position.theta
-    kind: Any  # type of the field
+    kind: Type  # of the field
     help: str
     group: str = "options"
     default: Any = None
@@ -38,14 +39,18 @@ class Argument:
     def many(self) -> bool:
         """Whether several values are allowed: of a positional argument one after the other, of an option by giving the
         option several times."""
-        return get_origin(self.kind) is tuple
+        return isinstance(self.kind, Row | Several)
+
+    @property
+    def is_switch(self) -> bool:
+        return self.kind.annotation is bool
 
     @property
     def choices(self) -> list[str]:
         """The names that the option allows, such as the kinds of a model part or the values of a Literal; empty if any
         value of its type is allowed."""
-        if get_origin(self.kind) is Literal:
-            return [str(choice) for choice in get_args(self.kind) if choice != ""]
+        if isinstance(self.kind, Choice):
+            return [str(choice) for choice in self.kind.values if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
 
 
@@ -55,10 +60,10 @@ def arguments(cls: type) -> Iterator[Argument]:
     variable `part`, a class such as a fine-tuning method, the fields of that class are options too. Last comes
     `--import`, which every command has."""
     if part := getattr(cls, "part", None):
-        for name, kind in fields.hints(part).items():
+        for name, kind in field_types(part).items():
             default = getattr(part, name, None)
             yield Argument(name, kind, fields.docs(part)[name], f"options of {part.kind}", default, of_part=True)
-    hints, docs = fields.hints(cls), fields.docs(cls)
+    types, docs = field_types(cls), fields.docs(cls)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     positional = getattr(cls, "positional", ())
     for owner in filter(dataclasses.is_dataclass, cls.__mro__):
@@ -69,41 +74,41 @@ def arguments(cls: type) -> Iterator[Argument]:
             if name not in defaults:  # a class variable, or declared anew by a subclass
                 continue
             default = defaults.pop(name)
-            if name == "imports" or name in getattr(cls, "fixed", ()) or fields.only_in_python(hints[name]):
+            if name == "imports" or name in getattr(cls, "fixed", ()) or types[name].only_in_python:
                 continue
-            if get_origin(hints[name]) is dict:
+            if types[name].origin is dict:
                 yield from model_arguments()
             else:
                 required = default is dataclasses.MISSING
                 default = None if required else default
-                yield Argument(name, hints[name], docs[name], title, default, name in positional, required)
-    yield Argument("imports", tuple[str, ...], IMPORTS)
+                yield Argument(name, types[name], docs[name], title, default, name in positional, required)
+    yield Argument("imports", type_of(tuple[str, ...]), IMPORTS)
 
 
 def model_arguments() -> Iterator[Argument]:
     """Yield the options that change the architecture: `--model.FIELD` for the fields of DecoderConfig, and
     `--model.PART.FIELD` for those of its parts."""
     title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
-    hints, docs = fields.hints(DecoderConfig), fields.docs(DecoderConfig)
-    for name, kind in hints.items():
+    types, docs = field_types(DecoderConfig), fields.docs(DecoderConfig)
+    for name, kind in types.items():
         yield Argument(f"model.{name}", kind, docs[name], title)
-    for name, kind in hints.items():
+    for name, kind in types.items():
         owners: dict[str, list[type[fields.Part]]] = {}
         for part in fields.part_choices(kind):
-            for own in fields.hints(part):
+            for own in field_types(part):
                 owners.setdefault(own, []).append(part)
         for own, holders in owners.items():
             help_text = f"{', '.join(p.kind for p in holders)}: {fields.docs(holders[0]).get(own, '')}"
             yield Argument(
-                f"model.{name}.{own}", fields.hints(holders[0])[own], help_text, "fields of the model's parts"
+                f"model.{name}.{own}", field_types(holders[0])[own], help_text, "fields of the model's parts"
             )
 
 
-def metavar(kind: Any) -> str:
-    """Return the placeholder that `--help` shows for a value of the annotated type `kind`, such as N for an int."""
-    if get_origin(kind) is Mapping:
-        return f"{{{': '.join(map(metavar, get_args(kind)))}}}"
-    words = "|".join(k.kind for k in fields.part_choices(kind)) or fields.describe(kind)
+def metavar(kind: Type) -> str:
+    """Return the placeholder that `--help` shows for a value of a type, such as N for an int."""
+    if isinstance(kind, Table):
+        return f"{{{': '.join(map(metavar, kind.args))}}}"
+    words = "|".join(part.kind for part in fields.part_choices(kind)) or fields.describe(kind)
     for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
         words = words.replace(long, short)
     return "TEXT" if words == "text" else words if len(words) < LONGEST else "NAME"

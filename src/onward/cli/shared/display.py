@@ -134,6 +134,5 @@ def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
     stops, allowed = lm.stop_token_ids, lm.allowed()
     engine = Engine(lm.model, rows=1, stop_token_ids=stops, allowed=allowed, slide=True, compile_after=None)
     answers = lm.submit(engine, [prompt], GenerationOptions(max_new_tokens=SAMPLE_TOKENS, temperature=0.8, seed=0))
-    for _ in engine.run():
-        pass
+    engine.finish()
     return "".join(answer.finish() for answer in answers.values())

@@ -4,9 +4,10 @@ import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from shlex import join
-from typing import Any, TypeVar, get_origin
+from typing import Any, TypeVar
 
 from onward.base import fields
+from onward.base.arguments import Table
 from onward.base.errors import UserError
 from onward.base.suggestions import SYNONYMS, has_meaning, parts, same_meaning
 from onward.cli.shared.arguments import Argument, arguments
@@ -92,8 +93,8 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
         raise UserError(surplus(unknown[0], table, prog))
     values = vars(known)
     for argument in table:
-        if get_origin(argument.kind) is Mapping and argument.name in values:
-            given = [fields.convert(argument.kind, value, argument.name) for value in values[argument.name]]
+        if isinstance(argument.kind, Table) and argument.name in values:
+            given = [fields.converted(argument.kind, value, argument.name) for value in values[argument.name]]
             values[argument.name] = {key: value for one in given for key, value in one.items()}
     for name in ESCAPED & values.keys():
         values[name] = [unescaped(text) for text in values[name]]

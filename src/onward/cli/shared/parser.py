@@ -3,11 +3,11 @@
 import argparse
 import re
 import sys
-from collections.abc import Mapping
 from functools import partial
-from typing import Any, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 from onward.base import fields
+from onward.base.arguments import Table
 from onward.base.errors import UserError
 from onward.cli.shared.arguments import Argument, arguments, metavar
 
@@ -103,16 +103,16 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
         return
     if argument.name in ESCAPED:
         text += r"; \n, \t and \\ stand for a line break, a tab and a backslash"
-    if argument.default not in ("", None, ()) and argument.kind is not bool:
+    if argument.default not in ("", None, ()) and not argument.is_switch:
         text += f" (default: {fields.notation(argument.default)})"
     if many:
         text += " (one value; may be given several times)"
     help_text = escaped(text) if shown else argparse.SUPPRESS
-    if argument.kind is bool:
+    if argument.is_switch:
         group.add_argument(argument.flag, dest=argument.name, action=argparse.BooleanOptionalAction, help=help_text)
     else:
-        one = get_args(argument.kind)[0] if many else argument.kind
-        action = "append" if many or get_origin(one) is Mapping else "store"
+        one = argument.kind.args[0] if many else argument.kind
+        action = "append" if many or isinstance(one, Table) else "store"
         name = metavar(one)
         group.add_argument(argument.flag, dest=argument.name, metavar=name, action=action, help=help_text)
 

@@ -4,9 +4,9 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any
 
-from onward.base import fields
+from onward.base.arguments import field_types
 from onward.base.errors import UserError
 from onward.training.config import NUMBER, UNITS, RunConfig
 from onward.training.presets import merge
@@ -49,11 +49,11 @@ def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
         raise UserError(f"there is no file {path}: name a TOML file") from None
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as TOML: {error}") from None
-    for name, kind in fields.hints(cls).items():
+    for name, kind in field_types(cls).items():
         value = values.get(name)
-        if kind is str and type(value) in (int, float):
+        if kind.annotation is str and type(value) in (int, float):
             values[name] = str(value)
-        if get_origin(kind) is tuple and isinstance(value, str):
+        if kind.origin is tuple and isinstance(value, str):
             values[name] = [value]
     return values
 

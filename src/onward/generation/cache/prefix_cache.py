@@ -13,9 +13,12 @@ import warnings
 from collections.abc import Iterable, Sequence
 
 from onward.base.errors import UserError
-from onward.compiled.fingerprint import ModelState
+from onward.compiled.model_state import ModelState
 from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
 from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.request import Request
+
+SHORTEST = 16  # tokens of a context from which sharing it is worth reading the weights
 
 
 class PrefixCache:
@@ -30,36 +33,38 @@ class PrefixCache:
         self, manager: CacheManager, files: PrefixFiles | None = None, state: ModelState | None = None
     ) -> None:
         self.manager, self.files, self.state = manager, files, state
+        self.keeps = files is not None or type(manager) is not CacheManager  # beyond the end of a request
         self.changes = 0  # `state.changes` at the last call of `model_changed`
         self.model: str | None = ""  # name of the model at the last admission; None: nothing is shared
+        self.is_named = False  # whether `model` is its name in this step; the scheduler sets it to False before each
 
-    def model_changed(self, admitting: bool) -> bool:
-        """Return whether the model has changed since the last call, so that cached keys and values are no longer
-        shared.
+    def shares(self, request: Request) -> bool:
+        """Return whether a request may share cached keys and values. Prefixes are named by a hash of all weights: to
+        share a few tokens among the rows of a contiguous cache is not worth that."""
+        return self.keeps or (self.manager.cache.rows > 1 and request.num_context_tokens >= SHORTEST)
 
-        If `admitting` (a request is about to be assigned to a row), all weights are read: PyTorch does not count
-        changes through `data`, such as `p.data.mul_(2)`.
-        """
+    def model_changed(self) -> bool:
+        """Return whether the model has changed since the last call, so that keys and values that it computed before are
+        not those of the same model. Changes through `data`, such as `p.data.mul_(2)`, are seen by `key` alone."""
         if self.state is None:
             return False
+        self.state.follow()
         changed, self.changes = self.changes != self.state.changes, self.state.changes
-        if admitting:
-            before, self.model = self.model, self.model_name()
-            changed |= before != self.model
         return changed
 
-    def model_name(self) -> str | None:
-        """Return the fingerprint of the model, a hash of its structure and weights, as it is now; None if keys and
-        values are not shared between requests."""
-        one_row = type(self.manager) is CacheManager and self.manager.cache.rows == 1 and self.files is None
-        if self.state is None or one_row:
+    def key(self, request: Request, active: Iterable[Request]) -> str | None:
+        """Return a text that names the model, as it is now, and the request's adapter: requests share cached keys and
+        values only if this text is equal; None if this request shares nothing. Reads all weights once per step; if they
+        have changed, the `active` requests share theirs no more."""
+        if not self.shares(request):
             return None
-        return self.state.fingerprint()
-
-    def key(self, adapter: str) -> str | None:
-        """Return a text that names an adapter and the model as of the last admission of a request: requests share
-        cached keys and values only if this text is equal. None if nothing is shared."""
-        return None if self.model is None else f"{self.model} {adapter}"
+        if self.state is not None and not self.is_named:
+            before, self.model, self.is_named = self.model, self.state.fingerprint(), True
+            self.changes = self.state.changes
+            if before != self.model:
+                for other in active:
+                    other.computed_by = None
+        return None if self.model is None else f"{self.model} {request.adapter or ''}"
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], key: str | None = ""
@@ -107,7 +112,7 @@ class PrefixCache:
         """Save the keys and values of a row, which holds `tokens`, to a file; `key` names the model and the adapter.
         Does nothing without `files`, or if the model has changed since the last admission of a request. Warns if the
         file cannot be written."""
-        if self.files is None or self.model_name() != self.model:
+        if self.files is None or (self.state is not None and self.state.fingerprint() != self.model):
             return
         try:
             self.files.save(self.manager, row, tokens, key)

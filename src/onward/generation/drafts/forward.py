@@ -40,4 +40,4 @@ def compiled_logits(runner: Runner, pieces: Sequence[Sequence[int]], starts: Seq
     width = len(pieces[0])
     if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):
         return None
-    return runner.steps.run(*runner.inputs(pieces, starts), max(starts) + width)
+    return runner.run_compiled(*runner.inputs(pieces, starts), max(starts) + width)

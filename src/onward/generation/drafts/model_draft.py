@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from onward.base.errors import UserError
+from onward.compiled.model_state import ModelState
+from onward.compiled.steps import CompiledSteps, unsupported
 from onward.config.decoder import at
 from onward.generation.cache.manager import CacheManager
 from onward.generation.distribution import process_logits
@@ -26,7 +28,7 @@ from onward.generation.runner import Runner
 from onward.kernels.draws import draw
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
-from onward.tracing.calls import Row, labeled
+from onward.model.rows import Row, labeled
 
 
 class ModelDraft:
@@ -49,9 +51,11 @@ class ModelDraft:
             raise UserError(f"the draft has {limit} positions and the model {length}: choose a draft with as many")
         self.vocab_size = vocab_size
         self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
-        if self.runner:
-            self.runner.steps.release()
-        self.runner = Runner(model, self.manager.cache)
+        if self.runner and self.runner.compiled:
+            self.runner.compiled.release()
+        self.state, cache = ModelState(model), self.manager.cache
+        compiled = None if unsupported(model, cache) else CompiledSteps(model, cache, self.state)
+        self.runner = Runner(model, cache, compiled)
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
@@ -62,7 +66,7 @@ class ModelDraft:
         distributions: list[Tensor] = []  # of each step, (B, V)
         assert self.runner is not None
         with without_dropout(self.model):
-            self.runner.state.follow()
+            self.state.confirmed = False
             last = self.catch_up(requests)
             for step in range(max(room)):
                 p = self.distribution(last, requests, tokens)
@@ -129,5 +133,5 @@ class ModelDraft:
         rows = [Row(None, len(piece), 0, r.start + start) for r, piece, start in zip(requests, pieces, starts)]
         with labeled(rows):
             hidden = self.runner.forward_rows(0, pieces, starts)
-        with labeled([Row(None, 1, 0, row.start + row.tokens - 1) for row in rows]):
+        with labeled(Row(None, 1, 0, row.start + row.tokens - 1) for row in rows):
             return self.runner.logits(torch.stack([row[len(piece) - 1] for row, piece in zip(hidden, pieces)]))

@@ -16,7 +16,8 @@ from torch import Tensor
 from onward.base.arguments import Range, checked
 from onward.base.errors import UserError
 from onward.compiled.interface import NotCompilable
-from onward.compiled.steps import COMPILE_AFTER
+from onward.compiled.model_state import ModelState
+from onward.compiled.steps import CompiledSteps, unsupported
 from onward.generation.cache.growing import CHUNK, growing_cache
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_cache import PrefixCache
@@ -31,10 +32,10 @@ from onward.generation.engine.scheduler import Schedule, Scheduler
 from onward.generation.failures import NotANumber, nan_error
 from onward.generation.logprobs import token_logprobs
 from onward.generation.request import Request
-from onward.generation.runner import Runner
+from onward.generation.runner import COMPILE_AFTER, Runner
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.rows import Row, labeled
 from onward.parallel.replicas import tensor_axis
-from onward.tracing.calls import Row, labeled
 
 ROWS = 16  # the most requests that are active at a time, unless another number is given
 
@@ -95,9 +96,12 @@ class Engine:
         self.stop_token_ids = frozenset(stop_token_ids)
         if draft:
             draft.start(rows, self.length, cache.cache.chunk, model.config.vocab_size)
-        self.runner, self.sampler = Runner(model, cache.cache, compile_after), Sampler(allowed)
+        self.state = ModelState(model)
+        self.why_plain = "compile_after is None" if compile_after is None else unsupported(model, cache.cache)
+        compiled = None if self.why_plain else CompiledSteps(model, cache.cache, self.state)
+        self.runner, self.sampler = Runner(model, cache.cache, compiled, compile_after or 0), Sampler(allowed)
         self.scheduler = Scheduler(
-            PrefixCache(cache, files, self.runner.state),
+            PrefixCache(cache, files, self.state),
             rows,
             self.length,
             num_draft_tokens=num_draft_tokens,
@@ -125,10 +129,11 @@ class Engine:
             raise UserError("requests are active: compile steps before they are added")
         try:
             with torch.inference_mode(), without_dropout(self.model):
-                self.runner.steps.compile(rows, None if folder is None else Path(folder))
+                if not self.why_plain:
+                    self.runner.compile(rows, None if folder is None else Path(folder))
         except NotCompilable as reason:
             return str(reason)
-        return ""
+        return self.why_plain
 
     @checked
     def add(self, request: Request) -> Request:
@@ -149,7 +154,14 @@ class Engine:
         self.scheduler.remove(request)
         request.finish_reason = request.finish_reason or "cancelled"
         if not self.scheduler.active:
-            self.runner.steps.release()
+            self.rest()
+
+    def rest(self) -> None:
+        """Keep nothing of the model, and no compiled steps, while no request is active."""
+        if self.runner.compiled:
+            self.runner.compiled.release()
+        if self.state.snapshot:
+            self.state.rest()
 
     def run(self) -> Iterator[tuple[Request, int]]:
         """Run steps until every request is done; yields (request, token) for each generated token except stop
@@ -158,12 +170,25 @@ class Engine:
             while self.busy:
                 yield from self.step()
 
-    @torch.inference_mode()
+    def finish(self) -> None:
+        """Run steps until every request is done. Between them, the model is compared with its earlier state only after
+        a request has called a function of the user."""
+        with without_dropout(self.model):
+            self.state.confirmed = False
+            while self.busy:
+                self.advance()
+
     def step(self) -> list[tuple[Request, int]]:
         """Run one step: a decoding step of all requests that decode, a piece of prefill, or both. Returns the new
         tokens as pairs (request, token)."""
+        self.state.confirmed = False  # the caller may have changed the model
+        return self.advance()
+
+    @torch.inference_mode()
+    def advance(self) -> list[tuple[Request, int]]:
+        """Run one step as `step` does, of a model that only functions of the requests may have changed since the last
+        one."""
         with without_dropout(self.model):
-            self.runner.state.follow()
             schedule, start = self.scheduler.schedule(), self.clock()
             proposals = self.propose(schedule)
             drafting = self.clock() - start
@@ -179,14 +204,17 @@ class Engine:
                 self.times.add(self.clock() - start, drafting, len(new) / len(requests), speculated)
             self.scheduler.release(requests)
             self.scheduler.pace.add(self.clock() - start, bool(schedule.decode), bool(schedule.prefill))
+            if any(request.calls_user for request in requests):
+                self.state.confirmed = False
             if not self.scheduler.active:
-                self.runner.steps.release()
+                self.rest()
             return new
 
     def propose(self, schedule: Schedule) -> list[Proposal]:
         """Return the draft tokens for each decoding request of `schedule`, as proposed by the engine's draft; without a
         draft, empty proposals."""
         if self.draft and schedule.decode:
+            self.state.confirmed = False  # a draft may be the user's
             return self.draft.propose(schedule.decode, schedule.room)
         return [Proposal() for _ in schedule.decode]
 
@@ -196,7 +224,7 @@ class Engine:
         draft token."""
         requests, logits = list(schedule.decode), list[Tensor]()
         if requests:
-            with labeled([row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)]):
+            with labeled(row_of(r, 1 + len(p.tokens)) for r, p in zip(requests, proposals)):
                 drafted = [proposal.tokens for proposal in proposals]
                 if any(drafted):
                     logits.append(decode_drafted(self.runner, requests, drafted))
@@ -206,14 +234,14 @@ class Engine:
             pieces, first = [piece for _, piece in schedule.prefill], self.scheduler.num_decoding
             starts = [request.num_cached for request, _ in schedule.prefill]
             adapters = [request.adapter or "" for request, _ in schedule.prefill]
-            with labeled([row_of(r, len(piece)) for r, piece in schedule.prefill]):
+            with labeled(row_of(r, len(piece)) for r, piece in schedule.prefill):
                 hidden = self.runner.forward_rows(first, pieces, starts, adapters)
             sampling = self.scheduler.prefilled(schedule)
             requests += [schedule.prefill[index][0] for index in sampling]
             proposals += [Proposal() for _ in sampling]
             if sampling:
                 last = [hidden[index, len(pieces[index]) - 1] for index in sampling]
-                with labeled([row_of(request, 1) for request in requests[-len(sampling) :]]):
+                with labeled(row_of(request, 1) for request in requests[-len(sampling) :]):
                     logits.append(self.runner.logits(torch.stack(last), [adapters[index] for index in sampling]))
         return requests, proposals, logits[0] if len(logits) == 1 else torch.cat(logits) if logits else torch.empty(0)
 

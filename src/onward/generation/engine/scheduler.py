@@ -97,13 +97,18 @@ class Scheduler:
 
     def schedule(self) -> Schedule:
         """Admit waiting requests, and choose the requests and tokens of the next step."""
-        if self.prefixes.model_changed(admitting=bool(self.waiting) and len(self.active) < self.rows):
-            for request in self.active:
-                request.computed_by = None
+        self.prefixes.is_named = False
+        self.check_model()
         self.admit()
         decode = self.decode()
         room = [min(self.num_draft_tokens, r.remaining - 1, self.length - r.num_context_tokens) for r in decode]
         return Schedule(decode, room, self.prefill())
+
+    def check_model(self) -> None:
+        """Share no keys and values that were computed before a change of the model."""
+        if any(request.computed_by is not None for request in self.active) and self.prefixes.model_changed():
+            for request in self.active:
+                request.computed_by = None
 
     def admit(self) -> None:
         """Assign free rows to waiting requests in the order of the queue, until memory is short or a request waits to
@@ -116,7 +121,7 @@ class Scheduler:
             if any(is_prefilling(other, request) for other in self.active[self.num_decoding :]):
                 return  # wait until that prompt is prefilled, to share it
             rope_length = min(self.length, len(context) + request.remaining)
-            computed_by = self.prefixes.key(request.adapter or "")
+            computed_by = self.prefixes.key(request, self.active)
             cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
             num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
             if num_cached is not None:
@@ -252,7 +257,7 @@ def is_prefilling(request: Request, other: Request) -> bool:
     """Return whether `request` is still prefilling the same prompt as that of `other`, with the same adapter, so that
     `other` waits to share it. The last token of the prompt does not count: it is never shared."""
     same = request.prompt == other.prompt and request.adapter == other.adapter
-    return same and request.num_cached < len(request.prompt) - 1
+    return same and request.computed_by is not None and request.num_cached < len(request.prompt) - 1
 
 
 def shareable(request: Request, key: str | None) -> list[int]:

@@ -65,7 +65,7 @@ class StoppingRules:
 
 
 @dataclass
-class Group:
+class BeamGroup:
     """A group of beams of one prompt, which compete with each other, and the hypotheses that these beams finished."""
 
     running: list[Beam]
@@ -168,7 +168,7 @@ def beam_search(
         search_rows, states = prefill(model, prompts, max_new_tokens, len(prompts) * beams)
         hidden = torch.stack([pieces[-1][-1] for pieces in states])
         rows = [(prompt, Beam(row, [])) for row, prompt in enumerate(prompts)]
-        searches = [[Group([beam]) for _ in range(groups)] for _, beam in rows]
+        searches = [[BeamGroup([beam]) for _ in range(groups)] for _, beam in rows]
         while rows:
             logits = model.logits(hidden)
             texts, lengths = [prompt + beam.tokens for prompt, beam in rows], [len(prompt) for prompt, _ in rows]

@@ -1,4 +1,4 @@
-"""Shared code of beam search and contrastive search: checks of arguments, and prefill into the rows of a cache.
+"""The rows of a beam search: checks of its prompts, and their prefill into the rows of a cache.
 
 Shapes: T tokens, D d_model.
 """
@@ -28,7 +28,7 @@ def check_prompts(
     min_new_tokens: int,
     stop_token_ids: Collection[int],
 ) -> None:
-    """Raise a UserError if beam search or contrastive search cannot continue one of the prompts with these options."""
+    """Raise a UserError if beam search cannot continue one of the prompts with these options."""
     ids = frozenset(stop_token_ids)
     for prompt in prompts:
         request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)
@@ -44,8 +44,8 @@ def mask_without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) 
 
 
 class SearchRows:
-    """The rows of a growing cache that hold the hypotheses of a beam or contrastive search, and the runner that calls
-    the model on them."""
+    """The rows of a growing cache that hold the hypotheses of a beam search, and the runner that calls the model on
+    them."""
 
     def __init__(self, model: Decoder, rows: int, length: int) -> None:
         self.manager = growing_cache(model, rows, length, min(CHUNK, length))

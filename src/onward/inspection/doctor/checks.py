@@ -70,6 +70,6 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
     kinds = get_type_hints(About, include_extras=True)
     if unknown := next((name for name in about if name not in kinds), None):
         raise UserError(f"doctor has no argument {unknown}: {nearest(unknown, kinds)}")
-    arguments.check(kinds, about)
+    arguments.check(arguments.types_of(kinds), about)
     with restored_state(model):
         return list(examine(Subject(model, **about), checks))

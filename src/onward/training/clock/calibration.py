@@ -20,6 +20,7 @@ from onward.base.timing import fastest
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.saves.saver import Saver
 from onward.data.windows import TrainingWindows
+from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.model.experts import BACKENDS
 from onward.text.tokenizer import Tokenizer
@@ -33,7 +34,6 @@ from onward.training.step.plans import Planner
 from onward.training.step.schedule import ENDED_BY_CLOCK, extent
 from onward.training.step.trainer import StepPlan, Trainer
 from onward.training.step.validation import validate
-from onward.transforms.lora import adapter_names
 
 T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation

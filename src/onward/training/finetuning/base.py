@@ -18,6 +18,7 @@ from onward.checkpoint.peft.adapters import TENSORS, load_adapter
 from onward.checkpoint.peft.bases import BaseModel, base_folder, check_base, is_adapter, weights_checksum
 from onward.config.decoder import DecoderConfig
 from onward.hub.folder import locate
+from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, values
 from onward.text.templates import with_template
@@ -27,7 +28,7 @@ from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.answers import FIRST, START
 from onward.training.methods.method import Base
 from onward.transforms.heads import add_head, head_labels
-from onward.transforms.lora import adapter_names, add_adapters, fully_trained, merge_lora, on_top
+from onward.transforms.lora import add_adapters, fully_trained, merge_lora, on_top
 from onward.transforms.quantize import is_quantized
 
 MERGED = "base"  # the folder in that of a run for the model with its first adapter merged

@@ -14,13 +14,14 @@ from torch.utils.checkpoint import checkpoint
 
 from onward.data.packing import ExampleBatch
 from onward.data.windows import IGNORE_INDEX
+from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder, without_dropout
 from onward.parallel.parallelize import inside, resharded
 from onward.parallel.parts import local, part_of
 from onward.parallel.vocabulary import rows_at_once, scores
 from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import NAME
-from onward.transforms.lora import adapter_names, use_adapter
+from onward.transforms.lora import use_adapter
 
 START, FIRST = "start", "first"  # adapters: frozen as they were at the start, and frozen under those that are trained
 REFERENCE = "reference/"  # the numbers of an example: log-probabilities under the reference, by number of the sequence

@@ -73,8 +73,7 @@ def complete(
         order = sorted(active, key=lambda i: i % samples)  # all prompts first, so that their copies find them cached
         for i in order:
             engine.add(requests[i])
-        for _ in engine.run():
-            pass
+        engine.finish()
         for i, request in requests.items():
             if request.error:
                 raise request.error

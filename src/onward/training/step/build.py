@@ -8,6 +8,7 @@ from typing import Any
 from onward.base.errors import UserError
 from onward.checkpoint.divided import parts_reader
 from onward.config.decoder import at
+from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.parallel.parallelize import parallelize
@@ -21,7 +22,7 @@ from onward.training.step.mup import factors_of
 from onward.training.step.optimizer import optimizers
 from onward.training.step.schedule import lr_factor
 from onward.training.step.trainer import StepConfig, Trainer
-from onward.transforms.lora import adapter_names, raised
+from onward.transforms.lora import raised
 
 
 def build_trainer(

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.hooks import RemovableHandle
 
 from onward.model.activations import ContextVectors, Latents, Queries, Scores
 from onward.model.cache import CacheEntry, Keys, to_tensor
@@ -82,36 +81,30 @@ class LatentContext(AttentionContext):
         hooks.visit(f"{self.name}.v", v, 2)
 
 
-def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the attention module `attn`, called `name`, that pass queries and keys before their rotation,
-    and keys and values as they enter the cache, to the traces and edits of `hooks`; yield the handles that remove these
-    hooks. `where` has the names of these activations."""
+def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
+    """Add the hook on the attention module `attn`, called `name`, for queries and keys before their rotation, and for
+    keys and values as they enter the cache."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
         facts: dict[str, Any] = {"hooks": hooks, "name": name, "rotated": iter(where.rotated), "cached": where.cached}
         return x, TracedContext(**vars(context), **facts)
 
-    yield hooks.before(attn, before, *(f"{name}.{one}" for one in where.names))
+    hooks.before(attn, before, *(f"{name}.{one}" for one in where.names))
 
 
-def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hook on the attention module `attn`, called `name`, that passes its queries, after their rotation, to the
-    traces and edits of `hooks`; yield the handle that removes the hook. `where` names the submodule of `attn` that
-    receives the queries."""
+def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
+    """Add the hook on the attention module `attn`, called `name`, for its queries after their rotation."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
 
-    yield hooks.before(attn.get_submodule(where.attend), before, f"{name}.q_rotated")
+    hooks.before(attn.get_submodule(where.attend), before, f"{name}.q_rotated")
 
 
-def hook_latents(
-    where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks
-) -> Iterator[RemovableHandle]:
-    """Add the hooks on the attention module `attn`, called `name`, that pass the latent and the rotary key in the
-    cache, and the queries, keys and values of each head, to the traces and edits of `hooks`; yield the handles that
-    remove these hooks. `where` has the names of these activations."""
+def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks) -> None:
+    """Add the hooks on the attention module `attn`, called `name`, for the latent and the rotary key in the cache, and
+    for the queries, keys and values of each head."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -123,14 +116,13 @@ def hook_latents(
     def projected(_: nn.Module, inputs: object, output: Tensor) -> None:
         state.made["q"] = output.unflatten(-1, (attn.n_heads, -1))
 
-    yield hooks.before(attn, before, *names)
-    yield hooks.after(attn.q, projected, *names)
+    hooks.before(attn, before, *names)
+    hooks.after(attn.q, projected, *names)
 
 
-def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hook on the attention module `attn`, called `name`, that passes scores before and after the mask, and
-    attention weights, to the traces and edits of `hooks`; yield the handle that removes the hook. `where` has the names
-    of these activations and of the submodule that computes attention."""
+def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
+    """Add the hook on the attention module `attn`, called `name`, for scores before and after the mask, and for
+    attention weights."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 
@@ -157,7 +149,7 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
         x = sink_softmax(hooks.visit(steps[1], x, 1, mask=context.mask), attend.sinks)
         return hooks.visit(steps[2], x, 1, mask=context.mask)
 
-    yield hooks.after(attend, after, *steps)
+    hooks.after(attend, after, *steps)
 
 
 def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:

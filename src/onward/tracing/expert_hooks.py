@@ -3,7 +3,6 @@ projection) and outputs of each token's experts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 from threading import local
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.hooks import RemovableHandle
 
 from onward.base.errors import UserError
 from onward.model.activations import ExpertSteps
@@ -20,11 +18,9 @@ from onward.model.experts import ExpertsModule
 from onward.tracing.hooks import ModelHooks
 
 
-def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> Iterator[RemovableHandle]:
-    """Add the hooks on the mixture of experts `mlp`, called `name`, that pass the router's scores and choices, the
-    weight of each expert for each token (0 if it is not chosen), and the hidden units and outputs of each token's
-    experts to the traces and edits of `hooks`; yield the handles that remove these hooks. `where` has the names of
-    these activations."""
+def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> None:
+    """Add the hooks on the mixture of experts `mlp`, called `name`, for the router's scores and choices, the weight of
+    each expert for each token (0 if it is not chosen), and the hidden units and outputs of each token's experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -82,11 +78,11 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
         return None if state.change is None else output + state.change.view_as(output).type_as(output)
 
     router: Any = mlp.router
-    yield hooks.before(mlp, begin, *names)
+    hooks.before(mlp, begin, *names)
     if hasattr(router, "scoring"):
-        yield hooks.after(router.scoring, scored, scores)
-    yield hooks.after(router, routed, choices, shares, post, experts)
-    yield hooks.after(mlp, finish, post, experts)
+        hooks.after(router.scoring, scored, scores)
+    hooks.after(router, routed, choices, shares, post, experts)
+    hooks.after(mlp, finish, post, experts)
 
 
 def check_rows(mlp: nn.Module) -> None:

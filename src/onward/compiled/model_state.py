@@ -1,0 +1,60 @@
+"""Detects whether a model has changed since the last decoding step, for compiled steps and for cached prefixes."""
+
+from __future__ import annotations
+
+from onward.compiled.fingerprint import Snapshot
+from onward.model.decoder import Decoder
+
+
+class ModelState:
+    """The state of a model as of the last call of `follow`, to detect changes.
+
+    Comparing everything on which the forward depends takes 0.1 to 1 ms. An engine therefore sets `confirmed` to False
+    whenever code of the user has run, which may have changed the model, and `follow` compares once. While the state is
+    confirmed, it only looks whether hooks were registered or behavior was attached.
+
+    If the model is `owned`, as a server's is, its state is always confirmed: only hooks, attached behavior and
+    operations that PyTorch counts change it, and the weights are read once for all cached prefixes.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        self.model = model
+        self.owned = self.confirmed = False
+        self.snapshot: Snapshot | None = None
+        self.key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
+        self.versions: list[int] = []
+        self.changes = 0  # a count: results from before a change are not those of the model now
+        self.known: tuple[int, str | None] | None = None  # `changes`, and the fingerprint of the model then
+
+    def follow(self) -> Snapshot:
+        """Compare the model with the last snapshot, and take a new one if it has changed."""
+        last, confirmed = self.snapshot, self.confirmed
+        same = last is not None and (last.has_same_hooks() if confirmed or self.owned else last.holds())
+        if not (confirmed or self.owned):
+            self.known = None
+        self.confirmed = True
+        if last is None or not same:
+            new = self.snapshot = Snapshot(self.model)
+            key, versions = new.key, new.versions()
+            if not last or (key, versions, new.hooks) != (self.key, self.versions, last.hooks):
+                self.changes += 1
+            self.key, self.versions = self.key if key == self.key else key, versions
+            return new
+        if (self.owned or not confirmed) and (versions := last.versions()) != self.versions:
+            self.versions, self.changes = versions, self.changes + 1
+            if last.factors and (key := last.key) != self.key:
+                self.key = key
+        return last
+
+    def fingerprint(self) -> str | None:
+        """Return a hash of the structure and the weights of the model; None if the model has hooks or edits."""
+        snapshot = self.follow()
+        if self.known is None or self.known[0] != self.changes:
+            self.known = self.changes, snapshot.fingerprint()
+        return self.known[1]
+
+    def rest(self) -> None:
+        """Drop the snapshot, which refers to the weights, unless the model is owned; called when no step follows
+        soon."""
+        if not self.owned:
+            self.snapshot = self.known = None
