@@ -118,7 +118,7 @@ class Conversation:
     def empty_cache(self) -> "ConversationCache":
         """Create an empty KV cache that grows with the conversation."""
         from onward.generation.cache.conversation import ConversationCache
-        from onward.generation.cache.growing import CHUNK, STEP
+        from onward.generation.cache.manager import CHUNK, STEP
         from onward.model.cache import KVCache
 
         model, chunk = self.lm.model, min(CHUNK, self.length)
