@@ -108,7 +108,10 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a stop text in a search": (lambda lm: lm.beam_search("The", 5, stop="."), "stop is given, but a search"),
     "beams as text": (lambda lm: lm.beam_search("The", 5, beams="4"), "beams is '4': it takes int"),
     "options that are none": (lambda lm: lm.generate("The", options={"n": 2}), "it takes GenerationOptions"),
-    "several streams": (lambda lm: [*lm.stream("The", options=onward.GenerationOptions(n=2))], "n is 2: a stream"),
+    "several streams": (
+        lambda lm: [*lm.stream("The", options=onward.GenerationOptions(n=2))],
+        "Cannot stream 2 answers",
+    ),
     "a negative lookup": (lambda lm: lm.generate("The", 5, lookup=-1), "lookup is -1"),
     "a draft that is no model": (lambda lm: lm.generate("The", draft="small"), "it takes LanguageModel | None"),
     "a number as prompt": (lambda lm: lm.generate(5), r"prompt is 5: it takes str \| Sequence"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from onward.generation.cache.growing import CHUNK, STEP
+from onward.generation.cache.manager import CHUNK, STEP
 from onward.generation.search.search import prefill
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids

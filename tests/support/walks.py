@@ -6,11 +6,14 @@ Files are those of Onward in which any function was called; a file counts with a
 docstring and comments. Names of the public package alone are used, so that releases can be compared.
 """
 
+import io
 import sys
 import tempfile
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -18,6 +21,7 @@ from typing import Any
 import torch
 
 import onward
+from onward.cli import main as command_line
 from onward.families import express, preset, read
 
 SOURCE = Path(onward.__file__).parent
@@ -96,9 +100,19 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
         batch = onward.Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(7)[None])
         return lambda: onward.mean_loss(model, [batch])
 
+    tokenizer, saved = onward.train_tokenizer("byte", []), folder / "saved"
+    lm = onward.LanguageModel(onward.Decoder(replace(config, vocab_size=tokenizer.vocab_size)), tokenizer)
+    onward.save(lm, saved)
+
+    def command() -> None:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            assert command_line(["generate", str(saved), "Once upon", "--max-new-tokens", "4"]) == 0
+
     yield "forward pass", (), lambda: forward
     yield "forward pass, kernels off", (), lambda: without_kernels
     yield "engine step", decoder, engine
+    yield "lm.generate", (), lambda: lambda: lm.generate("Once upon", 4)
+    yield "onward generate", (), lambda: command
     yield "training step", decoder, training
     yield "loss", decoder, loss
     yield "sampler", (), lambda: lambda: onward.next_token_distribution(torch.zeros(1, 64), onward.Sampling(top_k=4))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack, cast, overload
 
 from onward.api.text_model import TextModel
-from onward.base.arguments import checked, named
+from onward.base.arguments import checked, named, unchecked
 from onward.base.errors import UserError
 from onward.config.part_types import Size, SizeOrZero
 from onward.data.progress import Progress, silent
@@ -91,7 +91,7 @@ class LanguageModel(TextModel):
                     f"the task {task.kind} runs programs that the model writes, each in a process of its own: allow it "
                     "with --run-code, in Python run_code=True"
                 )
-        engine = lambda answers: self.engine_for(answers, {})
+        engine = lambda answers: engine_for(self, answers, {})
         ask = partial(run_task, examples=examples, limit=limit, chat=chat, kept=kept, progress=progress)
         return [ask(task, self.model, self.text(), engine) for task in chosen]
 
@@ -136,7 +136,7 @@ class LanguageModel(TextModel):
 
         Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
         """
-        completions = self.complete(prompt, max_new_tokens, n=n, **keywords)
+        completions = completed(self, prompt, {**keywords, "n": n, "max_new_tokens": max_new_tokens})
         if failed := [answer.error for answers in completions for answer in answers if answer.error]:
             raise failed[0]
         texts = [[answer.text for answer in answers] for answers in completions]
@@ -160,28 +160,7 @@ class LanguageModel(TextModel):
         seed + i. An answer that failed (its logits are NaN, no token is allowed, a processor raised, its text breaks
         the JSON schema) has the finish_reason "error" and an `error`; the others are as they would be without it.
         """
-        given = {**keywords, "n": n, "max_new_tokens": max_new_tokens}
-        options, rest = split(given, EngineKeywords, DEFAULT)
-        prompts = prompts_of(prompt)
-        engine = self.engine_for(len(prompts) * options.n, rest)
-        answers = self.submit(engine, prompts, options)
-        for _ in engine.run():
-            pass
-        done = [
-            Completion(
-                answer.finish(),
-                request.tokens,
-                request.finish_reason,
-                request.seed,
-                request.logprobs,
-                request.steps,
-                request.num_drafted,
-                request.num_accepted,
-                request.error,
-            )
-            for request, answer in answers.items()
-        ]
-        return [done[i : i + options.n] for i in range(0, len(done), options.n)]
+        return completed(self, prompt, {**keywords, "n": n, "max_new_tokens": max_new_tokens})
 
     @checked
     def stream(
@@ -196,20 +175,7 @@ class LanguageModel(TextModel):
         Arguments as of `complete`, without n. The generator returns the finish_reason of the answer. Raises the error
         of an answer that failed.
         """
-        options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
-        if options.n > 1:
-            raise UserError(f"n is {options.n}: a stream is of one answer, so leave it out")
-        engine = self.engine_for(1, rest)
-        [(request, answer)] = self.submit(engine, [prompt], options).items()
-        for _ in engine.run():
-            if piece := answer.take():
-                yield piece
-        answer.finish()
-        if piece := answer.take():
-            yield piece
-        if request.error:
-            raise request.error
-        return request.finish_reason
+        return (yield from streamed(self, prompt, {**keywords, "max_new_tokens": max_new_tokens}))
 
     @checked
     def chat(
@@ -227,7 +193,7 @@ class LanguageModel(TextModel):
         values for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and the
         same BlockManager as `cache` in each call, tokens that the cache holds are not computed again.
         """
-        return "".join(self.stream_chat(messages, max_new_tokens, variables=variables, **keywords))
+        return "".join(chatted(self, messages, variables, {**keywords, "max_new_tokens": max_new_tokens}))
 
     @checked
     def stream_chat(
@@ -240,11 +206,7 @@ class LanguageModel(TextModel):
     ) -> Generator[str, None, str]:
         """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason. Arguments as of
         `chat`."""
-        chat = chat_of(self.text())
-        options, rest = split({**keywords, "max_new_tokens": max_new_tokens}, EngineKeywords, DEFAULT)
-        options = replace(options, stop=(*chat.stop, *options.stop))
-        tokens = chat.encode(messages, **variables or {})
-        return (yield from self.stream(tokens, options=options, **cast(EngineKeywords, rest)))
+        return (yield from chatted(self, messages, variables, {**keywords, "max_new_tokens": max_new_tokens}))
 
     @checked
     def beam_search(
@@ -290,29 +252,25 @@ class LanguageModel(TextModel):
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
-            raise UserError("the draft has another vocabulary than the model: use one with the same tokenizer")
+            raise UserError(
+                "Cannot use this draft, because its vocabulary is not the model's: use one with the same tokenizer"
+            )
         if draft is not None and lookup:
-            raise UserError("draft and lookup are both given: choose one")
+            raise UserError("Cannot draft tokens by draft and by lookup: choose one")
         proposals: Draft | None = (
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
-        return Engine(
+        return unchecked(Engine)(
             self.model,
             rows=rows,
             cache=cache,
             stop_token_ids=self.stop_token_ids,
-            allowed=self.allowed(),
+            allowed=self.mask(),
             slide=slide,
             draft=proposals,
             files=PrefixFiles(Path(prompt_cache), self.model) if prompt_cache else None,
             prefill_budget=prefill_budget,
         )
-
-    def engine_for(self, answers: int, options: Mapping[str, object]) -> Engine:
-        """Make an engine to compute `answers` answers; `options` are keyword arguments of `engine`. If neither `rows`
-        nor `cache` is given, the engine has at most one row per answer."""
-        rows = None if options.get("cache") else max(1, min(answers, ROWS))
-        return self.engine(**cast(EngineKeywords, {"rows": rows, **options}))
 
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
@@ -335,7 +293,7 @@ class LanguageModel(TextModel):
             "max_new_tokens": default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
             "min_new_tokens": options.min_new_tokens,
             "stop_token_ids": [*self.stop_token_ids, *options.stop_token_ids],
-            "allowed": self.allowed(),
+            "allowed": self.mask(),
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
@@ -344,3 +302,67 @@ class LanguageModel(TextModel):
         was one."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)
+
+
+# The methods above check their arguments, once; these functions do what several of them share.
+
+
+def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Engine:
+    """Make an engine to compute `answers` answers; `options` are keyword arguments of `LanguageModel.engine`. If
+    neither `rows` nor `cache` is given, the engine has at most one row per answer."""
+    rows = None if options.get("cache") else max(1, min(answers, ROWS))
+    return unchecked(LanguageModel.engine)(lm, **cast(EngineKeywords, {"rows": rows, **options}))
+
+
+def completed(
+    lm: LanguageModel, prompt: str | Sequence[Prompt], keywords: Mapping[str, object]
+) -> list[list[Completion]]:
+    options, rest = split(keywords, EngineKeywords, DEFAULT)
+    prompts = prompts_of(prompt)
+    engine = engine_for(lm, len(prompts) * options.n, rest)
+    answers = submit(engine, lm.text(), prompts, options)
+    engine.finish()
+    done = [
+        Completion(
+            answer.finish(),
+            request.tokens,
+            request.finish_reason,
+            request.seed,
+            request.logprobs,
+            request.steps,
+            request.num_drafted,
+            request.num_accepted,
+            request.error,
+        )
+        for request, answer in answers.items()
+    ]
+    return [done[i : i + options.n] for i in range(0, len(done), options.n)]
+
+
+def streamed(lm: LanguageModel, prompt: Prompt, keywords: Mapping[str, object]) -> Generator[str, None, str]:
+    options, rest = split(keywords, EngineKeywords, DEFAULT)
+    if options.n > 1:
+        raise UserError(f"Cannot stream {options.n} answers at the same time: leave out n")
+    engine = engine_for(lm, 1, rest)
+    [(request, answer)] = submit(engine, lm.text(), [prompt], options).items()
+    for _ in engine.run():
+        if piece := answer.take():
+            yield piece
+    answer.finish()
+    if piece := answer.take():
+        yield piece
+    if request.error:
+        raise request.error
+    return request.finish_reason
+
+
+def chatted(
+    lm: LanguageModel,
+    messages: str | Sequence[Message],
+    variables: Mapping[str, Any] | None,
+    keywords: Mapping[str, object],
+) -> Generator[str, None, str]:
+    chat = chat_of(lm.text())
+    options, rest = split(keywords, EngineKeywords, DEFAULT)
+    options = replace(options, stop=(*chat.stop, *options.stop))
+    return (yield from streamed(lm, chat.encode(messages, **variables or {}), {"options": options, **rest}))

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from onward.text.chat import Message
 from onward.text.tokenizer import Tokenizer
 from onward.transforms.heads import head_labels
 
+MASKS: WeakKeyDictionary[Tokenizer, dict[tuple[object, ...], Tensor]] = WeakKeyDictionary()
 READ = "give Path({!r}).read_text()"
 
 
@@ -106,9 +108,18 @@ class TextModel:
     def allowed(self) -> Tensor:
         """Return a mask (V,) of the token ids that may be generated: False for padding and unused ids of the
         vocabulary."""
-        allowed = torch.ones(self.config.vocab_size, dtype=torch.bool, device=self.model.device)
-        allowed[self.text().textless(self.config.vocab_size)] = False
-        return allowed
+        return self.mask().clone()
+
+    def mask(self) -> Tensor:
+        """Return the mask of `allowed`, made once for each tokenizer and vocabulary: engines share it, nobody changes
+        it."""
+        tokenizer, size, device = self.text(), self.config.vocab_size, self.model.device
+        masks, key = MASKS.setdefault(tokenizer, {}), (tokenizer.inner.get_vocab_size(), size, device)
+        if key not in masks:
+            with torch.inference_mode(False):
+                masks[key] = torch.ones(size, dtype=torch.bool, device=device)
+                masks[key][tokenizer.textless(size)] = False
+        return masks[key]
 
     def text(self) -> Tokenizer:
         """Return the tokenizer of the model. Raises a UserError if the model has none."""

@@ -295,6 +295,20 @@ def checked(function: F) -> F:
     return call  # type: ignore[return-value]
 
 
+def unchecked(door: F) -> F:
+    """Return a `checked` function, or the constructor of a class with a checked one, without its check, for callers
+    that have checked the arguments at their own door."""
+    if not isinstance(door, type):
+        return door.__wrapped__  # type: ignore[attr-defined,no-any-return]
+
+    def make(*args: Any, **kwargs: Any) -> Any:
+        made = door.__new__(door)
+        door.__init__.__wrapped__(made, *args, **kwargs)  # type: ignore[misc]
+        return made
+
+    return make  # type: ignore[return-value]
+
+
 def explained(function: F) -> F:
     """Decorator for a public function: if a call fails, check the arguments, and the fields of dataclasses among them,
     against the annotations, and raise a UserError if one of them is wrong; otherwise the original error.

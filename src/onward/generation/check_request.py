@@ -1,12 +1,17 @@
-"""The check of a request against the model that answers it."""
+"""Checks of requests, and of masks of tokens, against the model that answers."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.generation.request import Request
 from onward.generation.sampling import check_vocabulary
-from onward.model.decoder import check_ids
+from onward.model.decoder import check_ids, described
 
 
 class PromptError(UserError):
@@ -49,3 +54,11 @@ def check_request(request: Request, config: DecoderConfig, length: int, slide: b
         raise ContextOverflow(
             f"Cannot fit {fit}, because this model's maximum context length is {length} tokens: {change}{hint}"
         )
+
+
+def check_mask(allowed: Tensor | None, *shapes: Sequence[int]) -> None:
+    """Raise a UserError unless `allowed`, the mask of the tokens that may be generated, is None or a bool tensor with
+    one of these shapes."""
+    if allowed is not None and not (allowed.dtype == torch.bool and allowed.shape in shapes):
+        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
+        raise UserError(f"allowed is {described(allowed)}: give bool {wanted}")

@@ -14,6 +14,7 @@ from onward.base.arguments import checked
 from onward.base.device import tensor_on
 from onward.base.errors import UserError
 from onward.generation import processors as p
+from onward.generation.check_request import check_mask
 from onward.generation.sampling import Sampling, check_vocabulary
 from onward.model.decoder import described
 
@@ -48,14 +49,6 @@ def next_token_distribution(
         check_vocabulary("history", text, vocab_size)
     check_mask(allowed, logits.shape, logits.shape[1:])
     return process_logits(logits, rows, History(texts, prompt_lengths), allowed).softmax(-1)
-
-
-def check_mask(allowed: Tensor | None, *shapes: Sequence[int]) -> None:
-    """Raise a UserError unless `allowed`, the mask of the tokens that may be generated, is None or a bool tensor with
-    one of these shapes."""
-    if allowed is not None and not (allowed.dtype == torch.bool and allowed.shape in shapes):
-        wanted = " or ".join(str(tuple(shape)) for shape in shapes)
-        raise UserError(f"allowed is {described(allowed)}: give bool {wanted}")
 
 
 class History:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+from onward.base.arguments import unchecked
 from onward.base.errors import UserError
 from onward.generation.answer import Answer
 from onward.generation.constraint import constraint, read_schema
 from onward.generation.engine.engine import Engine
-from onward.generation.options import GenerationOptions
+from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.request import Request, random_seed
 from onward.generation.schemas import SchemaWarning, prepared
 from onward.text.stream import LOOK_BACK
@@ -55,15 +56,16 @@ def requests_for(
     its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
     """
     ends = {*engine.stop_token_ids, *options.stop_token_ids}
-    form = constraint(tokenizer, engine.model.config.vocab_size, ends, options)
+    constrained = any(getattr(options, form) for form in FORMS)
+    form = constraint(tokenizer, engine.model.config.vocab_size, ends, options) if constrained else None
     answers: dict[Request, Answer] = {}
     for prompt in prompts:
         tokens = prompt_tokens(tokenizer, prompt)
         room = DEFAULT_NEW_TOKENS if engine.slide else engine.length - len(tokens)
-        before = tokenizer.decode(tokens[-LOOK_BACK:])
+        before = tokenizer.decode(tokens[-LOOK_BACK:]) if form else ""
         for _ in range(options.n):
             limit = default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens
-            answer = Answer(tokenizer, tokens, options.stop, options.stop_when, limit, options.include_stop)
+            answer = unchecked(Answer)(tokenizer, tokens, options.stop, options.stop_when, limit, options.include_stop)
             request = Request(
                 tokens,
                 options,

@@ -15,9 +15,12 @@ import torch
 from torch import Tensor
 
 from onward.base.device import tensor_on
-from onward.compiled.steps import CompiledSteps
+from onward.compiled.interface import NotCompilable
+from onward.compiled.model_state import ModelState
+from onward.compiled.steps import CompiledSteps, unsupported
 from onward.generation.request import Request
 from onward.model.adapters import Selection, adapter_names, check_adapter, selection
+from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
@@ -28,18 +31,23 @@ PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDi
 
 
 class Runner:
-    """The calls of a model over the rows of a KV cache. With `compiled`, a decoding step is compiled after
-    `compile_after` plain steps with as many rows, tokens of each, and the same adapters.
+    """The calls of a model over the rows of a KV cache. With the model's `state`, a decoding step is compiled after
+    `compile_after` plain steps with as many rows, tokens of each, and the same adapters; None: never.
 
     Views of the cache are made once per range of rows and rounded length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
     """
 
     def __init__(
-        self, model: Decoder, cache: KVCache, compiled: CompiledSteps | None = None, compile_after: int = COMPILE_AFTER
+        self,
+        model: Decoder,
+        cache: KVCache,
+        state: ModelState | None = None,
+        compile_after: int | None = COMPILE_AFTER,
     ) -> None:
-        self.model, self.cache = model, cache
-        self.compiled, self.compile_after = compiled, compile_after
+        self.model, self.cache, self.state = model, cache, state
+        self.compile_after = None if state is None else compile_after
+        self.compiled: CompiledSteps | None = None  # made when the first step is to be compiled
         self.num_plain = PLAIN_STEPS.setdefault(model, Counter())
         self.capacity = cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
@@ -65,7 +73,7 @@ class Runner:
     def adapter(self, name: str | None) -> str:
         """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter that the model uses
         at present. Raises a UserError if the model does not have it."""
-        known = adapter_names(self.model)
+        known = adapter_names(self.model) if ATTACHMENTS in vars(self.model) else []
         self.selection = selection(self.model) if known else None
         if name is None:
             return self.selection.name if self.selection else ""
@@ -114,19 +122,30 @@ class Runner:
     def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step.
         None if the caller must compute a plain one, as before `compile_after` steps of the kind."""
-        if self.compiled is None:
+        if self.compile_after is None:
             return None
         kind = *tokens.shape, *(self.selection.in_use if self.selection else ())
         if self.num_plain[kind] < self.compile_after:
             self.num_plain[kind] += 1
             return None
-        return self.compiled.run(tokens, positions, length)
+        steps = self.compiled_steps()
+        return steps.run(tokens, positions, length) if steps else None
+
+    def compiled_steps(self) -> CompiledSteps | None:
+        """Return the compiled steps of this model over this cache; None, from then on, if none are possible."""
+        if self.compiled is None and self.state is not None and self.compile_after is not None:
+            if unsupported(self.model, self.cache):
+                self.compile_after = None
+            else:
+                self.compiled = CompiledSteps(self.model, self.cache, self.state)
+        return self.compiled
 
     def compile(self, rows: int, folder: Path | None) -> None:
         """Compile steps of `rows` rows now, with the adapter that the model uses; `folder` keeps their code. Raises
         NotCompilable if they cannot be compiled."""
-        assert self.compiled is not None
-        self.compiled.compile(rows, folder)
+        if self.compile_after is None or (steps := self.compiled_steps()) is None:
+            raise NotCompilable(unsupported(self.model, self.cache) or "compile_after is None")
+        steps.compile(rows, folder)
         kind = rows, 1, *(self.selection.in_use if self.selection else ())
         self.num_plain[kind] = max(self.num_plain[kind], self.compile_after)
 

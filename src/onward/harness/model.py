@@ -17,7 +17,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from tqdm import tqdm
 
 from onward.api.folders import load
-from onward.api.language_model import LanguageModel
+from onward.api.language_model import LanguageModel, engine_for
 from onward.base.errors import UserError
 from onward.data.progress import Progress
 from onward.evaluation.answers import write_answers
@@ -164,7 +164,7 @@ class HarnessModel(TemplateLM):
             prompts = [self.tok_encode(requests[i].args[0]) for i in group]
             self.warn_of_length(list(map(len, prompts)), room)
             report = lambda done, before=before: self.progress("answers", before + done, len(requests))
-            engine = self.lm.engine_for(len(group), {})
+            engine = engine_for(self.lm, len(group), {})
             answers = write_answers(engine, self.text, [one[-room:] for one in prompts], options, report, self.kept)
             results |= {i: self.cut(answer.tokens, options) for i, [answer] in zip(group, answers)}
         return [results[i] for i in range(len(requests))]

@@ -13,7 +13,7 @@ import torch
 from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at, each
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.data.windows import Batch
-from onward.generation.cache.growing import CHUNK
+from onward.generation.cache.manager import CHUNK
 from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
 from onward.planning.dry import DryStep, Segment, dry_step
 from onward.planning.memory import (

@@ -17,7 +17,7 @@ import torch
 
 from onward.config.decoder import DecoderConfig, at
 from onward.data.windows import Batch
-from onward.generation.cache.growing import CHUNK
+from onward.generation.cache.manager import CHUNK
 from onward.kernels.quantized import GROUP
 from onward.planning.dry import dry_step
 from onward.planning.parameters import modules, parameters

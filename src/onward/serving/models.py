@@ -16,7 +16,7 @@ from onward.base.limits import in_bytes, memory_size
 from onward.checkpoint.load import open_source
 from onward.config.decoder import DecoderConfig
 from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.growing import CHUNK
+from onward.generation.cache.manager import CHUNK
 from onward.generation.engine.engine import Engine
 from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder

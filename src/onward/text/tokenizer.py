@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from onward.base.arguments import Range, checked, explained, shown
+from onward.base.arguments import Range, checked, explained, shown, unchecked
 from onward.base.errors import UserError
 from onward.base.files import atomic_write, check_text, write_json
 from onward.text.boundaries import CUT, continuing, cuttable
@@ -115,7 +115,7 @@ class Tokenizer:
         a text are included."""
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
             return self.encoded(self.inner.encode, utf8(text)).ids
-        return self.encode_batch([text])[0]
+        return unchecked(Tokenizer.encode_batch)(self, [text])[0]
 
     @explained
     def continuation(self, before: str, text: str) -> list[int]:

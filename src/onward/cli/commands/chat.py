@@ -116,7 +116,7 @@ class TerminalChat:
 
     def empty_cache(self) -> "ConversationCache":
         from onward.generation.cache.conversation import ConversationCache
-        from onward.generation.cache.growing import CHUNK, STEP
+        from onward.generation.cache.manager import CHUNK, STEP
         from onward.model.cache import KVCache
 
         # one contiguous row, not blocks: each turn continues in place, and there are no other rows to share blocks with

@@ -12,12 +12,18 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from onward.base.arguments import checked
+from onward.base.arguments import checked, unchecked
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
+from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import KVCache, LayerCache
 from onward.model.context import rotation
+from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
+from onward.parallel.replicas import cache_config
+
+CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
+STEP = 256  # slots by which a cache grows
 
 
 class CacheManager:
@@ -58,7 +64,7 @@ class CacheManager:
         Returns False, and changes nothing, if memory is short.
         """
         if end > self.cache.capacity:
-            self.cache.grow(end)
+            unchecked(KVCache.grow)(self.cache, end)
         self.starts[row] = start
         self.used[row] = max(self.used[row], start + self.cache.chunk)
         return True
@@ -125,6 +131,14 @@ class CacheManager:
             first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0
             positions = torch.arange(first, length, device=self.cache.rope_length.device)[None]
             yield layer, cache, cache.locate(positions)
+
+
+def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
+    """Create a contiguous KV cache of `rows` rows in the model's dtype, and return its manager. The cache grows as
+    needed, up to `length` tokens per row; `chunk` is the maximum number of tokens per row in one call of the model."""
+    config = cache_config(model) if ATTACHMENTS in vars(model) else model.config
+    cache = unchecked(KVCache)(config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype)
+    return unchecked(CacheManager)(cache)
 
 
 @lru_cache(maxsize=256)

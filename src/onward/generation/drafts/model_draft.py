@@ -15,7 +15,6 @@ from torch.nn import functional as F
 
 from onward.base.errors import UserError
 from onward.compiled.model_state import ModelState
-from onward.compiled.steps import CompiledSteps, unsupported
 from onward.config.decoder import at
 from onward.generation.cache.manager import CacheManager
 from onward.generation.distribution import process_logits
@@ -53,9 +52,8 @@ class ModelDraft:
         self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
         if self.runner and self.runner.compiled:
             self.runner.compiled.release()
-        self.state, cache = ModelState(model), self.manager.cache
-        compiled = None if unsupported(model, cache) else CompiledSteps(model, cache, self.state)
-        self.runner = Runner(model, cache, compiled)
+        self.state = ModelState(model)
+        self.runner = Runner(model, self.manager.cache, self.state)
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:

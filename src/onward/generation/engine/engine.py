@@ -13,17 +13,14 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from onward.base.arguments import Range, checked
+from onward.base.arguments import Range, checked, explained
 from onward.base.errors import UserError
 from onward.compiled.interface import NotCompilable
 from onward.compiled.model_state import ModelState
-from onward.compiled.steps import CompiledSteps, unsupported
-from onward.generation.cache.growing import CHUNK, growing_cache
-from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.manager import CHUNK, CacheManager, growing_cache
 from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.cache.prefix_files import PrefixFiles
-from onward.generation.check_request import check_request
-from onward.generation.distribution import check_mask
+from onward.generation.check_request import check_mask, check_request
 from onward.generation.drafts.forward import decode_drafted
 from onward.generation.drafts.proposal import Draft, Proposal
 from onward.generation.drafts.times import SpeculationTimes
@@ -33,6 +30,7 @@ from onward.generation.failures import NotANumber, nan_error
 from onward.generation.logprobs import token_logprobs
 from onward.generation.request import Request
 from onward.generation.runner import COMPILE_AFTER, Runner
+from onward.model.attachments import ATTACHMENTS
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.rows import Row, labeled
 from onward.parallel.replicas import tensor_axis
@@ -97,9 +95,7 @@ class Engine:
         if draft:
             draft.start(rows, self.length, cache.cache.chunk, model.config.vocab_size)
         self.state = ModelState(model)
-        self.why_plain = "compile_after is None" if compile_after is None else unsupported(model, cache.cache)
-        compiled = None if self.why_plain else CompiledSteps(model, cache.cache, self.state)
-        self.runner, self.sampler = Runner(model, cache.cache, compiled, compile_after or 0), Sampler(allowed)
+        self.runner, self.sampler = Runner(model, cache.cache, self.state, compile_after), Sampler(allowed)
         self.scheduler = Scheduler(
             PrefixCache(cache, files, self.state),
             rows,
@@ -110,7 +106,8 @@ class Engine:
         )
         self.times = SpeculationTimes()
         # the processes of a tensor axis must make the same schedule, so that it cannot depend on times
-        self.clock: Callable[[], float] = perf_counter if tensor_axis(model) == 1 else float
+        divided = ATTACHMENTS in vars(model) and tensor_axis(model) > 1
+        self.clock: Callable[[], float] = float if divided else perf_counter
 
     @property
     def busy(self) -> bool:
@@ -129,13 +126,12 @@ class Engine:
             raise UserError("requests are active: compile steps before they are added")
         try:
             with torch.inference_mode(), without_dropout(self.model):
-                if not self.why_plain:
-                    self.runner.compile(rows, None if folder is None else Path(folder))
+                self.runner.compile(rows, None if folder is None else Path(folder))
         except NotCompilable as reason:
             return str(reason)
-        return self.why_plain
+        return ""
 
-    @checked
+    @explained
     def add(self, request: Request) -> Request:
         """Queue a request and return it. Raises a UserError if the request can never be answered."""
         check_request(request, self.model.config, self.length, self.slide)
@@ -147,7 +143,7 @@ class Engine:
             request.finish_reason = "length"
         return request
 
-    @checked
+    @explained
     def cancel(self, request: Request) -> None:
         """End a request that waits or is active, with `finish_reason` "cancelled"; if it is active, its row of the
         cache becomes free at once."""

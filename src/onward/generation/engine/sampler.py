@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import cached_property
 
 from torch import Tensor
 
@@ -25,7 +26,12 @@ class Sampler:
     """
 
     def __init__(self, allowed: Tensor | None = None) -> None:
-        self.allowed, self.shaped = allowed, ShapedSampler(allowed)
+        self.allowed = allowed
+
+    @cached_property
+    def shaped(self) -> ShapedSampler:
+        """The sampler for other options than the temperature, made when a request has one."""
+        return ShapedSampler(self.allowed)
 
     def sample(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 import torch
 from torch import Tensor
 
-from onward.generation.cache.growing import CHUNK, growing_cache
+from onward.generation.cache.manager import CHUNK, growing_cache
 from onward.generation.check_request import check_request
 from onward.generation.request import Request
 from onward.generation.runner import Runner

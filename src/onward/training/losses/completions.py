@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.generation.cache.growing import growing_cache
+from onward.generation.cache.manager import growing_cache
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling

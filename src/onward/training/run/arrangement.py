@@ -12,7 +12,7 @@ from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
-from onward.generation.cache.growing import STEP
+from onward.generation.cache.manager import STEP
 from onward.model.decoder import Decoder
 from onward.planning import choice
 from onward.planning.arrangements import arrangements
