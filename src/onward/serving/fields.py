@@ -160,6 +160,7 @@ class SamplingFields(OptionFields):
     """The fields that say how answers are sampled, and their number, length, end and form."""
 
     temperature: Real | None = Field(None, description="By default 1; 0: the likeliest token.")
+    top_p: Real | None = Field(None, description="By default 1: all tokens.")
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop text is part of the answer.")
     ignore_eos: bool | None = Field(None, description="Never generate a stop token.")

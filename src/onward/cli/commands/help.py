@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
     """Run `onward help`: print the glossary's entry for a term, or the one-line description of a command of this
     name."""
     options = parse(Options, argv, prog="onward help", about=ABOUT)
-    from onward.cli import COMMANDS
+    from onward.cli.overview import COMMANDS
     from onward.learn.chapters import chapters
     from onward.learn.glossary import find
 

@@ -152,7 +152,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 def fit(options: Options) -> dict[str, Any]:
     """Fit a scaling law to the runs in a folder or a table, print it, and draw it if --out names a picture; return its
     constants and the forecast as a JSON object."""
-    from onward.cli.shared.laws import fit_with_picture, show_fit
+    from onward.cli.commands.scaling.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
     from onward.reports.runs.record import finished_runs
 
