@@ -10,7 +10,7 @@ import pytest
 
 import onward
 from docs.site import build
-from onward.cli import COMMANDS
+from onward.cli.overview import COMMANDS
 from onward.learn.chapters import chapters
 from onward.learn.glossary import glossary
 

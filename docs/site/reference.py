@@ -11,7 +11,7 @@ from typing import Any
 import onward
 from onward.base import fields
 from onward.base.arguments import type_of
-from onward.cli import COMMANDS
+from onward.cli.overview import COMMANDS
 from onward.cli.shared.arguments import Argument, arguments, metavar
 from onward.families import families
 from onward.learn.chapters import chapters

@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from onward.base.fields import text
-from onward.cli import COMMANDS, GROUPS, SYNONYMS, main
+from onward.cli import main
 from onward.cli.commands.train import configure
+from onward.cli.overview import COMMANDS, GROUPS, SYNONYMS
 from onward.cli.shared.output import print_table
 from onward.cli.shared.training import in_words
 from onward.config.decoder import Alibi, Rotary

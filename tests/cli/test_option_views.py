@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from onward.base import fields as typed
-from onward.cli import COMMANDS, main
+from onward.cli import main
+from onward.cli.overview import COMMANDS
 from onward.cli.shared.arguments import Argument, arguments
 from onward.reports.pictures import views
 

@@ -5,16 +5,18 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from onward.base.errors import UserError
-from onward.cli import COMMANDS, main
+from onward.cli import main, module_of
 from onward.cli.commands import completion
+from onward.cli.overview import COMMANDS
 from onward.cli.shared.arguments import arguments
-from onward.cli.shared.options import parse, read, with_flags
-from onward.cli.shared.parser import COMMON, ESCAPED, make_parser
+from onward.cli.shared.mistakes import with_flags
+from onward.cli.shared.options import parse, read
+from onward.cli.shared.parser import ESCAPED, make_parser
 
 
 @dataclass(frozen=True)
@@ -71,22 +73,24 @@ def test_messages_name_the_option_that_was_typed(sentence: str, typed: str, said
     assert with_flags(sentence, typed.split()) == said
 
 
+WITH_COMMON = {name for name in COMMANDS if hasattr(module_of(name).Options, "common")}
+
+
 def help_of(cls: type, prog: str, everything: bool) -> str:
     return make_parser(cls, prog, "About.\n\nexamples:", everything).format_help()
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS if f"onward {name}" in COMMON])
+@pytest.mark.parametrize("command", sorted(WITH_COMMON))
 def test_help_lists_common_options_and_help_all_every_option(command: str) -> None:
     table = completion.tables()[command]
-    common = COMMON[f"onward {command}"]
-    assert {*common} <= {argument.name for argument in table}
-    cls = sys.modules[f"onward.cli.commands.{command}"].Options
+    cls: Any = module_of(command).Options
+    assert {*cls.common} <= {argument.name for argument in table}
     short, long = (help_of(cls, f"onward {command}", everything) for everything in (False, True))
     for argument in table:
         if not argument.positional:
             assert f"  {argument.flag}" in long
             assert (f"  {argument.flag} " in short or f"  {argument.flag}," in short) == (
-                argument.of_part or argument.name in common
+                argument.of_part or argument.name in cls.common
             )
     assert long.index("common options:") < long.index("\noptions:")
     assert f"onward {command} --help-all lists" in short

@@ -10,7 +10,7 @@ import pytest
 
 import onward
 from onward.base.fields import hints
-from onward.cli import COMMANDS
+from onward.cli.overview import COMMANDS
 from onward.cli.shared.arguments import arguments
 from onward.learn.glossary import Entry, find, glossary, nearest_terms, plain
 

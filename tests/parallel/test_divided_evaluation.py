@@ -22,8 +22,8 @@ from onward.checkpoint.divided import load_divided
 from onward.checkpoint.peft.adapters import save_adapter
 from onward.checkpoint.peft.bases import BaseModel, weights_checksum
 from onward.cli.commands.evaluate import Options, arranged, evaluate
+from onward.cli.commands.evaluate.divided import load_alike
 from onward.cli.shared.output import console
-from onward.cli.shared.tasks import load_alike
 from onward.compiled.fingerprint import fingerprint
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.lora import LoRA

@@ -15,7 +15,7 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.config.decoder import at
 from onward.evaluation.score import logprobs
-from onward.generation.distribution import next_token_distribution
+from onward.generation.distribution import KEEP, next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.inputs import exact, logits
 from onward.model.decoder import Decoder, without_dropout
@@ -27,10 +27,7 @@ STEPS = {  # the fields of a Sampling that belong to a step, in the order of the
     "bans": ("no_repeat_ngram_size", "suppress_tokens", "forced_tokens"),
     "processors": ("processors",),
     "temperature": ("temperature",),
-    "top_k": ("top_k",),
-    "top_p": ("top_p",),
-    "min_p": ("min_p",),
-    "typical_p": ("typical_p",),
+    **{name: (name,) for name in KEEP},
 }
 
 

@@ -11,11 +11,13 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
+from onward.base.arguments import Either, Limited, Several, Table, Type, field_types
 from onward.base.errors import UserError
+from onward.base.fields import docs
 from onward.generation.options import FORMS, GenerationOptions
 from onward.serving.edits import Edits
 from onward.serving.errors import ApiError
@@ -23,11 +25,7 @@ from onward.serving.names import OTHER_NAMES
 from onward.serving.shapes import Real, Whole, declared, holds_fields, unknown
 
 LOG = logging.getLogger("onward.serving")
-SAME = (  # fields of GenerationOptions under their own names
-    *("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty"),
-    *("presence_penalty", "no_repeat_ngram_size", "logit_bias", "suppress_tokens", "forced_tokens", "stop", "seed"),
-    *("stop_token_ids", "n", "regex", "json_schema", "grammar", "min_new_tokens", "max_new_tokens"),
-)
+APART = {"include_stop", "adapter", "logprobs"}  # options under another name, of the model's name, of each route
 HARMLESS = {  # fields that change no answer, or that only another, refused field makes use of
     *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "priority"),
     *("cache_prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "n_cache_reuse", "id_slot"),
@@ -131,38 +129,49 @@ def nesting(cls: type[Body]) -> dict[str, Any]:
     return {name: kind for name, (kind, _) in (declared(cls) or {}).items() if holds_fields(kind)}
 
 
-class SamplingFields(Body):
+def json_type(kind: Type) -> Any:
+    """The type of the JSON values that become values of a type. The options check their ranges themselves."""
+    match kind:
+        case Limited() | Either():
+            return json_type(kind.args[0])
+        case Table():
+            return dict[str, json_type(kind.args[1])]  # type: ignore[misc]  # a type that is made here
+        case Several():
+            return list[json_type(kind.args[0])]  # type: ignore[misc]
+    return {int: Whole, float: Real}.get(kind.annotation, kind.annotation)
+
+
+OPTIONS = {name: kind for name, kind in field_types(GenerationOptions).items() if not kind.only_in_python}
+SERVED = [name for name in OPTIONS if name not in APART]
+if TYPE_CHECKING:
+    OptionFields = Body
+else:  # the options of generation under their own names, as GenerationOptions documents them
+    OptionFields = create_model(
+        "OptionFields",
+        __base__=Body,
+        **{
+            name: (json_type(OPTIONS[name]) | None, Field(None, description=docs(GenerationOptions)[name]))
+            for name in SERVED
+        },
+    )
+
+
+class SamplingFields(OptionFields):
     """The fields that say how answers are sampled, and their number, length, end and form."""
 
     temperature: Real | None = Field(None, description="By default 1; 0: the likeliest token.")
-    top_k: Whole | None = None
-    top_p: Real | None = None
-    min_p: Real | None = None
-    typical_p: Real | None = None
-    repetition_penalty: Real | None = Field(None, description="Also as repeat_penalty.")
-    frequency_penalty: Real | None = None
-    presence_penalty: Real | None = None
-    no_repeat_ngram_size: Whole | None = None
-    logit_bias: dict[str, Real] | None = Field(None, description="Added to the logits of token ids.")
-    suppress_tokens: list[Whole] | None = None
-    forced_tokens: list[Whole] | None = None
+    top_p: Real | None = Field(None, description="By default 1: all tokens.")
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop text is part of the answer.")
-    stop_token_ids: list[Whole] | None = None
     ignore_eos: bool | None = Field(None, description="Never generate a stop token.")
-    seed: Whole | None = Field(None, description="Equal seeds give equal answers.")
     n: Whole | None = Field(None, description="Answers for each prompt. Also as n_cmpl.")
     n_cmpl: Whole | None = None
     max_tokens: Whole | None = Field(None, description="Also as max_completion_tokens, max_new_tokens, n_predict.")
     max_completion_tokens: Whole | None = None
-    max_new_tokens: Whole | None = None
     n_predict: Whole | None = None
     min_tokens: Whole | None = Field(None, description="The fewest tokens of an answer. Also as min_new_tokens.")
-    min_new_tokens: Whole | None = None
-    repeat_penalty: Real | None = None
-    regex: str | None = None
+    repeat_penalty: Real | None = Field(None, description="Also as repetition_penalty.")
     json_schema: dict[str, Any] | None = None
-    grammar: str | None = Field(None, description="In GBNF, or in Lark's syntax as llguidance reads it.")
     structured_outputs: Structured | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -174,7 +183,7 @@ class SamplingFields(Body):
         ApiError for fields that contradict each other or are refused, and for more stop texts than the limit."""
         check_others(self.model_extra or {})
         values, sources = dict[str, Any](), dict[str, str]()
-        for name, own in [*zip(SAME, SAME), *OTHER_NAMES.items()]:
+        for name, own in [*zip(SERVED, SERVED), *OTHER_NAMES.items()]:
             if (value := getattr(self, name, None)) is None:
                 continue
             if own in values and values[own] != value:
@@ -200,10 +209,6 @@ class SamplingFields(Body):
         gives no limit; `changes` replace fields. Raises an ApiError as `given` does, and a UserError for a
         constraint that is too long and for values out of range."""
         values = {"temperature": 1.0, "max_new_tokens": limit} | self.given() | changes
-        if "stop" in values:
-            values["stop"] = (values["stop"],) if isinstance(values["stop"], str) else tuple(values["stop"])
-        for name in "stop_token_ids", "suppress_tokens", "forced_tokens":
-            values[name] = tuple(values.get(name, ()))
         for name in FORMS:
             if len(json.dumps(values.get(name, ""))) > FORM_CHARACTERS:
                 raise UserError(f"{name} has more than {FORM_CHARACTERS:,} characters: shorten it")

@@ -57,6 +57,10 @@ class Options(Settings, Compiling, Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
     fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter that --adapter selects is in use
+    common: ClassVar[tuple[str, ...]] = (
+        "system",
+        *("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
+    )
     model: str  # folder of the model, or its name on the hub
     system: str = ""  # system prompt: a message at the start that contains instructions for the model
     context: int = 8192  # number of tokens of the conversation that the model sees, at most its context length

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, ClassVar
 
 from onward.base import fields
 from onward.base.errors import UserError
@@ -14,7 +14,16 @@ from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.run_options import from_toml
 from onward.cli.shared.training import in_processes
-from onward.cli.shared.variants import VariantOptions, folder_of, no_length, read_values, take, train_all, variant
+from onward.cli.shared.variants import (
+    COMMON_OF_VARIANTS,
+    VariantOptions,
+    folder_of,
+    no_length,
+    read_values,
+    take,
+    train_all,
+    variant,
+)
 from onward.config.part_types import Size
 from onward.training.config import RunConfig
 from onward.training.presets import merge
@@ -41,6 +50,7 @@ OF_ALL = {"out", "seed"}  # options that a variant cannot set
 class Options(VariantOptions):
     """The options of `onward compare`, which trains and compares variants of a run."""
 
+    common: ClassVar[tuple[str, ...]] = ("variant", *COMMON_OF_VARIANTS)
     sources: tuple[str, ...] = ()  # texts, and TOML files of variants
     variant: tuple[str, ...] = ()  # NAME, or "NAME: option=value ..." with the options that differ
     seeds: Size = 3  # runs per variant, with seeds seed, seed + 1, ...; all variants use the same seeds

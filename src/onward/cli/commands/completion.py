@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import ClassVar, Literal
 
-from onward.cli import COMMANDS, module_of
+from onward.cli import module_of
+from onward.cli.overview import COMMANDS
 from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.options import parse
 

@@ -42,6 +42,10 @@ class Options(Cleaning):
     """The options of `onward data`, which prepares texts and shows data sets."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "sources")
+    common: ClassVar[tuple[str, ...]] = (
+        *("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
+        *("model", "method", "template", "columns", "ignore", "count"),
+    )
     action: Literal["prepare", "join", "list", "get", "show"]  # prepare or show SOURCES, join FOLDER, get NAME, list
     sources: tuple[str, ...] = ()  # files, folders, globs, pipes, hf://NAME, - (standard input) or names of corpora
     model: str = ""  # model whose tokenizer and chat template are used; default: show texts without a model

@@ -52,6 +52,10 @@ class Options(FinetuneConfig):
 
     positional: ClassVar[tuple[str, ...]] = ("base", "sources")
     part: ClassVar[type[Method] | None] = SFT  # method whose fields are options of the command
+    common: ClassVar[tuple[str, ...]] = (
+        *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
+        *("validation", "batch_size", "learning_rate", "lora", "first", "quantize", "device", "precision", "seed"),
+    )
     base: str = ""  # model to start from: a folder or a name on the hub
     sources: tuple[str, ...] = ()  # .jsonl, .json, .csv or .parquet files, their folders or globs, or hf://NAME
     config: str = ""  # a TOML file with any of these options

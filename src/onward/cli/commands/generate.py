@@ -70,6 +70,10 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
     fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter that --adapter selects is in use
+    common: ClassVar[tuple[str, ...]] = (
+        *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
+        *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),
+    )
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "sampling": (
             *("seed", "stop", "logprobs", "regex", "json_schema", "grammar", "compile"),

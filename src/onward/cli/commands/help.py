@@ -30,7 +30,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward help", about=ABOUT)
-    from onward.cli import COMMANDS
+    from onward.cli.overview import COMMANDS
     from onward.learn.chapters import chapters
     from onward.learn.glossary import find
 

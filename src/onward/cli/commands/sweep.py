@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from shlex import quote
-from typing import Any
+from typing import Any, ClassVar
 
 from onward.base import fields
 from onward.base.errors import UserError
@@ -13,7 +13,15 @@ from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.options import nest
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.training import in_processes
-from onward.cli.shared.variants import VariantOptions, folder_of, read_values, take, train_all, variant
+from onward.cli.shared.variants import (
+    COMMON_OF_VARIANTS,
+    VariantOptions,
+    folder_of,
+    read_values,
+    take,
+    train_all,
+    variant,
+)
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 
@@ -39,6 +47,7 @@ MOST = 2  # options that can be swept together
 class Options(VariantOptions):
     """The options of `onward sweep`, which trains a run for each value of an option."""
 
+    common: ClassVar[tuple[str, ...]] = ("sweep", *COMMON_OF_VARIANTS)
     sweep: tuple[str, ...] = ()  # OPTION=VALUE,VALUE: an option and the values to try
 
 

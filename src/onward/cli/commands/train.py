@@ -48,6 +48,12 @@ class Options(RunConfig):
     """The options of `onward train`: the configuration of a run, or the folder of a run to resume."""
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
+    common: ClassVar[tuple[str, ...]] = (
+        *("out", "time", "steps", "epochs", "resume", "preset", "config", "tokenizer", "validation"),
+        *("batch_size", "learning_rate", "optimizer", "schedule", "device", "precision", "seed", "evaluate_tasks"),
+        *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
+        *("model.position", "model.attention", "model.mlp"),
+    )
     config: str = ""  # a TOML file with any of these options
     resume: str = ""  # folder of a run to continue; takes no other options
     json: bool = False  # print the final figures as JSON

@@ -8,18 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
-from warnings import catch_warnings
 
-from onward.base.errors import UserError
 from onward.cli.shared.output import console
 
 if TYPE_CHECKING:
     import torch
 
     from onward.api.language_model import LanguageModel
-    from onward.config.decoder import DecoderConfig
     from onward.generation.engine.engine import Engine
-    from onward.parallel.replicas import Replicas
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,45 +91,6 @@ def dtype_of(options: Loading) -> torch.dtype | None:
     import torch
 
     return getattr(torch, options.dtype) if options.dtype else None
-
-
-def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel:
-    """Load this process's part of `model` as `options` say; a tensor axis of the mesh of `replicas` divides the model.
-    Raises a UserError for options that do not work with a divided model."""
-    from onward.api.language_model import LanguageModel
-    from onward.checkpoint.divided import load_divided
-    from onward.hub.folder import locate
-    from onward.transforms.extend import extended
-
-    if options.quantize:
-        raise UserError(
-            f"quantize is not for a divided model, and mesh is {str(replicas.mesh)!r}: leave it out, or use replicas "
-            "only"
-        )
-    decoder, hf, source = load_divided(
-        locate(model, options.revision),
-        replicas.mesh,
-        replicas.devices,
-        dtype_of(options),
-        adapter_folders=[locate(options.adapter_folder)] if options.adapter_folder else (),
-        allow_nonfinite=options.allow_nonfinite,
-    )
-    if options.rope is not None:
-        decoder.config = extended(decoder.config, options.rope)
-    return LanguageModel(decoder, source.tokenizer(), hf)
-
-
-def outline_of(model: str, options: Loading) -> tuple[DecoderConfig, torch.dtype]:
-    """Return the configuration of `model` and the dtype of its weights, as `options` load them; reads headers only.
-    Raises a UserError for a model that `load_part` cannot load."""
-    from onward.checkpoint.peft.adapters import load_with_adapters
-    from onward.hub.folder import locate
-    from onward.transforms.extend import extended
-
-    with catch_warnings(action="ignore"):  # which loading repeats
-        decoder, *_ = load_with_adapters(locate(model, options.revision), dtype=dtype_of(options), lazy=True)
-    config = decoder.config
-    return (extended(config, options.rope) if options.rope is not None else config), decoder.dtype
 
 
 def compile_first_kernels(options: Loading) -> None:

@@ -12,37 +12,6 @@ from onward.base.errors import UserError
 from onward.cli.shared.arguments import Argument, arguments, metavar
 
 ESCAPED = {"stop"}
-COMMON_OF_RUNS = (
-    *("preset", "tokenizer", "validation", "batch_size", "learning_rate", "optimizer", "schedule", "device"),
-    *("precision", "seed", "json", "model.d_model", "model.n_layers", "model.n_heads", "model.context_length"),
-)
-COMMON = {  # the options that `--help` shows, first and in this order; of the other commands it shows all
-    "onward train": (
-        *("out", "time", "steps", "epochs", "resume", "preset", "config", "tokenizer", "validation"),
-        *("batch_size", "learning_rate", "optimizer", "schedule", "device", "precision", "seed", "evaluate_tasks"),
-        *("model.d_model", "model.n_layers", "model.n_heads", "model.context_length", "model.dropout"),
-        *("model.position", "model.attention", "model.mlp"),
-    ),
-    "onward compare": ("variant", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
-    "onward sweep": ("sweep", "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON_OF_RUNS),
-    "onward scaling run": (
-        *("budget", "grid_flops", "check", "out", "config", "mup", *COMMON_OF_RUNS),
-        *("evaluation_tokens", "validation_tokens"),
-    ),
-    "onward finetune": (
-        *("method", "out", "time", "steps", "epochs", "resume", "show", "config", "template", "length", "too_long"),
-        *("validation", "batch_size", "learning_rate", "lora", "first", "quantize", "device", "precision", "seed"),
-    ),
-    "onward generate": (
-        *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
-        *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),
-    ),
-    "onward chat": ("system", "max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
-    "onward data": (
-        *("out", "tokenizer", "field", "gopher", "near", "min_words", "workers", "json"),
-        *("model", "method", "template", "columns", "ignore", "count"),
-    ),
-}
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,10 +31,11 @@ class Parser(argparse.ArgumentParser):
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
     """Make the parser of the command `prog` from the fields of the dataclass `cls`. Its `--help` begins with the text
-    `about`, and lists all options if `everything`, else the common ones."""
+    `about`, and lists all options if `everything`, else those in the class variable `common`, first and in this
+    order."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
-    common = COMMON.get(prog, ())
+    common = getattr(cls, "common", ())
     hidden = 0 if everything or not common else sum(not (a.positional or a.of_part or a.name in common) for a in table)
     parser = Parser(
         prog=prog,

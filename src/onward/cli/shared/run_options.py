@@ -11,6 +11,11 @@ from onward.base.errors import UserError
 from onward.training.config import NUMBER, UNITS, RunConfig
 from onward.training.presets import merge
 
+COMMON = (  # options that `--help` of a command that trains several runs shows
+    *("preset", "tokenizer", "validation", "batch_size", "learning_rate", "optimizer", "schedule", "device"),
+    *("precision", "seed", "json", "model.d_model", "model.n_layers", "model.n_heads", "model.context_length"),
+)
+
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
     """Take --resume, --config and --json from `values`, the options of a command line by name; return the options of

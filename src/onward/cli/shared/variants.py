@@ -13,7 +13,7 @@ from onward.base import fields
 from onward.base.errors import UserError
 from onward.cli.shared.options import read
 from onward.cli.shared.output import console
-from onward.cli.shared.run_options import default_name, from_toml, join_duration
+from onward.cli.shared.run_options import COMMON, default_name, from_toml, join_duration
 from onward.cli.shared.signals import Requests, Say, signals
 from onward.cli.shared.sources import check_texts
 from onward.config.part_types import Size
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from onward.training.studies.variants import Length, Moment, Outcome, Variant
 
 LENGTHS = "time", "steps", "tokens", "flops"
+COMMON_OF_VARIANTS = "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON  # that `--help` shows
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 def fit(options: Options) -> dict[str, Any]:
     """The law of the runs in a folder or a table, printed and drawn as the options say."""
-    from onward.cli.shared.laws import fit_with_picture, show_fit
+    from onward.cli.commands.scaling.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
     from onward.reports.runs.record import finished_runs
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from onward.base import fields
 from onward.base.errors import UserError
-from onward.cli.shared.laws import fit_with_picture, show_fit
+from onward.cli.commands.scaling.laws import fit_with_picture, show_fit
 from onward.cli.shared.options import read
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.progress import progress_bars
-from onward.cli.shared.run_options import default_name, from_toml
+from onward.cli.shared.run_options import COMMON, default_name, from_toml
 from onward.cli.shared.variants import watched
 from onward.config.part_types import SizeOrZero
 from onward.training.config import RunConfig, Tokens, seconds
@@ -44,6 +44,10 @@ class Options(RunConfig):
 
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("steps", "time", "epochs", "base", "batch_size", "validate_every", "weights")
+    common: ClassVar[tuple[str, ...]] = (
+        *("budget", "grid_flops", "check", "out", "config", "mup", *COMMON),
+        *("evaluation_tokens", "validation_tokens"),
+    )
     budget: str = ""  # time limit for the command, including --check, such as 10m
     grid_flops: str = ""  # number of operations for the entire grid, such as 1e12, instead of --budget
     check: bool = False  # also train the larger run, and compare its loss with the forecast

@@ -8,9 +8,9 @@ from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal
 
 from onward.base.errors import UserError
+from onward.cli.commands.tokenizer.pieces import print_pieces, show
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
-from onward.cli.shared.pieces import print_pieces, show
 from onward.cli.shared.sources import announce
 from onward.data.progress import Progress
 from onward.data.sources import Source, download_corpora, passages, stored_streams

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
-from onward.cli.shared.loading import Loading, outline_of
+from onward.cli.shared.loading import Loading
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, warn_of_unknown
 from onward.cli.shared.training import in_processes
@@ -143,6 +143,7 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
     """The default mesh, with a sentence if it divides the model: replicas if a device can hold a whole model and a
     batch, or if an option or a model is not for a division; else the smallest tensor axis with which a process's part
     fits or, if none does, the largest."""
+    from onward.cli.commands.evaluate.divided import outline_of
     from onward.config.mesh import Mesh
     from onward.planning.choice import first_that_fits, holes_on, in_words
     from onward.planning.evaluation import evaluation_meshes, memory_of_questions, memory_of_text
@@ -173,7 +174,8 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
 
 
 def of_data(options: Options, replicas: "Replicas") -> None:
-    from onward.cli.shared.tasks import keep, load_alike, own_tasks, row, step_of
+    from onward.cli.commands.evaluate.divided import load_alike
+    from onward.cli.commands.evaluate.tasks import keep, own_tasks, row, step_of
     from onward.evaluation.heads import judges
     from onward.reports.runs.scores import scores_of
 
@@ -228,7 +230,7 @@ def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Meas
 
 
 def of_tasks(options: Options, replicas: "Replicas") -> None:
-    from onward.cli.shared.tasks import Exam, evaluate_tasks
+    from onward.cli.commands.evaluate.tasks import Exam, evaluate_tasks
     from onward.evaluation.tasks.task import COMMAS, Task, tasks_of, with_text
     from onward.text.tokenizer import Tokenizer
 

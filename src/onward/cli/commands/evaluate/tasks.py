@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
-from onward.cli.shared.contamination import contamination_rows, training_data
-from onward.cli.shared.loading import Loading, cache_folder, load, load_part
+from onward.cli.commands.evaluate.contamination import contamination_rows, training_data
+from onward.cli.commands.evaluate.divided import load_alike
+from onward.cli.shared.loading import Loading, cache_folder
 from onward.cli.shared.output import console, print_json, print_table
 from onward.cli.shared.progress import progress_bars
 
@@ -153,17 +154,6 @@ def run_all(
             except UserError as error:
                 failures[", ".join(exam.foreign)] = str(error)
     return results
-
-
-def load_alike(model: str, loading: Loading, replicas: Replicas) -> LanguageModel:
-    """Load a model in each process of `replicas` or, if they divide it, this process's part of it. Raises a UserError
-    if the processes have loaded different weights."""
-    lm = load_part(model, loading, replicas) if replicas.mesh.divides else load(model, loading)
-    if replicas.mesh.count > 1:
-        from onward.compiled.fingerprint import fingerprint
-
-        replicas.together(f"{model} with weights {fingerprint(lm.model)!s:.8}", lambda: None)
-    return lm
 
 
 @contextmanager
