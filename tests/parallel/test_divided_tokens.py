@@ -9,8 +9,8 @@ from onward.config.mesh import Mesh
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
 from onward.parallel.context import DividedTokens, in_order, own_batch, own_tokens
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
-from onward.training.processes import Processes
 from onward.training.step.build import build_trainer
 from onward.training.step.loss import CrossEntropy, LossOfFunction
 

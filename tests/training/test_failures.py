@@ -22,9 +22,10 @@ from onward.base.errors import UserError
 from onward.cli import main
 from onward.config.mesh import Mesh
 from onward.evaluation.kept import PACKAGES, versions
-from onward.training import heartbeats, processes
-from onward.training.failures import one_report
-from onward.training.processes import Launch, Processes
+from onward.parallel import heartbeats, launch
+from onward.parallel.failures import one_report
+from onward.parallel.launch import Launch
+from onward.parallel.processes import Processes
 from onward.training.run import run as run_module
 from onward.training.run.run import Run
 
@@ -248,7 +249,7 @@ def test_ranks_with_different_commands_all_refuse(command: str) -> None:
 
 def join_alone(rank: int) -> None:
     """Join as one of two processes, of which the other does not come."""
-    processes.PATIENCE = 0.2
+    launch.PATIENCE = 0.2
     if rank == int(os.environ["RANK"]):
         Processes.join()
 

@@ -15,13 +15,13 @@ from onward.checkpoint.weights import read_tensors
 from onward.config.decoder import Experts
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.processes import Processes
-from onward.training.run.arrangement import arranged
 from onward.training.run.checks import Check, start_checks
 from onward.training.run.run import Run
+from onward.training.run.together import planned
 from onward.training.step.loss import CrossEntropy, LossFunction
 
 from support.finetuning import base_model, pairs, sums, write_rows
@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_mesh_that_a_run_cannot_use_is_refused(options: dict[str, Any], sentence: str) -> None:
     config = RunConfig(**{"steps": 4, "accumulation": 2} | options)
     with pytest.raises(UserError, match=sentence):
-        arranged(config, Processes(count=2), 100)
+        planned(config, config.decoder(100), Processes(count=2))
 
 
 @pytest.mark.parametrize(
@@ -282,10 +282,10 @@ def test_a_mesh_that_a_run_cannot_use_is_refused(options: dict[str, Any], senten
 def test_fine_tuning_divides_neither_blocks_nor_tokens(mesh: str, axis: str) -> None:
     config = FinetuneConfig.of(base="x", sources=("y",), method="sft", steps=4, accumulation=2, mesh=mesh)
     with pytest.raises(UserError, match=f"fine-tuning is not for {axis}"):
-        arranged(config, Processes(count=2), 100)
+        planned(config, config.decoder(100), Processes(count=2))
 
 
 def test_methods_that_sample_have_no_tensor_axis() -> None:
     config = FinetuneConfig.of(base="x", sources=("y",), method="grpo", reward="exact", steps=4, mesh="tensor=2")
     with pytest.raises(UserError, match="grpo samples completions, which a tensor axis cannot"):
-        arranged(config, Processes(count=2), 100)
+        planned(config, config.decoder(100), Processes(count=2))

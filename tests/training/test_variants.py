@@ -21,12 +21,12 @@ from onward.base.errors import UserError
 from onward.cli import main
 from onward.config.part_types import Attention
 from onward.evaluation.significance import Difference, paired_difference, t_quantile
+from onward.parallel import launch
+from onward.parallel.launch import Launch
 from onward.reports.runs.record import Record
 from onward.reports.runs.variants import Result, Valley
 from onward.text.tokenizer import Tokenizer
-from onward.training import processes
 from onward.training.config import RunConfig
-from onward.training.processes import Launch
 from onward.training.studies.groups import Group
 from onward.training.studies.variants import (
     Length,
@@ -224,7 +224,7 @@ def test_processes_that_cannot_share_the_runs_are_refused(
     meshes: list[str], message: str, story_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setattr(processes, "LAUNCHES", [Launch(0, 3, HashStore())])
+    monkeypatch.setattr(launch, "LAUNCHES", [Launch(0, 3, HashStore())])
     with pytest.raises(UserError, match=re.escape(message)):
         Group.join([RunConfig(sources=(str(story_file),), mesh=mesh) for mesh in meshes], seeds=1)
 

@@ -13,7 +13,7 @@ from torch import Tensor, distributed
 from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_function, qualified_name
 from onward.model.adapters import Adapter, WeightAdapters, each_adapter
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import tensor_axis
+from onward.model.divided import tensor_axis
 from onward.tracing.listening import is_traced
 from onward.transforms.lora import selection
 

@@ -9,13 +9,13 @@ from os import PathLike, fspath
 
 import numpy as np
 
+from onward.base.alone import ALONE, Alone
 from onward.base.errors import UserError
 from onward.base.files import check_text
 from onward.data.sources import documents
 from onward.data.tokens import Tokens
 from onward.evaluation.score import Evaluation, evaluate, logprobs
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
 
 DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
@@ -69,7 +69,7 @@ def evaluate_texts(
     tokenizer: Tokenizer,
     documents: Sequence[str],
     stride: int = 0,
-    replicas: Replicas = ALONE,
+    replicas: Alone = ALONE,
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte over documents, each after a beginning-of-text token if the tokenizer
     has one. `stride` is the distance between the starts of overlapping windows (0: windows do not overlap), and
@@ -90,7 +90,7 @@ def evaluate_tokens(
     tokens: np.ndarray | Tokens,
     stride: int = 0,
     n_bytes: int | None = None,
-    replicas: Replicas = ALONE,
+    replicas: Alone = ALONE,
 ) -> Evaluation:
     """Compute loss, perplexity and bits per byte over token ids (T,) of any length. `stride` is the distance between
     the starts of overlapping windows (0: windows do not overlap), and `replicas` are the processes that share the work.

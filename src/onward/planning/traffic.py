@@ -21,8 +21,8 @@ from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAtt
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.config.routing import SigmoidRouting
 from onward.model.decoder import Decoder
+from onward.model.divided import rows_at_once
 from onward.parallel.pipeline import FIRST
-from onward.parallel.vocabulary import rows_at_once
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
 from onward.planning.mesh import narrowed

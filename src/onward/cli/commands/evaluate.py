@@ -125,7 +125,7 @@ def arranged(options: Options) -> "Replicas":
     windows."""
     from onward.base.device import choose_device
     from onward.config.mesh import Mesh
-    from onward.training.processes import Processes
+    from onward.parallel.processes import Processes
 
     processes = Processes.join()
     if options.mesh:

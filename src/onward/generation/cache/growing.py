@@ -5,7 +5,7 @@ from __future__ import annotations
 from onward.generation.cache.manager import CacheManager
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import cache_config
+from onward.model.divided import cache_config
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
 STEP = 256  # slots by which a cache grows

@@ -33,7 +33,7 @@ from onward.generation.logprobs import token_logprobs
 from onward.generation.request import Request
 from onward.generation.runner import Runner
 from onward.model.decoder import Decoder, without_dropout
-from onward.parallel.replicas import tensor_axis
+from onward.model.divided import tensor_axis
 from onward.tracing.calls import Row, labeled
 
 ROWS = 16  # the most requests that are active at a time, unless another number is given

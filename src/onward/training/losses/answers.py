@@ -12,12 +12,11 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from onward.checkpoint.saves.state import copied_to
 from onward.data.packing import ExampleBatch
 from onward.data.windows import IGNORE_INDEX
 from onward.model.decoder import Decoder, without_dropout
-from onward.parallel.parallelize import inside, resharded
-from onward.parallel.parts import local, part_of
-from onward.parallel.vocabulary import rows_at_once, scores
+from onward.model.divided import inside, resharded, rows_at_once, scores
 from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import NAME
 from onward.transforms.lora import adapter_names, use_adapter
@@ -210,8 +209,11 @@ class SyncedReference(Reference):
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         self.steps = int(tensors.get("steps", 0))
+        place = copied_to
+        if self.divide:
+            from onward.parallel.parts import divided as place
         for name, parameter in self.on(device).named_parameters() if tensors.keys() - {"steps"} else ():
-            local(parameter).copy_(part_of(tensors[name], parameter))
+            parameter.copy_(place(tensors[name], parameter))
 
 
 class ReferencedLoss(Loss):

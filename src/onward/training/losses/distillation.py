@@ -20,9 +20,7 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.generation.sampling import Sampling
 from onward.hub.folder import locate
 from onward.model.decoder import Decoder
-from onward.parallel.parallelize import keep_gathered
-from onward.parallel.unsharded import unsharded
-from onward.parallel.vocabulary import rows_at_once
+from onward.model.divided import keep_gathered, rows_at_once, unsharded
 from onward.text.tokenizer import Tokenizer
 from onward.training.losses.answers import Frozen
 from onward.training.losses.completions import complete, completion_batch, prompts_of

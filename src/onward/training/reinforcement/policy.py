@@ -22,8 +22,7 @@ from onward.data.packing import columns_of
 from onward.data.windows import Batch
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
-from onward.parallel.parallelize import inside
-from onward.parallel.unsharded import unsharded
+from onward.model.divided import inside, unsharded
 from onward.text.tokenizer import Tokenizer
 from onward.training.environments.environment import Environment, Replier, reply_tokens
 from onward.training.losses.answers import Reference

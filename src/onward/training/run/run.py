@@ -9,44 +9,50 @@ runs/mybook/
   *.jsonl               its events, see events.py
 """
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from onward.base import fields
+from onward.base.alone import ALONE, Alone
 from onward.base.arguments import checked
 from onward.base.device import choose_device
 from onward.base.errors import UserError
-from onward.base.files import write_json
 from onward.base.notebook import Shown
 from onward.checkpoint.saves.newest import newest_state
 from onward.checkpoint.saves.saver import Saver
+from onward.config.mesh import Mesh
 from onward.data.progress import Progress, silent
 from onward.evaluation.kept import PACKAGES, versions
 from onward.model.decoder import Decoder
 from onward.training.clock.calibration import Sampler
 from onward.training.config import RunConfig
-from onward.training.finetuning.base import adapter_base, base_model, with_merged_base
-from onward.training.processes import Processes
-from onward.training.run.arrangement import planned
+from onward.training.finetuning.base import adapter_base, base_model
+from onward.training.run.beginning import Given, Parts, begun
 from onward.training.run.events import Event, EventLog, Rollback
-from onward.training.run.initial_values import FILE, write_initial_values
+from onward.training.run.initial_values import FILE
 from onward.training.run.lock import run_lock
-from onward.training.run.preparation import Prepared, check_options, chosen_base, is_outline, prepared
-from onward.training.run.reopening import begun, reopened, resumed_config
+from onward.training.run.reopening import outline, reopened, replanned, resumed_config
 from onward.training.run.run_folder import check_saved, new_folder, record_steps
-from onward.training.run.saved_progress import RunProgress, saved_progress
+from onward.training.run.saved_progress import saved_progress
 from onward.training.run.tasks import validation_tasks
-from onward.training.step.build import build_trainer, learning_rate
+from onward.training.run.together import several
+from onward.training.step.build import build_trainer
 from onward.training.step.loss import Loss, LossFunction
 from onward.training.step.plans import Planner
+from onward.training.step.schedule import learning_rate
 from onward.training.step.trainer import Step, StepPlan
 from onward.training.step.validation import Validation, validate
+
+if TYPE_CHECKING:
+    from onward.parallel.processes import Processes
 
 MAX_FAILURES = 3  # steps that fail without a good save between them end a run
 
@@ -64,22 +70,25 @@ class Run(Shown):
     None if they do not apply.
     """
 
-    def __init__(self, parts: Prepared, progress: RunProgress, processes: Processes) -> None:
+    def __init__(self, parts: Parts) -> None:
         p = parts
         self.config, self.tokenizer, self.inputs, self.hf = p.config, p.tokenizer, p.inputs, p.hf
-        self.fresh, self.choice, self.budget, self.progress = p.fresh, p.choice, p.budget, progress
-        self.folder, self.processes = Path(p.config.out), processes
-        self.trainer = build_trainer(p.config, p.model, self.processes, p.loss, p.fill)
+        self.fresh, self.choice, self.budget, self.progress = p.fresh, p.choice, p.budget, p.progress
+        self.folder, self.processes = Path(p.config.out), p.processes or ALONE
+        self.trainer = build_trainer(p.config, p.model, p.processes, p.loss, p.fill)
         self.model: Decoder = self.trainer.model
         self.device, context_length = self.model.device, self.model.config.context_length
         self.planner = Planner(p.config, p.inputs.windows(p.config, context_length), self.device, self.processes)
-        self.processes.check_windows(len(self.planner.windows))
+        if p.processes:
+            p.processes.check_windows(len(self.planner.windows))
         self.held_out = p.inputs.validation_windows(p.config, context_length)
         self.held_out_sets = p.inputs.validation_sets(p.config, context_length)
         self.tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
-        writers = processes if processes.mesh.divides else None
+        writers = p.processes if p.processes and p.processes.divides else None
         self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model), writers)
         self.log = EventLog(self.folder, not self.processes.rank, p.messages)
+        if p.state:
+            self.trainer.load_state(p.state)
 
     @property
     def step(self) -> int:
@@ -102,7 +111,7 @@ class Run(Shown):
         sample: Sampler = lambda model, tokenizer: None,
         progress: Progress = silent,
         began: float | None = None,
-        processes: Processes | None = None,
+        processes: Alone | None = None,
     ) -> "Run":
         """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
         step 0.
@@ -117,40 +126,47 @@ class Run(Shown):
         `processes` are those that train the run together, a group that this process has joined; by default all that
         torchrun started.
         """
-        began = perf_counter() if began is None else began
-        folder, processes = Path(config.out), processes or Processes.join()
-        if processes.rank:
-            processes.wait()
-            if not folder.exists():
-                raise UserError(
-                    f"there is no folder {folder} on {gethostname()}, and rank 0 has made it: choose one on a disk "
-                    "that all processes share"
-                )
-            run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "") == "new")
-            run.fresh = processes.sum([0.0]) == [1.0]
-            return run
+        given = Given(model, loss, sample, progress, perf_counter() if began is None else began)
+        folder, many = Path(config.out), several(processes)
+        if many and many.rank:
+            return cls.started(folder, loss, many)
         with new_folder(folder):
-            config, model, hf = chosen_base(with_merged_base(config, folder), model, processes)
-            check_options(config, processes)
-            parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began, processes)
-            if processes.count > 1:  # before the folder stays
-                decoder = parts.model.config
-                windows = parts.inputs.windows(parts.config, decoder.context_length)
-                planned(parts.config, decoder, processes).check_windows(len(windows))
-            write_json(folder / "run.json", fields.plain(parts.config))
-            fresh, choice, new = parts.fresh, parts.choice, is_outline(parts.model)
-            if new:
-                write_initial_values(parts.model, folder)
-            else:
-                run = cls(parts, RunProgress(seconds=seconds), Processes())
+            parts = begun(config, given, many)
+            if parts.whole:
+                run = cls(replace(parts, processes=None))
                 run.save_first()
-                if processes.count == 1:
+                if parts.processes is None:
                     return run
                 del run
-        del parts, model
+        assert parts.processes
+        told = {"new": not parts.whole, "fresh": parts.fresh, "mesh": str(parts.processes.mesh)}
+        many, choice = parts.processes, parts.choice
+        del parts, given, model
+        run = cls.started(folder, loss, many, told)
+        run.choice = choice
+        return run
+
+    @classmethod
+    def started(
+        cls,
+        folder: Path,
+        loss: Loss | LossFunction | None,
+        processes: "Processes",
+        told: Mapping[str, Any] | None = None,
+    ) -> "Run":
+        """Open the new run that the first of many processes has begun, in all of them; it tells the others whether its
+        model has no values yet, whether its weights are new, and its mesh, as `told`."""
         processes.wait()  # all begin from the save, or make it together
-        run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "new" * new) == "new")
-        run.fresh, run.choice = processes.sum([fresh]) == [1.0], choice
+        if not folder.exists():
+            raise UserError(
+                f"there is no folder {folder} on {gethostname()}, and rank 0 has made it: choose one on a disk "
+                "that all processes share"
+            )
+        known = json.loads(processes.agreed(lambda: json.dumps(told)))
+        if told is None:
+            processes = processes.arranged(Mesh.parse(known["mesh"]))
+        run = cls.opened(folder, loss, processes, new=known["new"])
+        run.fresh = known["fresh"]
         return run
 
     @classmethod
@@ -161,7 +177,7 @@ class Run(Shown):
         *,
         loss: Loss | LossFunction | None = None,
         mesh: str = "",
-        processes: Processes | None = None,
+        processes: Alone | None = None,
     ) -> "Run":
         """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
@@ -170,32 +186,40 @@ class Run(Shown):
         of processes with batches of their own, a loss with a state in each (`Loss.of_batches`) begins anew.
         `processes` are those of `start`.
         """
-        return cls.opened(Path(folder), loss, processes or Processes.join(), mesh)
+        return cls.opened(Path(folder), loss, several(processes), mesh)
 
     @classmethod
     def opened(
         cls,
         folder: Path,
         loss: Loss | LossFunction | None,
-        processes: Processes,
-        mesh: str = "",
+        processes: "Processes | None",
+        mesh: str | None = None,
         *,
         new: bool = False,
     ) -> "Run":
-        """Open the run in a folder, in all its `processes`: at its newest save or, if it is `new` and the processes
-        divide its model, at step 0, which they save together. `loss` and `mesh` are those of `resume`."""
-        with processes.first_before_others():
-            config, processes = resumed_config(folder, processes, mesh)
-            with nullcontext() if processes.rank else run_lock(folder):
-                parts, state = (begun if new else reopened)(config, folder, loss, processes)
-        reached = saved_progress(state).reached if state else RunProgress()
-        run = cls(parts, reached, processes.connected(choose_device(config.device)))
-        if state:
-            run.trainer.load_state(state)
-        with nullcontext() if processes.rank else run_lock(folder):
-            if state is None:
+        """Open the run in a folder, in all its processes: at its newest save or, if it is `new` and the processes
+        divide its model, at step 0, which they save together. `loss` and `mesh` are those of `resume`; with `mesh`
+        None the processes have their mesh already."""
+        alone = processes or ALONE
+        lock = lambda: nullcontext() if alone.rank else run_lock(folder)
+        with alone.first_before_others():
+            config = resumed_config(folder)
+            if mesh is not None:
+                processes = replanned(config, folder, processes, mesh)
+            with lock():
+                parts = (
+                    outline(config, folder, loss, processes)
+                    if new and processes
+                    else reopened(config, folder, loss, processes)
+                )
+        if processes:
+            parts = replace(parts, processes=processes.connected(choose_device(config.device)))
+        run = cls(parts)
+        with lock():
+            if new:
                 run.save_first()
-                if not processes.rank:
+                if not alone.rank:
                     (folder / FILE).unlink(missing_ok=True)
             run.log.resume(run.step)
         return run
@@ -279,7 +303,7 @@ class Run(Shown):
         """Fix the total number of steps, in a run that a time limit ends, and record it in run.json; during the
         remaining steps the learning rate decays."""
         self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
-        self.trainer.learning_rate = learning_rate(self.config, self.model)
+        self.trainer.learning_rate = learning_rate(self.config, self.model.config.d_model)
         if not self.processes.rank:
             record_steps(self.config)
 
@@ -318,7 +342,7 @@ class Run(Shown):
         spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
         self.saver.finish()
         with self.processes.first_before_others():  # it moves damaged saves aside
-            lazy = self.processes.mesh.divides
+            lazy = self.processes.divides
             base = base_model(self.folder, self.config, self.inputs.labels, lazy=lazy)
             state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)
             self.trainer.load_state(state)
@@ -337,7 +361,7 @@ class Run(Shown):
         """
         if self.progress.recovered(self.step):
             self.progress = replace(self.progress, failed_steps=())
-        divides = self.processes.mesh.divides
+        divides = self.processes.divides
         state = self.trainer.state_dict()
         if (self.processes.rank and not divides) or not self.trainer.finite():
             return
@@ -354,12 +378,12 @@ class Run(Shown):
 def check_ranks(run: Run) -> None:
     """Raise a UserError if the processes do not all train the same run, for example if the run folder of one is on
     another disk."""
-    if run.processes.count > 1:
+    if processes := run.trainer.processes:
         facts = {
             **{f"version of {package}": number for package, number in zip(PACKAGES, versions())},
             "configuration": fields.plain(replace(run.config, out="")),
             "data": run.inputs.checksums,
             "step": run.step,
-            "weights": run.trainer.checksum(),
+            "weights": processes.checksum(run.model),
         }
-        run.processes.check_same(facts, of_part={"weights"})
+        processes.check_same(facts, of_part={"weights"})

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from onward.parallel.parallelize import resharded
+from onward.model.divided import resharded
 
 
 class Average:

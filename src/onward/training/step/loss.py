@@ -19,8 +19,7 @@ from onward.base.arguments import checked, explained
 from onward.base.errors import UserError
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
-from onward.parallel.parallelize import inside
-from onward.parallel.vocabulary import rows_at_once, scores
+from onward.model.divided import inside, rows_at_once, scores
 from onward.training.step.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]

@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+from onward.training.config import RunConfig
+
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
 ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")  # while they stay at 1, the number of steps may be open
 
@@ -33,6 +35,12 @@ def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: f
     start = max(rise, last - max(1, extent(decay, steps))) if kind == "wsd" else rise
     progress = max(0, step - start) / max(1, last - start)
     return min_ratio + (1 - min_ratio) * FALL[kind](progress)
+
+
+def learning_rate(config: RunConfig, d_model: int) -> Callable[[int], float]:
+    """Return the learning rate of a run as a function of the step, counted from 0."""
+    c, peak = config, config.peak_learning_rate(d_model)
+    return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
 
 
 def extent(part: float, steps: int) -> int:

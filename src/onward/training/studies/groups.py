@@ -9,10 +9,12 @@ from time import sleep
 
 from torch import distributed
 
+from onward.base.alone import Alone
 from onward.base.errors import UserError
 from onward.config.mesh import Mesh
+from onward.parallel.launch import Launch
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
-from onward.training.processes import Launch, Processes
 
 STUDIES = itertools.count()  # numbers of the studies of this launch, the same in all processes
 PAUSE = 0.1  # seconds between two checks of the progress of other groups
@@ -23,7 +25,7 @@ class Group:
     """A group of processes, one of `count` groups that share the runs of a study. The default is a single group of one
     process."""
 
-    processes: Processes = Processes()
+    processes: Alone = Alone()
     number: int = 0
     count: int = 1  # groups
     store: distributed.Store | None = None  # store that all groups share; None for one process

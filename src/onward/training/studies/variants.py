@@ -30,10 +30,10 @@ from onward.training import presets
 from onward.training.config import RunConfig, seconds
 from onward.training.inputs.record import read_config, same_tokens
 from onward.training.inputs.texts import open_inputs, prepare_inputs, share
-from onward.training.run.arrangement import arranged
 from onward.training.run.events import Event
 from onward.training.run.result import evaluate_run
 from onward.training.run.run import Diverged, Run
+from onward.training.run.together import planned, several
 from onward.training.step.optimizer import check_optimizer
 from onward.training.studies.groups import ALONE, Group
 
@@ -169,7 +169,7 @@ def check_variants(variants: Sequence[Variant], group: Group = ALONE) -> None:
         with naming(variant):
             check_optimizer(variant.config.optimizer)
             choose_device(variant.config.device)
-            arranged(variant.config, group.processes, variant.config.decoder(1).vocab_size)
+            planned(variant.config, variant.config.decoder(1), several(group.processes))
             if variant.config.validation == "none":
                 raise UserError("validation is none, and variants are compared by the loss on a validation text")
         differ = [name for name in TEXTS if getattr(variant.config, name) != getattr(first.config, name)]
@@ -279,7 +279,7 @@ def train_variants(
             else:
                 if share_done(run) < 1:
                     return None
-                if not run.processes.rank or run.processes.mesh.divides:
+                if not run.processes.rank or run.processes.divides:
                     evaluate_run(run)
             worked += work * (1 - resumed)
         behind += work
