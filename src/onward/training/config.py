@@ -193,11 +193,6 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         """The number of steps between validations, each with a save."""
         return self.validate_every or max(1, -(-self.steps // 20))
 
-    @checked
-    def due(self, step: int) -> bool:
-        """Return whether the run saves and validates after step number `step`, counted from 1."""
-        return step % self.validation_interval == 0 or step == self.steps
-
 
 NUMBER = r"[0-9]+\.?[0-9]*"
 UNITS = {"": 1}

@@ -31,8 +31,9 @@ from onward.training.config import RunConfig, seconds
 from onward.training.inputs.record import read_config, same_tokens
 from onward.training.inputs.texts import open_inputs, prepare_inputs, share
 from onward.training.run.events import Event
+from onward.training.run.loop import Diverged
 from onward.training.run.result import evaluate_run
-from onward.training.run.run import Diverged, Run
+from onward.training.run.run import Run
 from onward.training.run.together import planned, several
 from onward.training.step.optimizer import check_optimizer
 from onward.training.studies.groups import ALONE, Group
