@@ -13,7 +13,7 @@ from onward.training.run.result import evaluate_run
 
 text, chats, trained, tuned = map(str, sys.argv[1:])
 options = {"steps": 1, "device": "cpu", "precision": "fp32"}
-sizes = {"n_layers": 1, "context_length": 32, "mlp": "experts(count=2, top_k=1)"}
+sizes = {"n_layers": 1, "context_length": 128, "mlp": "experts(count=2, top_k=1)"}
 for config in [
     RunConfig(out=trained, sources=(text,), preset="tiny", optimizer="muon", model=sizes, **options),
     FinetuneConfig.of(out=tuned, base=trained, sources=[chats], lora=2, template="plain", **options),
