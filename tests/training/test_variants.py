@@ -27,7 +27,7 @@ from onward.reports.runs.record import Record
 from onward.reports.runs.variants import Result, Valley
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
-from onward.training.studies.groups import Group
+from onward.training.studies.groups import StudyGroup
 from onward.training.studies.variants import (
     Length,
     Moment,
@@ -204,7 +204,7 @@ def test_processes_share_the_runs_and_one_prints_the_table(story_file: Path, tmp
 
 
 def test_groups_claim_each_run_once() -> None:
-    groups = [Group(number=number, count=2, store=HashStore()) for number in range(2)]
+    groups = [StudyGroup(number=number, count=2, store=HashStore()) for number in range(2)]
     groups[1] = replace(groups[0], number=1)
     asked = [(run, groups[who].claim(run, lambda: False)) for run, who in [(1, 0), (1, 1), (2, 1), (3, 1), (2, 0)]]
     assert asked == [(1, True), (1, False), (2, True), (3, True), (2, False)]
@@ -226,7 +226,7 @@ def test_processes_that_cannot_share_the_runs_are_refused(
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setattr(launch, "LAUNCHES", [Launch(0, 3, HashStore())])
     with pytest.raises(UserError, match=re.escape(message)):
-        Group.join([RunConfig(sources=(str(story_file),), mesh=mesh) for mesh in meshes], seeds=1)
+        StudyGroup.join([RunConfig(sources=(str(story_file),), mesh=mesh) for mesh in meshes], seeds=1)
 
 
 @pytest.mark.long

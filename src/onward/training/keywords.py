@@ -7,7 +7,7 @@ from onward.config.lora import Adapters
 from onward.config.mixtures import MovingWeight
 from onward.training.methods import Method
 from onward.training.methods.reference import ReferenceModel
-from onward.training.reinforcement.policy_losses import Reduction, Scale
+from onward.training.reinforcement.policy_losses import AdvantageScale, Reduction
 from onward.training.rewards import Reward
 
 
@@ -106,7 +106,7 @@ class FinetuneKeywords(CommonKeywords, total=False):
     kl: float
     iterations: int
     mask_truncated: bool
-    scale: Scale
+    scale: AdvantageScale
     reduction: Reduction
     clip_low: float
     clip_high: float

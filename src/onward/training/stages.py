@@ -19,7 +19,7 @@ from onward.training.step.loss import CrossEntropy, Loss
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """A stage of training, pre-training or fine-tuning, as functions of a run's configuration: `prepare` tokenizes the
     data into the run folder and returns the tokenizer, `open` opens these data, and `loss` makes the loss. `begin`
     completes a new run, such as by initializing adapters, and returns the configuration, with options fixed that were
@@ -37,11 +37,13 @@ def cross_entropy(config: RunConfig) -> Loss:
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
-PRETRAINING = Stage(prepare_inputs, open_inputs, lambda config, folder, model, inputs: (config, []), cross_entropy)
-FINETUNING = Stage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
+PRETRAINING = TrainingStage(
+    prepare_inputs, open_inputs, lambda config, folder, model, inputs: (config, []), cross_entropy
+)
+FINETUNING = TrainingStage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
 
 
-def stage_of(config: RunConfig) -> Stage:
+def stage_of(config: RunConfig) -> TrainingStage:
     """Return the stage of training that a configuration describes: fine-tuning for a FinetuneConfig, else
     pre-training."""
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING

@@ -16,7 +16,7 @@ from onward.training.finetuning.quantization import QuantizationError
 
 
 @dataclass(frozen=True)
-class Record:
+class InputsRecord:
     """The content of inputs.json in a run folder: the tokens, tokenizer and model of the run, with the checksums by
     which a resumed run verifies them."""
 
@@ -37,10 +37,10 @@ class Record:
         return (*self.data.values(), self.tokenizer)
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> InputsRecord:
     """Return the content of a run's inputs.json. Raises a UserError for a key that is missing or of another type."""
     path = folder / "inputs.json"
-    record = fields.build(Record, read_json(path), str(path))
+    record = fields.build(InputsRecord, read_json(path), str(path))
     for name in {*(name for name, _ in record.train), record.validation} - {""}:
         if name not in record.data:
             raise UserError(f"{path}.data has no {name!r}: restore it, or start another run")

@@ -38,7 +38,7 @@ REPLAYED = 500_000  # between the seeds of a step's completions and those of rep
 
 
 @dataclass(frozen=True)
-class Group:
+class CompletionGroup:
     """The G sampled completions (`made`) of a prompt (`question`), with their scores (G, K) by the K terms of the
     reward, and their rewards (G,)."""
 
@@ -146,8 +146,8 @@ class PolicyGradient(Loss):
         ends = accumulate(sizes)
         return [self.rollout(model, batch, groups[end - size : end]) for batch, size, end in zip(batches, sizes, ends)]
 
-    def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[Group]:
-        """Sample completions of each question (a prompt with its record), score them, and return a Group for each
+    def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[CompletionGroup]:
+        """Sample completions of each question (a prompt with its record), score them, and return a CompletionGroup for each
         question. The completions of question i have consecutive seeds, beginning with seeds[i]."""
         m = self.method
         owners = [question for question in questions for _ in range(m.samples)]
@@ -158,9 +158,9 @@ class PolicyGradient(Loss):
         terms = torch.tensor(self.reward.terms(completions), dtype=torch.float64).T
         rewards = (terms @ torch.tensor(self.reward.weights, dtype=terms.dtype)).float()
         parts = [slice(i * m.samples, (i + 1) * m.samples) for i in range(len(questions))]
-        return [Group(q, made[part], terms[part].float(), rewards[part]) for q, part in zip(questions, parts)]
+        return [CompletionGroup(q, made[part], terms[part].float(), rewards[part]) for q, part in zip(questions, parts)]
 
-    def replace(self, model: Decoder, groups: list[Group], seed: int) -> None:
+    def replace(self, model: Decoder, groups: list[CompletionGroup], seed: int) -> None:
         """Replace, in place, the groups whose completions all have the same reward by groups with new completions of
         prompts from earlier steps; `seed` determines which prompts."""
         for group in groups:
@@ -214,7 +214,7 @@ class PolicyGradient(Loss):
         """Decode `tokens` to text, without the tokens that end a completion."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
-    def rollout(self, model: Decoder, batch: Batch, groups: Sequence[Group]) -> Rollouts:
+    def rollout(self, model: Decoder, batch: Batch, groups: Sequence[CompletionGroup]) -> Rollouts:
         """Return the completions in `groups` as a batch, padded at the end, with rewards, advantages, and the
         log-probabilities that the loss compares with. `batch` holds the prompts of these completions."""
         m, made = self.method, [one for group in groups for one in group.made]

@@ -21,7 +21,7 @@ PAUSE = 0.1  # seconds between two checks of the progress of other groups
 
 
 @dataclass(frozen=True)
-class Group:
+class StudyGroup:
     """A group of processes, one of `count` groups that share the runs of a study. The default is a single group of one
     process."""
 
@@ -31,7 +31,7 @@ class Group:
     store: distributed.Store | None = None  # store that all groups share; None for one process
 
     @classmethod
-    def join(cls, configs: Sequence[RunConfig], seeds: int) -> "Group":
+    def join(cls, configs: Sequence[RunConfig], seeds: int) -> "StudyGroup":
         """Join the group of this process and return the group. The study has `seeds` runs for each of `configs`, and a
         group has as many processes as the mesh of a run. Raises a UserError, before any training, if the processes
         cannot form such groups, or if there are fewer runs than groups."""
@@ -95,4 +95,4 @@ class Group:
             sleep(PAUSE)
 
 
-ALONE = Group()
+ONE_GROUP = StudyGroup()

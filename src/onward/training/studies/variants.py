@@ -36,7 +36,7 @@ from onward.training.run.result import evaluate_run
 from onward.training.run.run import Run
 from onward.training.run.together import planned, several
 from onward.training.step.optimizer import check_optimizer
-from onward.training.studies.groups import ALONE, Group
+from onward.training.studies.groups import ONE_GROUP, StudyGroup
 
 LENGTHS = "steps", "time", "epochs"  # options that all variants have in common
 TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
@@ -160,7 +160,7 @@ def naming(variant: Variant) -> Iterator[None]:
         raise UserError(f"{variant.name}: {error}") from None
 
 
-def check_variants(variants: Sequence[Variant], group: Group = ALONE) -> None:
+def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -> None:
     """Raise a UserError for variants that the processes of `group` cannot train, or that cannot be compared with each
     other; called before any text is read."""
     names, first = [variant.name for variant in variants], variants[0]
@@ -182,7 +182,10 @@ def check_variants(variants: Sequence[Variant], group: Group = ALONE) -> None:
 
 
 def prepare_variants(
-    variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent, group: Group = ALONE
+    variants: Sequence[Variant],
+    length: Length | None = None,
+    progress: Progress = silent,
+    group: StudyGroup = ONE_GROUP,
 ) -> list[Variant]:
     """Prepare variants for training: set how long each trains (`length`; None: as its own configuration says), and
     tokenize their texts, once for all variants with the same texts and tokenizer. Returns the variants to give to
@@ -244,7 +247,7 @@ def train_variants(
     watch: Callable[[Moment], None] = lambda moment: None,
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
-    group: Group = ALONE,
+    group: StudyGroup = ONE_GROUP,
 ) -> list[Outcome] | None:
     """Train prepared variants, each with `seeds` seeds: all with the first seed, then all with the next. Returns the
     result of each variant. Finished runs are not repeated; an interrupted run is resumed, exactly as if it had never
@@ -296,7 +299,7 @@ def has_ended(folder: Path) -> bool:
 
 
 def begin(
-    variants: Sequence[Variant], variant: Variant, seed: int, group: Group, stop: Callable[[], bool]
+    variants: Sequence[Variant], variant: Variant, seed: int, group: StudyGroup, stop: Callable[[], bool]
 ) -> Run | None:
     """Start the run of a variant with a seed in the processes of `group`, or resume it if it exists. Among `variants`,
     runs of the same model use the precision and the backend of experts that timing chose for the first of them, so that
