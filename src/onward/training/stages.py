@@ -37,9 +37,11 @@ def cross_entropy(config: RunConfig) -> Loss:
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
-PRETRAINING = TrainingStage(
-    prepare_inputs, open_inputs, lambda config, folder, model, inputs: (config, []), cross_entropy
-)
+def unchanged(config: Any, folder: Path, model: Decoder, inputs: Inputs) -> tuple[Any, list[str]]:
+    return config, []
+
+
+PRETRAINING = TrainingStage(prepare_inputs, open_inputs, unchanged, cross_entropy)
 FINETUNING = TrainingStage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
 
 

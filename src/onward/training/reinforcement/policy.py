@@ -147,8 +147,8 @@ class PolicyGradient(Loss):
         return [self.rollout(model, batch, groups[end - size : end]) for batch, size, end in zip(batches, sizes, ends)]
 
     def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[CompletionGroup]:
-        """Sample completions of each question (a prompt with its record), score them, and return a CompletionGroup for each
-        question. The completions of question i have consecutive seeds, beginning with seeds[i]."""
+        """Sample completions of each question (a prompt with its record), score them, and return a CompletionGroup for
+        each question. The completions of question i have consecutive seeds, beginning with seeds[i]."""
         m = self.method
         owners = [question for question in questions for _ in range(m.samples)]
         prompts, own = [q.prompt for q in owners], [seed + i for seed in seeds for i in range(m.samples)]

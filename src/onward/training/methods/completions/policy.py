@@ -128,7 +128,7 @@ class GroupMethod(PolicyMethod, kind=""):
     deviation."""
 
     scale: AdvantageScale = (
-        "group"  # divide advantages by the standard deviation in the group or in the batch, or not at all
+        "group"  # divide advantages by the standard deviation in the group, in the batch, or not at all
     )
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
