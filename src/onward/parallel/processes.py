@@ -102,8 +102,7 @@ class Processes(Alone):
         return cls(rank, size, store, Mesh(replicate=size))
 
     def arranged(self, mesh: Mesh) -> "Processes":
-        """Return these processes with another mesh, along which they replicate or divide the model. Raises a UserError
-        if the mesh is for another number of processes."""
+        """Return these processes in a mesh. Raises a UserError if it is for another number of processes."""
         mesh.check_count(self.count)
         return replace(self, mesh=mesh)
 
@@ -116,12 +115,9 @@ class Processes(Alone):
 
     @property
     def replicas(self) -> Replicas:
-        """The replicas of the model that these processes hold, which divide the batches of an evaluation."""
         return Replicas(self.rank, self.mesh, self.devices)
 
     def agreed(self, value: Callable[[], str]) -> str:
-        """Return the text that rank 0 computes by calling `value`; the other processes wait for the text and return it,
-        too."""
         if self.store is None:
             return value()
         key = f"agreed/{next(AGREED)}"
@@ -131,8 +127,6 @@ class Processes(Alone):
 
     @property
     def batch_rank(self) -> int:
-        """The index of this process among the processes that have batches of their own; processes along the pipeline,
-        context or tensor axis share their batches and have the same index."""
         return self.rank % self.mesh.stage // (self.mesh.context * self.mesh.tensor)
 
     @property
@@ -151,12 +145,10 @@ class Processes(Alone):
         return own_batch(batch, self.mesh.context, self.rank // self.mesh.tensor % self.mesh.context)
 
     def wait(self) -> None:
-        """Wait until all processes have called this method."""
         self.sum([0.0])
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """A context that rank 0 enters at once, and the other processes when rank 0 has left it."""
         if self.rank:
             self.wait()
         yield
@@ -164,7 +156,6 @@ class Processes(Alone):
             self.wait()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each of the `values` over all processes."""
         if self.count == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -172,8 +163,7 @@ class Processes(Alone):
         return tensor.tolist()
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each of the `values` over the processes that have batches of their own; processes along the
-        pipeline or tensor axis, which share their batches, count once."""
+        """Return the sums of `values` over the processes with batches of their own."""
         return [value / (self.mesh.pipeline * self.mesh.tensor) for value in self.sum(values)]
 
     def of_batches(self, value: T) -> list[T]:
@@ -186,8 +176,7 @@ class Processes(Alone):
         return list(dict(values).values())
 
     def sum_of_stages(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each of the `values` over the stages of a pipeline; processes of a stage have equal
-        values."""
+        """Return the sums of `values` over the stages of a pipeline; processes of a stage have equal values."""
         return [value / self.mesh.stage for value in self.sum(values)] if self.mesh.pipeline > 1 else list(values)
 
     def check_batches(self, batches: int) -> None:
@@ -270,15 +259,12 @@ class Processes(Alone):
         return pipeline
 
     def wrapped(self, module: nn.Module, model: nn.Module, *, uses_all: bool) -> nn.Module:
-        """Wrap `module`, a model with its loss, so that its backward sums gradients; see `parallelize.wrapped`."""
         return wrapped(module, model, self.mesh, uses_all=uses_all)
 
     def accumulating(self, module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-        """Return a context for the backward of one batch of several; see `parallelize.accumulating`."""
         return accumulating(module, last=last)
 
     def clip_gradients(self, parameters: Iterable[Tensor], limit: float, model: nn.Module) -> float:
-        """Clip the gradients of a model's parameters and return their norm; see `parallelize.clip_gradients`."""
         return clip_gradients(parameters, limit, self.pipeline(model))
 
     def norm(self, model: nn.Module, tensors: Sequence[Tensor]) -> float:

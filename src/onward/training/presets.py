@@ -175,8 +175,7 @@ def unnamed_changes(
 
 
 def in_words(change: Change) -> str:
-    """Return a difference between two decoders as text: `norm.eps 1e-06 -> 1e-05`, with `absent` for a missing
-    field."""
+    """Return a difference of two decoders as text, such as `norm.eps 1e-06 -> 1e-05`."""
     before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))
     return f"{change.what} {before} -> {after}"
 

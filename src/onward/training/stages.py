@@ -32,8 +32,6 @@ class TrainingStage:
 
 
 def cross_entropy(config: RunConfig) -> Loss:
-    """Return the loss of pre-training, the cross-entropy, with the options `z_loss`, `label_smoothing` and `loss_chunk`
-    of a configuration."""
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
@@ -46,13 +44,10 @@ FINETUNING = TrainingStage(prepare_examples, open_examples, begin, lambda config
 
 
 def stage_of(config: RunConfig) -> TrainingStage:
-    """Return the stage of training that a configuration describes: fine-tuning for a FinetuneConfig, else
-    pre-training."""
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
 
 
 def inputs_of(folder: Path, verify: Literal["size", "sha256"] = "size") -> Inputs:
-    """Return the inputs (training and validation tokens) of the run in a folder. With `verify` "size" only the sizes of
-    the token files are compared with those recorded; with "sha256" also the checksums, which reads all files."""
+    """Return the inputs of the run in a folder, verified by the sizes of files or by checksums."""
     config = read_config(folder)
     return stage_of(config).open(config, folder, verify)

@@ -96,8 +96,6 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
 
 def config_class(values: Mapping[str, Any]) -> type[RunConfig]:
-    """Return the class of the configuration in a run.json, whose content is `values`: FinetuneConfig if there is a
-    `method`, else RunConfig."""
     return FinetuneConfig if "method" in values else RunConfig
 
 

@@ -53,8 +53,6 @@ class ExampleInputs(Inputs):
     config: FinetuneConfig
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the token ids before the first trained token of the first held-out example, as the prompt for samples
-        during training."""
         first = (self.examples if self.held_out is None else self.held_out).sequence(0)
         return list(first.tokens[: max(1, first.trained.index(True))])
 
@@ -70,8 +68,6 @@ class ExampleInputs(Inputs):
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example, chosen=chosen)
 
     def windows(self, config: Any, context_length: int) -> TrainingWindows:
-        """Return the training examples as packed rows of at most `context_length` tokens, shuffled with the run's
-        seed."""
         if not config.curriculum:
             return self.packed(self.examples, context_length, config.seed)
         sets = self.examples.numbers.get(SET, np.zeros(len(self.examples)))
@@ -80,13 +76,9 @@ class ExampleInputs(Inputs):
         return MixedRows(tables, interleaving(config.weights, config.windows), config.seed)
 
     def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
-        """Return the held-out examples as packed rows of at most `context_length` tokens, in order; None if there are
-        none."""
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
-        """Return the held-out examples of each source as packed rows, by the name of the source; {} if there is only
-        one source."""
         if self.held_out is None or SET not in self.held_out.numbers:
             return {}
         present = {int(index) for index in self.held_out.numbers[SET]}
@@ -94,7 +86,6 @@ class ExampleInputs(Inputs):
         return {name: self.packed(examples, context_length, None) for name, examples in sets.items()}
 
     def measure(self, loss: Loss) -> Loss:
-        """Return the validation loss, here the training loss itself."""
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:

@@ -33,7 +33,6 @@ class InputsRecord:
 
     @property
     def checksums(self) -> tuple[str, ...]:
-        """The checksums of the data and of the tokenizer."""
         return (*self.data.values(), self.tokenizer)
 
 
@@ -69,8 +68,6 @@ def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def index_of(data: Path) -> Path:
-    """Return the file whose checksum inputs.json records for `data`: the index file of a folder of prepared tokens, or
-    `data` itself if it is a file."""
     return data / INDEX if data.is_dir() else data
 
 

@@ -65,8 +65,6 @@ class Answers:
 
 
 def sequence_logprobs(model: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
-    """Compute the log-probability of each sequence of a batch under a model, summed over its trained tokens, in at
-    least fp32; see `logprobs_of` for `tail`."""
     return logprobs_of(model, hidden_states(model, batch), batch, tail)
 
 
@@ -109,8 +107,6 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float
 
 
 def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log-probabilities (N,) of the targets (N,), token ids, from the hidden states (N, D) that predict
-    them."""
     return scores(model, hidden).logprobs(targets)
 
 
@@ -156,7 +152,6 @@ class Reference(Frozen):
         By default does nothing."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors that a run saves to restore the reference, by name; by default none."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -174,8 +169,7 @@ class Reference(Frozen):
 
 
 def trains_weights(model: Decoder) -> bool:
-    """Return whether the model has trainable parameters other than those of adapters and of a head for labels, rewards
-    or values."""
+    """Whether the model trains weights other than those of adapters and of a head."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return any("_lora." not in name and not name.startswith(f"{NAME}.") for name in trained)
 
@@ -250,8 +244,6 @@ class PairLoss(ReferencedLoss):
     tail: float = 1.0  # see `logprobs_of`
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers under the trained model; the loss compares them with those
-        under the reference."""
         return sequence_logprobs(model, batch, self.tail)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
@@ -290,8 +282,6 @@ class JudgedLoss(ReferencedLoss):
     reference: Reference
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers under the trained model; the loss compares them with those
-        under the reference."""
         return sequence_logprobs(model, batch)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:

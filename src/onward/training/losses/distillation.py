@@ -104,13 +104,9 @@ class OnPolicy(Loss):
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """A dict with the prompt and the text of each completion sampled in the last step, for the run's
-        samples.jsonl."""
         return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the batches to train on in a step: `batches`, of which a fraction `share` has its answers replaced by
-        answers of the student `model`."""
         sampler = unsharded(model)  # also in a process that samples nothing
         return [self.answered(sampler, b) if Random(b.seed).random() < self.share else b for b in batches]
 
@@ -128,5 +124,4 @@ class OnPolicy(Loss):
         return Batch(tokens, targets, seed=batch.seed).to(model.device)
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:
-        """Return the sum over targets."""
         return self.distillation(model, batch)

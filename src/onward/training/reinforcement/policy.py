@@ -49,7 +49,6 @@ class CompletionGroup:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the completions' rewards; 0 for one completion."""
         return float(self.rewards.std(correction=0))
 
 
@@ -211,7 +210,6 @@ class PolicyGradient(Loss):
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Decode `tokens` to text, without the tokens that end a completion."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
     def rollout(self, model: Decoder, batch: Batch, groups: Sequence[CompletionGroup]) -> Rollouts:

@@ -214,12 +214,10 @@ def timed(parts: Parts, given: Given) -> Parts:
 
 
 def with_tokens(hf: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return `hf`, the content of a model's Hugging Face config.json, with the ids of the tokenizer's begin and end
-    tokens."""
+    """Return the content of a config.json with the ids of the tokenizer's begin and end tokens."""
     return {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
 
 
 def stand_in(model: Decoder, device: torch.device) -> Decoder:
-    """Return a decoder of at most two blocks like those of a larger model, to time precisions and backends of experts
-    on `device` in place of the larger model."""
+    """Return a decoder of at most two blocks like those of a larger model, to time steps in its place."""
     return Decoder(replace(model.config, n_layers=min(2, model.config.n_layers))).to(device)

@@ -84,8 +84,6 @@ class EventLog:
         return [Notice(step, message) for message in messages]
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Record the first few of `samples`, the texts that the model wrote and was trained on in `step`, in
-        samples.jsonl."""
         for sample in samples[:SAMPLES] if self.active else ():
             self.samples.write({"step": step, **sample, "trained": True})
 
@@ -98,8 +96,7 @@ class EventLog:
                 self.trackers.write(row)
 
     def resume(self, step: int) -> None:
-        """Remove the rows after the save of `step` from the run's files, since a resumed run repeats the steps after
-        it."""
+        """Remove the rows after the save of `step`, since a resumed run repeats the steps after it."""
         for journal in (self.metrics, self.samples, self.skipped) if self.active else ():
             journal.cut(lambda row: precedes(row, step))
 

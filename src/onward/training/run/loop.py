@@ -73,7 +73,6 @@ class Loop(Shown):
 
     @property
     def step(self) -> int:
-        """The number of completed steps."""
         return self.trainer.step
 
     @property

@@ -60,8 +60,7 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Record the mean over the tokens of `shares` (N, X), the output of a router's softmax, for the auxiliary loss;
-        a forward hook."""
+        """A forward hook that records the mean over the tokens of `shares` (N, X), a router's softmax."""
         if learning(module):
             self.shares.append(shares.mean(0))
 
@@ -112,6 +111,5 @@ class Balance:
 
 
 def learning(module: nn.Module) -> bool:
-    """Return whether the present forward of a module belongs to training, and is not the recomputation of activations
-    in the backward."""
+    """Whether this forward belongs to training, and is no recomputation of activations in the backward."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

@@ -96,13 +96,11 @@ def balance(config: RunConfig, model: Decoder, processes: "Processes | None") ->
 
 
 def open_experts(model: Decoder) -> list[ExpertsModule]:
-    """List the mixture-of-experts modules of a model for which its configuration leaves the backend open ("auto")."""
+    """List the experts whose backend the model's configuration leaves open."""
     mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
     return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
 
 
 def choose_backend(model: Decoder, backend: Any) -> None:
-    """Set `backend`, "loop" or "grouped", in the mixture-of-experts modules of a model for which its configuration
-    leaves the backend open."""
     for module in open_experts(model):
         module.part = replace(module.part, backend=backend)

@@ -43,7 +43,6 @@ class Spikes:
         return ""
 
     def note(self, loss: float) -> None:
-        """Record the loss of a completed step, one of the 64 to compare the next losses with."""
         self.state = [*self.state, loss][-REMEMBERED:]
 
 

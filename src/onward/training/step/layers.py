@@ -64,7 +64,6 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
 
 
 def layer_of(name: str) -> int:
-    """Return the layer number in an activation's name, which has the form `blocks.LAYER...`."""
     return int(name.split(".")[1])
 
 

@@ -45,7 +45,6 @@ class Factors:
     rate: float = 1.0
 
     def times(self, factor: float) -> Factors:
-        """Return both factors multiplied by `factor`."""
         return replace(self, init=self.init * factor, rate=self.rate * factor)
 
 

@@ -62,8 +62,6 @@ def adamw(
     betas: tuple[float, float],
     rates: Mapping[str, float] = {},
 ) -> torch.optim.AdamW:
-    """Make torch's fused AdamW for parameters, given by name; `rates` are factors of the learning rate by parameter
-    name, default 1."""
     groups = parameter_groups(parameters, weight_decay, rates)
     return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=True)
 
@@ -85,7 +83,7 @@ def parameter_groups(
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Return whether a parameter is a matrix or a stack of matrices; the biases of experts are a stack of vectors."""
+    """Whether a parameter is a matrix or a stack of matrices; the biases of experts are a stack of vectors."""
     return parameter.ndim >= 2 and not name.endswith("bias")
 
 

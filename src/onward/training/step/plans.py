@@ -36,7 +36,6 @@ class Planner:
         return prefetch(prepare())
 
     def first_batch(self) -> Batch:
-        """Return the first batch that this process trains on in step 1."""
         return self.batches(range(self.config.batch_size * self.config.accumulation))[0]
 
     def batches(self, numbers: Sequence[int]) -> list[Batch]:

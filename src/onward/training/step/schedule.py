@@ -44,6 +44,5 @@ def learning_rate(config: RunConfig, d_model: int) -> Callable[[int], float]:
 
 
 def extent(part: float, steps: int) -> int:
-    """Convert `part`, the length of a warm-up or decay, to a number of steps: below 1 it is a fraction of `steps`, from
-    1 on a number of steps."""
+    """Convert a length, a fraction of `steps` if below 1, to a number of steps."""
     return int(part * steps) if part < 1 else int(part)

@@ -245,7 +245,6 @@ class Trainer:
         return all(bool(p.isfinite().all()) for p in self.model.parameters())
 
     def averaged(self) -> AbstractContextManager[object]:
-        """Return a context in which the model has the averaged weights, if the trainer averages them."""
         return self.average.shown() if self.average else nullcontext()
 
     def state_dict(self) -> TrainerState:

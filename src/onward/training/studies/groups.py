@@ -59,7 +59,6 @@ class StudyGroup:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the first process of the first group."""
         return not self.number and not self.processes.rank
 
     @contextmanager

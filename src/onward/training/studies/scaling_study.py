@@ -173,8 +173,6 @@ def train_cells(
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
 ) -> list[Outcome] | None:
-    """Train the runs `cells` of a grid with one seed; return their results, or None if `stop()` became true. `watch`,
-    `stop` and `limit` (in seconds) are those of `train_variants`."""
     return train_variants(prepare_variants([cell.variant(config) for cell in cells]), 1, watch, stop, limit)
 
 

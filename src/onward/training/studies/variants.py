@@ -58,7 +58,6 @@ class Variant:
     parameters: int = 0  # parameters of the model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
-        """Return the folder of the run that trains this variant with a seed."""
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def differences(self, base: "Variant") -> list[str]:
@@ -134,13 +133,11 @@ class Outcome:
 
 
 def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
-    """Compute the number of tokens that an optimizer step trains on."""
     return config.batch_size * config.accumulation * model.context_length
 
 
 def flops_per_token(model: DecoderConfig) -> float:
-    """Compute the floating-point operations of training per token by the rule 6 N, where N is the number of parameters
-    that a token uses."""
+    """Floating-point operations of training per token: 6 for each parameter that a token uses."""
     return 6.0 * active_parameters(model)
 
 
@@ -294,7 +291,6 @@ def train_variants(
 
 
 def has_ended(folder: Path) -> bool:
-    """Return whether the run in a folder has finished or diverged."""
     return any((folder / name).exists() for name in (RESULT, FAILURE))
 
 
@@ -333,7 +329,6 @@ def share_done(run: Run) -> float:
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """Collect the result of a variant from the result.json in each of its run folders `runs`; a run without this file
-    has diverged."""
+    """Collect the results of a variant's runs; a run without result.json has diverged."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))
