@@ -128,7 +128,7 @@ WRONG = {
     "compare {} --variant a --variant b": "no length of training is given",
     "compare {} --steps 3 --tokens 9 --variant a --variant b": "--steps and --tokens are both given",
     "compare {} --steps 0 --variant a --variant b": "--steps is '0': write a positive number",
-    "compare {} --tokens 3 --variant a --variant b": "a: tokens is 3, and one step takes",
+    "compare {} --tokens 3 --variant a --variant b": "a: tokens is 3, less than the",
     "compare {} --steps 3 --variant a --variant b:lr=3": "lr is not an option of `onward train`: did you mean",
     "compare {} --steps 3 --variant a --variant b:model.n_heads=3": "b: d_model 128 is not divisible by n_heads 3",
     "compare {} --steps 3 --variant a --variant a": "two variants have the name a",

@@ -53,7 +53,7 @@ def meeting() -> Iterator[None]:
         raise
     except ValueError as error:
         raise UserError(
-            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')}, and the processes cannot meet ({error}): start them with "
+            f"Cannot meet the other processes of WORLD_SIZE={os.environ.get('WORLD_SIZE')} ({error}): start them with "
             "torchrun, or unset WORLD_SIZE"
         ) from None
     except RuntimeError as error:

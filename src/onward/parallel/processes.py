@@ -185,19 +185,19 @@ class Processes(Alone):
         count = self.mesh.data
         if batches < count:
             raise UserError(
-                f"accumulation is {batches} for {count} processes, and each needs a batch: start fewer processes, "
-                f"or a run with --accumulation {count}"
+                f"accumulation is {batches}, too few batches for {count} processes: start fewer processes, or a run "
+                f"with --accumulation {count}"
             )
         if batches < count * self.mesh.pipeline:
             raise UserError(
-                f"accumulation is {batches}, and each of the {self.mesh.pipeline} stages of mesh {str(self.mesh)!r} "
-                f"computes another batch at the same time: give --accumulation {count * self.mesh.pipeline} or more"
+                f"accumulation is {batches}, too few batches for the {self.mesh.pipeline} stages of mesh "
+                f"{str(self.mesh)!r}, which compute one each: give --accumulation {count * self.mesh.pipeline} or more"
             )
         if self.mesh.pipeline * self.mesh.shards > 1 and batches % count:
             more = -(-batches // count) * count
             raise UserError(
-                f"accumulation is {batches}, and {count} processes of mesh {str(self.mesh)!r} compute equally many "
-                f"batches: give --accumulation {more}"
+                f"accumulation is {batches}, which {count} processes of mesh {str(self.mesh)!r} cannot divide "
+                f"evenly: give --accumulation {more}"
             )
 
     def check_windows(self, windows: int) -> None:

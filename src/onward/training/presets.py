@@ -38,7 +38,9 @@ def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderCon
         base = families.preset(preset).config
     config = resize(base, {"vocab_size": vocab_size} | changes)
     if config.vocab_size < vocab_size:
-        raise UserError(f"model.vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} tokens: raise it")
+        raise UserError(
+            f"model.vocab_size is {config.vocab_size}, fewer than the {vocab_size} tokens of the tokenizer: raise it"
+        )
     return config
 
 

@@ -99,7 +99,7 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
     first = locate(config.base)
     if not is_adapter(first):
         if config.first:
-            raise UserError(f"first is {config.first!r}, and {config.base} is not an adapter: leave it out")
+            raise UserError(f"first is only for an adapter, which {config.base} is not: leave it out")
         return config
     if config.first == "frozen":
         return config
@@ -134,7 +134,7 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
     if not adapter_names(model):
         return None
     if not config.base:
-        raise UserError("the model has adapters, and a run saves these alone: name their base as base, with lora")
+        raise UserError("Cannot save the adapters of this model without its base: name it as base, with lora")
     folder = weights_folder(config)
     named = config.base if folder == locate(config.base) else str(folder)
     return BaseModel(named, weights_checksum(folder))

@@ -106,7 +106,8 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
     the model's `context_length` and 4096. Raises a UserError if `length` exceeds `context_length`."""
     if config.length > context_length:
         raise UserError(
-            f"length is {config.length}, and the model's context has {context_length} tokens: give at most as many"
+            f"length is {config.length}, more than the {context_length} tokens of the model's context: give at most "
+            "as many"
         )
     return config.length or min(context_length, MAX_LENGTH)
 
@@ -179,8 +180,8 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
         raise UserError(f"the teacher {teacher} has another vocabulary than {base}: use one with the same tokenizer")
     if (rows := source.family()[1].vocab_size) < tokenizer.vocab_size:
         raise UserError(
-            f"the teacher {teacher} has embeddings for {rows} tokens, and its tokenizer has {tokenizer.vocab_size} "
-            "tokens: use another teacher"
+            f"Cannot learn from {teacher}, because it has embeddings for {rows} tokens and its tokenizer has "
+            f"{tokenizer.vocab_size}: use another teacher"
         )
 
 
@@ -196,8 +197,8 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
     labels = examples.numbers.get("label")
     if labels is not None and len(np.unique(labels)) == 1:
         raise UserError(
-            f"all {len(labels)} examples have the same label, and {config.method.kind} learns to tell labels apart: "
-            "add examples with another label"
+            f"Cannot learn to tell labels apart from {len(labels)} examples with the same label: add examples with "
+            "another label"
         )
 
 

@@ -264,7 +264,9 @@ class PolicyGradient(Loss):
         """Return the log-probabilities (N, T) of a batch's targets under the reference model, at the temperature of the
         loss. Raises a UserError if there is no reference model."""
         if self.reference is None:
-            raise UserError("the method compares with a reference, and there is none: give the model to compare with")
+            raise UserError(
+                "Cannot compute the KL, because there is no reference model: give the model to compare with"
+            )
         with self.reference.of(model) as other:
             return self.outputs(other, batch).logprobs
 

@@ -58,17 +58,16 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
         refused["quantize"] = bool(config.quantize)
     if mesh.pipeline * mesh.context > 1 and isinstance(config, FinetuneConfig):
         axis = "the stages of a pipeline" if mesh.pipeline > 1 else "a context axis"
-        raise UserError(f"fine-tuning is not for {axis}, and mesh is {str(mesh)!r}: divide by shards or a tensor axis")
+        raise UserError(f"Cannot fine-tune over {axis} (mesh {str(mesh)!r}): divide by shards or a tensor axis")
     if mesh.context > 1 and config.compile:
-        raise UserError(f"compile is not for a context axis, and mesh is {str(mesh)!r}: leave it out, or use context=1")
+        raise UserError(f"Cannot compile over a context axis (mesh {str(mesh)!r}): leave out compile, or use context=1")
     if mesh.tensor > 1 and isinstance(config, FinetuneConfig) and config.method.samples_itself:
         raise UserError(
-            f"method {config.method.kind} samples completions, which a tensor axis cannot, and mesh is {str(mesh)!r}: "
-            "divide by shards"
+            f"Cannot sample for {config.method.kind} over a tensor axis (mesh {str(mesh)!r}): divide by shards"
         )
     if given := [name for name, is_given in refused.items() if is_given]:
         raise UserError(
-            f"{given[0]} is not for a divided model, and mesh is {str(mesh)!r}: leave it out, or use replicas only"
+            f"Cannot use {given[0]} with a divided model (mesh {str(mesh)!r}): leave it out, or use replicas only"
         )
 
 

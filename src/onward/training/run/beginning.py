@@ -146,7 +146,7 @@ def opened_options(config: RunConfig, folder: Path) -> RunConfig:
         fields.import_parts(module)
     for name in config.fixed:
         if name in fields.changed_fields(config):
-            raise UserError(f"{name} is given, which a run on examples does not read: leave it out")
+            raise UserError(f"{name} is not read by a run on examples: leave it out")
     return with_merged_base(config, folder)
 
 
@@ -178,7 +178,7 @@ def check_options(config: RunConfig) -> None:
         tasks_of(config.evaluate_tasks, "evaluate_tasks")
     elif config.task_limit != RunConfig.task_limit:
         raise UserError(
-            f"task_limit is {config.task_limit}, and no task is asked: add --evaluate-tasks, or leave it out"
+            f"task_limit is {config.task_limit} without tasks to ask: add --evaluate-tasks, or leave it out"
         )
     check_optimizer(config.optimizer or "adamw")
     check_trackers(config.track)

@@ -107,8 +107,8 @@ class Run(Loop):
         processes.wait()  # all begin from the save, or make it together
         if not folder.exists():
             raise UserError(
-                f"there is no folder {folder} on {gethostname()}, and rank 0 has made it: choose one on a disk "
-                "that all processes share"
+                f"Cannot find {folder} on {gethostname()}, because rank 0 made it on another disk: choose a folder on "
+                "a disk that all processes share"
             )
         known = json.loads(processes.agreed(lambda: json.dumps(told)))
         if told is None:

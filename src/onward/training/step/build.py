@@ -77,8 +77,8 @@ def divide(
     )
     if processes.mesh.context > 1 and not isinstance(loss, CrossEntropy):
         raise UserError(
-            f"Cannot divide the loss {type(loss).__name__} over a context axis, and mesh is {str(processes.mesh)!r}: "
-            "use context=1, or the cross-entropy"
+            f"Cannot divide the loss {type(loss).__name__} over a context axis (mesh {str(processes.mesh)!r}): use "
+            "context=1, or the cross-entropy"
         )
     if processes.divides:
         place: Any = partial(processes.parallelize, precision=config.precision)

@@ -94,7 +94,8 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
         return loss
     if own := [name for name in OPTIONAL if hasattr(loss, name)]:
         raise UserError(
-            f"the loss {type(loss).__name__} has {own[0]} and is not a Loss: make it a subclass of onward.Loss"
+            f"Cannot call {own[0]} of the loss {type(loss).__name__}, because it is not a Loss: make it a subclass of "
+            "onward.Loss"
         )
     return LossOfFunction(loss)
 

@@ -98,7 +98,7 @@ class Length:
         name, per_step = ("tokens", tokens) if self.tokens else ("flops", tokens * flops_per_token(model))
         amount = getattr(self, name)
         if amount < per_step:
-            raise UserError(f"{name} is {amount:.4g}, and one step takes {per_step:.4g}: give more")
+            raise UserError(f"{name} is {amount:.4g}, less than the {per_step:.4g} of one step: give more")
         return int(amount / per_step)
 
 
@@ -169,7 +169,7 @@ def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -
             choose_device(variant.config.device)
             planned(variant.config, variant.config.decoder(1), several(group.processes))
             if variant.config.validation == "none":
-                raise UserError("validation is none, and variants are compared by the loss on a validation text")
+                raise UserError("validation is none, without which variants cannot be compared: give a text or a share")
         differ = [name for name in TEXTS if getattr(variant.config, name) != getattr(first.config, name)]
         if "validation" in differ or (differ and share(variant.config.validation)):
             raise UserError(
