@@ -214,13 +214,18 @@ class Trainer:
             seed_dropout(batch.seed, self.device)  # a function of the windows, in whichever process
             if self.scaler.is_enabled():
                 batch = batch.changed(loss_scale=self.scaler.get_scale() / count)
-            last = len(reported) + 1 == len(batches)
-            with self.processes.accumulating(self.module, last=last) if self.processes else nullcontext():
+            with self.accumulating(last=len(reported) + 1 == len(batches)):
                 with autocast(self.config.precision, self.device):
                     loss, to_report = self.module(batch)
                 self.scaler.scale(loss / count).backward()
             reported.append(to_report)
         return reported
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
+        """Return a context for the backward of a batch; modules that reduce gradients do so in that of the `last`."""
+        if self.processes:
+            return self.processes.accumulating(self.module, last=last)
+        return nullcontext() if last else getattr(self.module, "no_sync", nullcontext)()
 
     def summed(self, values: Sequence[float]) -> Sequence[float]:
         """Return the sum of each of the `values` over all batches of a step, those of other processes included."""
