@@ -134,13 +134,11 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "RunConfig": (onward.RunConfig, start),
         "FinetuneConfig": (onward.FinetuneConfig, start | {"base": "no/such"}),
         "FinetuneConfig.decoder": (onward.FinetuneConfig(base="no/such").decoder, {"vocab_size": 9}),
-        "FinetuneConfig.due": (onward.FinetuneConfig(base="no/such").due, {"step": 1}),
         "FinetuneConfig.peak_learning_rate": (
             onward.FinetuneConfig(base="no/such").peak_learning_rate,
             {"d_model": 9},
         ),
         "RunConfig.decoder": (onward.RunConfig().decoder, {"vocab_size": 9}),
-        "RunConfig.due": (onward.RunConfig().due, {"step": 1}),
         "RunConfig.peak_learning_rate": (onward.RunConfig().peak_learning_rate, {"d_model": 9}),
         "Sampling": (onward.Sampling, {}),
         "StepConfig": (onward.StepConfig, {}),

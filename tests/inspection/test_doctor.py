@@ -17,8 +17,8 @@ from onward.inspection.doctor import doctor
 from onward.inspection.doctor.checks import CHEAP
 from onward.inspection.doctor.training import TRAINING
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
-from onward.training.processes import Processes
 
 from support.decoders import DECODERS, decoder
 from support.planted import GPT, LLAMA, MUTANTS, failures, model_of, planted

@@ -13,11 +13,11 @@ from onward.config.decoder import DecoderConfig, Experts
 from onward.config.mesh import Mesh
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
-from onward.training.processes import Processes
-from onward.training.step import optimizer
+from onward.training.step import muon
 from onward.training.step.build import build_trainer
-from onward.training.step.optimizer import orthogonalized
+from onward.training.step.muon import orthogonalized
 from onward.training.step.trainer import StepPlan
 
 from support.decoders import config
@@ -102,7 +102,7 @@ def orthogonalizations(decoder: DecoderConfig, mesh: str) -> int:
         return orthogonalized(matrices)
 
     tokens = torch.zeros(2, 12, dtype=torch.int64)
-    with patch.object(optimizer, "orthogonalized", count):
+    with patch.object(muon, "orthogonalized", count):
         trainer.train_step(StepPlan([Batch(tokens, tokens.clone())]))
     return sum(done)
 

@@ -9,8 +9,8 @@ from onward.config.mesh import Mesh
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
 from onward.parallel.context import DividedTokens, in_order, own_batch, own_tokens
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
-from onward.training.processes import Processes
 from onward.training.step.build import build_trainer
 from onward.training.step.loss import CrossEntropy, LossOfFunction
 
@@ -49,7 +49,7 @@ def test_modules_and_losses_without_a_rule_are_refused() -> None:
     with pytest.raises(UserError, match=r"blocks.1.attn, a Linear, has no rule for context parallelism: use context=1"):
         DividedTokens(model, 0, 2, lambda x: x)
     processes = Processes(count=2, mesh=Mesh(context=2))
-    with pytest.raises(UserError, match="the loss LossOfFunction is not for a context axis"):
+    with pytest.raises(UserError, match="Cannot divide the loss LossOfFunction over a context axis"):
         build_trainer(RunConfig(steps=1), Decoder(config()), processes, LossOfFunction(CrossEntropy()))
     with pytest.raises(UserError, match="pipeline does not go together with context"):
         Mesh(pipeline=2, context=2).check_decoder(config())

@@ -22,11 +22,11 @@ from onward.data.tables import tabulated
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
 from onward.parallel.parts import gathered
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
 from onward.training.losses.answers import Frozen, PairLoss, Reference
 from onward.training.losses.distillation import Distillation
 from onward.training.methods.preferences.dpo import DPO
-from onward.training.processes import Processes
 from onward.training.step.build import build_trainer
 from onward.training.step.loss import Loss, mean_loss
 from onward.training.step.trainer import StepPlan

@@ -10,8 +10,8 @@ from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
-from onward.training.processes import Processes
 from onward.training.step.build import build_trainer
 from onward.training.step.trainer import StepPlan
 

@@ -21,7 +21,7 @@ from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.heads import evaluate_head, examples_of
 from onward.evaluation.kept import Kept
 from onward.model.decoder import Decoder
-from onward.training.processes import Processes
+from onward.parallel.processes import Processes
 from onward.transforms.heads import add_head, head_of
 
 from support.decoders import DECODERS

@@ -13,12 +13,12 @@ from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
+from onward.model.divided import Scores, scores
 from onward.parallel.parallelize import parallelize
 from onward.parallel.parts import gathered, local
-from onward.parallel.vocabulary import Scores, scores
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
 from onward.training.losses.answers import target_logprobs
-from onward.training.processes import Processes
 from onward.training.step.build import build_trainer
 from onward.training.step.loss import CrossEntropy, LossFunction, Sums, as_loss
 from onward.training.step.trainer import StepPlan

@@ -14,7 +14,7 @@ CONTEXT = multiprocessing.get_context("forkserver")
 
 def run_ranks(task: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
     """What `task(*arguments)` returns or raises in each rank; None for a rank that was killed."""
-    CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.training.failures", "pytest", "hypothesis"])
+    CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.parallel.failures", "pytest", "hypothesis"])
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives the ranks
     pipes, processes = [], []
     for rank in range(count):
@@ -34,7 +34,7 @@ class Ranks:
     """Processes of one group that wait for tasks: starting processes takes seconds."""
 
     def __init__(self, count: int) -> None:
-        CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.training.failures", "pytest", "hypothesis"])
+        CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.parallel.failures", "pytest", "hypothesis"])
         store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.store, self.pipes, self.processes = store, [], []
         for rank in range(count):

@@ -24,9 +24,9 @@ from onward.model.experts import SigmoidRoutingModule
 from onward.parallel import parallelize
 from onward.parallel.parts import local
 from onward.parallel.pipeline import Absent
+from onward.parallel.processes import Processes
 from onward.planning.dry import Shortened
 from onward.planning.traffic import collectives
-from onward.training.processes import Processes
 from onward.training.step.balance import Balance
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
@@ -130,8 +130,8 @@ class Uncounted(Balance):
 
     def auxiliary(self) -> float:
         softmax = [router for router in self.routers.values() if not isinstance(router, SigmoidRoutingModule)]
-        if softmax and self.context is not None:
-            distributed.all_reduce(torch.cat([*self.counts][: len(softmax)]), group=self.context)
+        if softmax and self.processes.context is not None:
+            distributed.all_reduce(torch.cat([*self.counts][: len(softmax)]), group=self.processes.context)
         return 0.0
 
 
@@ -191,11 +191,11 @@ def simulated(
                 model.head.weight = model.embed.weight
             trainer = Trainer(
                 model,
-                optimizers(model, optimizer, 1e-3, 0.1, (0.9, 0.99), {}, (0, mesh.stage), processes.stage),
+                optimizers(model, optimizer, 1e-3, 0.1, (0.9, 0.99), {}, processes),
                 lambda step: 1e-3,
                 StepConfig(clip=1.0, precision=precision),
                 processes=processes,
-                balance=Uncounted(model, 0.0, 0.0, processes.context),
+                balance=Uncounted(model, 0.0, 0.0, processes),
             )
             marks = list[int]()
             gradients = list[int]()

@@ -93,8 +93,8 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
     def training() -> Walk:
         out = tempfile.mkdtemp(dir=folder)
         options: dict[str, Any] = {"sources": (str(text),), "preset": "mini", "steps": 4, "device": "cpu"}
-        run = onward.Run.start(onward.RunConfig(out=f"{out}/run", **options))
-        return lambda: next(event for event in run.train() if isinstance(event, onward.Step))
+        events = onward.Run.start(onward.RunConfig(out=f"{out}/run", **options)).train()
+        return lambda: next(event for event in events if isinstance(event, onward.Step))
 
     def loss() -> Walk:
         batch = onward.Batch(tokens[:, :-1], tokens[:, 1:], torch.arange(7)[None])

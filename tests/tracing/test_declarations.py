@@ -16,7 +16,7 @@ from onward.model.build import build_branches
 from onward.model.context import AttentionContext
 from onward.model.layers import PreNormModule
 from onward.tracing.edit import zero
-from onward.training.step.health import measure
+from onward.training.step.layers import measure
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 

@@ -15,6 +15,7 @@ from onward.checkpoint.saves.state import TrainerState
 from onward.data.tokens import Tokens
 from onward.data.windows import Windows
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.text.tokenizer import train_tokenizer
 from onward.training.clock import calibration
 from onward.training.clock.budget import Budget, Costs
@@ -22,7 +23,6 @@ from onward.training.clock.calibration import fitted, measured_costs
 from onward.training.config import RunConfig
 from onward.training.inputs.record import read_config
 from onward.training.inputs.texts import Inputs
-from onward.training.processes import Processes
 from onward.training.run.progress import expected_steps
 from onward.training.run.run import Run
 from onward.training.step.optimizer import optimizers

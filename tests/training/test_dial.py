@@ -112,5 +112,5 @@ def test_a_run_of_a_given_time_trains_what_is_chosen(story_file: Path, tmp_path:
 
 @pytest.mark.parametrize("time", ["0.5s", "0.01"])
 def test_a_time_too_small_for_any_run_is_refused(time: str, story_file: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no model can be trained in less than a second"):
+    with pytest.raises(UserError, match="too short to train a model: give at least a second"):
         config(story_file, tmp_path / "run", steps=0, time=time)

@@ -22,9 +22,10 @@ from onward.base.errors import UserError
 from onward.cli import main
 from onward.config.mesh import Mesh
 from onward.evaluation.kept import PACKAGES, versions
-from onward.training import heartbeats, processes
-from onward.training.failures import one_report
-from onward.training.processes import Launch, Processes
+from onward.parallel import heartbeats, launch
+from onward.parallel.failures import one_report
+from onward.parallel.launch import Launch
+from onward.parallel.processes import Processes
 from onward.training.run import run as run_module
 from onward.training.run.run import Run
 
@@ -127,13 +128,15 @@ def test_processes_without_a_common_disk_are_named(story_file: Path, tmp_path: P
     outcomes = run_ranks(fail, tmp_path, *[partial(start_apart, story_file, tmp_path)] * 2)
     assert str(outcomes[0]) == "rank 0 ended because rank 1 ended"
     assert str(outcomes[1]).startswith("rank 1: there is no folder run on ")
-    assert str(outcomes[1]).endswith(", and rank 0 has made it: choose one on a disk that all processes share")
+    assert str(outcomes[1]).endswith(
+        "because rank 0 made it on another disk: choose a folder on a disk that all processes share"
+    )
 
 
 MISTAKES = {
     "a missing text": ("missing.txt --accumulation 2", "missing.txt does not exist"),
     "an existing run": ("story.txt --accumulation 2 --out made", "made holds a run already"),
-    "too few batches": ("story.txt", "accumulation is 1 for 2 processes, and each needs a batch"),
+    "too few batches": ("story.txt", "accumulation is 1, too few batches for 2 processes"),
     "a mesh of more": (
         "story.txt --accumulation 4 --mesh 'shard=2 tensor=2'",
         "mesh is 'shard=2 tensor=2', which takes 2 x 2 = 4 processes, and there are 2",
@@ -216,7 +219,7 @@ def test_variables_with_which_processes_cannot_meet_are_one_sentence(
         monkeypatch.setenv(name, value)
     assert main(["train", "story.txt"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("onward: WORLD_SIZE is 2, and the processes cannot meet (")
+    assert said.startswith("onward: Cannot meet the other processes of WORLD_SIZE=2 (")
     assert said.endswith("): start them with torchrun, or unset WORLD_SIZE\n")
 
 
@@ -248,7 +251,7 @@ def test_ranks_with_different_commands_all_refuse(command: str) -> None:
 
 def join_alone(rank: int) -> None:
     """Join as one of two processes, of which the other does not come."""
-    processes.PATIENCE = 0.2
+    launch.PATIENCE = 0.2
     if rank == int(os.environ["RANK"]):
         Processes.join()
 

@@ -20,7 +20,8 @@ from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 from onward.model.layers import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.reference import attention_weights
-from onward.training.step.health import DEAD, Spikes, matrices, measure, update_ratio
+from onward.training.step.health import Spikes, matrices, update_ratio
+from onward.training.step.layers import DEAD, measure
 from onward.training.step.loss import CrossEntropy
 from onward.transforms.compiling import compile_blocks
 

@@ -173,7 +173,9 @@ class Own:
 
 
 def test_methods_of_a_loss_are_called_or_refused() -> None:
-    with pytest.raises(UserError, match="Own has prepare and is not a Loss: make it a subclass"):
+    with pytest.raises(
+        UserError, match="Cannot call prepare of the loss Own, because it is not a Loss: make it a subclass"
+    ):
         as_loss(Own())
 
     class Prepared(Own, Loss):

@@ -15,13 +15,13 @@ from onward.checkpoint.weights import read_tensors
 from onward.config.decoder import Experts
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
-from onward.training.processes import Processes
-from onward.training.run.arrangement import arranged
 from onward.training.run.checks import Check, start_checks
 from onward.training.run.run import Run
+from onward.training.run.together import planned
 from onward.training.step.loss import CrossEntropy, LossFunction
 
 from support.finetuning import base_model, pairs, sums, write_rows
@@ -256,16 +256,16 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a product": ({"mesh": "shard=2 tensor=2"}, "takes 2 x 2 = 4 processes, and there are 2"),
     "heads": ({"mesh": "tensor=2", "model": {"n_heads": 3, "d_head": 8}}, "2 does not divide n_heads 3"),
     "batches": ({"mesh": "shard=2", "accumulation": 3}, "accumulation is 3.*give --accumulation 4"),
-    "fp16": ({"mesh": "shard=2", "precision": "fp16"}, "precision fp16 is not for a divided model"),
+    "fp16": ({"mesh": "shard=2", "precision": "fp16"}, "Cannot use precision fp16 with a divided model"),
     "stages": ({"mesh": "pipeline=2", "accumulation": 1}, "accumulation is 1.*2 stages.*give --accumulation 2"),
     "a length": (
         {"mesh": "context=2", "model": {"context_length": 30}},
         "4 does not divide the 30 tokens.*length of 32",
     ),
-    "compile": ({"mesh": "context=2", "compile": True}, "compile is not for a context axis"),
+    "compile": ({"mesh": "context=2", "compile": True}, "Cannot compile over a context axis"),
     "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "fewer blocks than stages.*at most 1"),
-    "a time": ({"mesh": "shard=2", "steps": 0, "time": "5m", "preset": "mini"}, "time is not for a divided model"),
-    "tasks": ({"mesh": "shard=2", "evaluate_tasks": "cloze"}, "evaluate_tasks is not for a divided model"),
+    "a time": ({"mesh": "shard=2", "steps": 0, "time": "5m", "preset": "mini"}, "Cannot use time with a divided model"),
+    "tasks": ({"mesh": "shard=2", "evaluate_tasks": "cloze"}, "Cannot use evaluate_tasks with a divided model"),
 }
 
 
@@ -273,7 +273,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_mesh_that_a_run_cannot_use_is_refused(options: dict[str, Any], sentence: str) -> None:
     config = RunConfig(**{"steps": 4, "accumulation": 2} | options)
     with pytest.raises(UserError, match=sentence):
-        arranged(config, Processes(count=2), 100)
+        planned(config, config.decoder(100), Processes(count=2))
 
 
 @pytest.mark.parametrize(
@@ -281,11 +281,11 @@ def test_a_mesh_that_a_run_cannot_use_is_refused(options: dict[str, Any], senten
 )
 def test_fine_tuning_divides_neither_blocks_nor_tokens(mesh: str, axis: str) -> None:
     config = FinetuneConfig.of(base="x", sources=("y",), method="sft", steps=4, accumulation=2, mesh=mesh)
-    with pytest.raises(UserError, match=f"fine-tuning is not for {axis}"):
-        arranged(config, Processes(count=2), 100)
+    with pytest.raises(UserError, match=f"Cannot fine-tune over {axis}"):
+        planned(config, config.decoder(100), Processes(count=2))
 
 
 def test_methods_that_sample_have_no_tensor_axis() -> None:
     config = FinetuneConfig.of(base="x", sources=("y",), method="grpo", reward="exact", steps=4, mesh="tensor=2")
-    with pytest.raises(UserError, match="grpo samples completions, which a tensor axis cannot"):
-        arranged(config, Processes(count=2), 100)
+    with pytest.raises(UserError, match="Cannot sample for grpo over a tensor axis"):
+        planned(config, config.decoder(100), Processes(count=2))

@@ -12,7 +12,8 @@ from onward.checkpoint.saves.state import restore, training_tensors
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
 from onward.training.step.loss import CrossEntropy
-from onward.training.step.optimizer import Muon, optimizers
+from onward.training.step.muon import Muon
+from onward.training.step.optimizer import optimizers
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from onward.base.errors import UserError
-from onward.training.step.prefetch import prefetch
+from onward.training.step.plans import prefetch
 
 
 def threads() -> list[str]:

@@ -21,13 +21,13 @@ from onward.base.errors import UserError
 from onward.cli import main
 from onward.config.part_types import Attention
 from onward.evaluation.significance import Difference, paired_difference, t_quantile
+from onward.parallel import launch
+from onward.parallel.launch import Launch
 from onward.reports.runs.record import Record
 from onward.reports.runs.variants import Result, Valley
 from onward.text.tokenizer import Tokenizer
-from onward.training import processes
 from onward.training.config import RunConfig
-from onward.training.processes import Launch
-from onward.training.studies.groups import Group
+from onward.training.studies.groups import StudyGroup
 from onward.training.studies.variants import (
     Length,
     Moment,
@@ -128,7 +128,7 @@ WRONG = {
     "compare {} --variant a --variant b": "no length of training is given",
     "compare {} --steps 3 --tokens 9 --variant a --variant b": "--steps and --tokens are both given",
     "compare {} --steps 0 --variant a --variant b": "--steps is '0': write a positive number",
-    "compare {} --tokens 3 --variant a --variant b": "a: tokens is 3, and one step takes",
+    "compare {} --tokens 3 --variant a --variant b": "a: tokens is 3, less than the",
     "compare {} --steps 3 --variant a --variant b:lr=3": "lr is not an option of `onward train`: did you mean",
     "compare {} --steps 3 --variant a --variant b:model.n_heads=3": "b: d_model 128 is not divisible by n_heads 3",
     "compare {} --steps 3 --variant a --variant a": "two variants have the name a",
@@ -204,7 +204,7 @@ def test_processes_share_the_runs_and_one_prints_the_table(story_file: Path, tmp
 
 
 def test_groups_claim_each_run_once() -> None:
-    groups = [Group(number=number, count=2, store=HashStore()) for number in range(2)]
+    groups = [StudyGroup(number=number, count=2, store=HashStore()) for number in range(2)]
     groups[1] = replace(groups[0], number=1)
     asked = [(run, groups[who].claim(run, lambda: False)) for run, who in [(1, 0), (1, 1), (2, 1), (3, 1), (2, 0)]]
     assert asked == [(1, True), (1, False), (2, True), (3, True), (2, False)]
@@ -224,9 +224,9 @@ def test_processes_that_cannot_share_the_runs_are_refused(
     meshes: list[str], message: str, story_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "3")
-    monkeypatch.setattr(processes, "LAUNCHES", [Launch(0, 3, HashStore())])
+    monkeypatch.setattr(launch, "LAUNCHES", [Launch(0, 3, HashStore())])
     with pytest.raises(UserError, match=re.escape(message)):
-        Group.join([RunConfig(sources=(str(story_file),), mesh=mesh) for mesh in meshes], seeds=1)
+        StudyGroup.join([RunConfig(sources=(str(story_file),), mesh=mesh) for mesh in meshes], seeds=1)
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from onward.compiled.inventory import TENSORS, Inventory, ambient, describe_func
 from onward.model.adapters import Adapter, WeightAdapters, each_adapter, selection
 from onward.model.attachments import version
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import tensor_axis
+from onward.model.divided import tensor_axis
 from onward.tracing.listening import is_traced
 
 ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # a request names its adapter

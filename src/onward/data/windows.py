@@ -119,7 +119,7 @@ class Windows:
         self.room = (sizes - counts * context_length).astype(np.uint64)  # number of tokens at which an epoch can begin
         if len(weights or [1.0]) != len(self.sources):
             raise UserError(f"there are {len(weights)} weights for {len(self.sources)} sources: give one for each")
-        self.mixture = interleaving(weights or [1.0], total)
+        self.mixture = interleaving(weights, total) if weights else None
 
     def __len__(self) -> int:
         """Return the number of windows in an epoch, of all sources."""
@@ -129,7 +129,8 @@ class Windows:
     def read(self, numbers: Sequence[int]) -> Batch:
         """Return the windows with these numbers as a batch; numbers continue beyond the first epoch. The batch's
         dropout seed is a function of the seed and the first number."""
-        source, rank = self.mixture.locate(np.array(numbers))
+        rank = np.array(numbers)
+        source, rank = self.mixture.locate(rank) if self.mixture else (np.zeros_like(rank), rank)
         windows = self.counts[source]
         epoch, number = np.divmod(rank.astype(np.uint64), windows)
         key = hashed(self.seed % 2**64, source.astype(np.uint64), epoch)

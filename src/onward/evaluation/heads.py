@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as F
 
+from onward.base.alone import ALONE, Alone
 from onward.base.errors import UserError
 from onward.data.examples import Examples
 from onward.data.forms import Encoder, Example, classified, preferred
@@ -17,7 +18,6 @@ from onward.data.tables import tabulated
 from onward.evaluation.outputs import ROWS, outputs
 from onward.evaluation.score import batched
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import Tokenizer
 from onward.transforms.heads import VALUE, head_labels
 
@@ -65,7 +65,7 @@ def within(examples: Iterable[Example], length: int) -> Iterator[Example]:
         yield example
 
 
-def evaluate_head(model: Decoder, examples: Examples, replicas: Replicas = ALONE) -> ClassEvaluation | PairEvaluation:
+def evaluate_head(model: Decoder, examples: Examples, replicas: Alone = ALONE) -> ClassEvaluation | PairEvaluation:
     """The figures of a classifier or, for a head with one output, of a reward model."""
     labels = head_labels(model)
     sequences = (examples.sequence(i).until_trained() for i in range(len(examples.ends)))

@@ -11,10 +11,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from onward.base.alone import ALONE, Alone
 from onward.base.errors import UserError
 from onward.compiled.fingerprint import fingerprint
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import Tokenizer
 
 LARGEST = 1 << 26  # bytes of a file, to which nothing more is added then
@@ -40,7 +40,7 @@ class Kept:
     the results that it computes to its file.
     """
 
-    def __init__(self, file: Path | None = None, replicas: Replicas = ALONE) -> None:
+    def __init__(self, file: Path | None = None, replicas: Alone = ALONE) -> None:
         self.results: dict[str, Any] = dict(lines(file)) if file else {}
         self.replicas = replicas
         if file:
@@ -119,7 +119,7 @@ def whole(results: Sequence[T | None]) -> list[T]:
     return [one for one in results if one is not None]
 
 
-def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Replicas = ALONE) -> Kept:
+def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Alone = ALONE) -> Kept:
     """The store of a model's results in `folder`, named by a hash of everything on which results depend besides the
     requests: weights, configuration, tokenizer, kind of device, and versions. A model with hooks or edits gets a store
     in memory alone."""

@@ -12,12 +12,12 @@ from typing import TypeVar
 import numpy as np
 import torch
 
+from onward.base.alone import ALONE, Alone
 from onward.base.errors import UserError
 from onward.data.tokens import Tokens
 from onward.data.windows import IGNORE_INDEX
 from onward.kernels.cross_entropy import cross_entropies
 from onward.model.decoder import Decoder, check_ids, without_dropout
-from onward.parallel.replicas import ALONE, Replicas
 
 T = TypeVar("T")
 LOGITS = 512  # positions whose logits are computed at a time
@@ -83,7 +83,7 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def evaluate(
-    model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0, replicas: Replicas = ALONE
+    model: Decoder, tokens: np.ndarray | Tokens, n_bytes: int, stride: int = 0, replicas: Alone = ALONE
 ) -> Evaluation:
     """Loss, perplexity and bits per byte of tokens (T,), with a window that advances by `stride` tokens.
 

@@ -9,13 +9,13 @@ from os import PathLike, fspath
 
 import numpy as np
 
+from onward.base.alone import ALONE, Alone
 from onward.base.errors import UserError
 from onward.base.files import check_text
 from onward.data.sources import documents
 from onward.data.tokens import Tokens
 from onward.evaluation.score import Evaluation, evaluate, logprobs
 from onward.model.decoder import Decoder
-from onward.parallel.replicas import ALONE, Replicas
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
 
 DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
@@ -65,7 +65,7 @@ def evaluate_texts(
     tokenizer: Tokenizer,
     documents: Sequence[str],
     stride: int = 0,
-    replicas: Replicas = ALONE,
+    replicas: Alone = ALONE,
 ) -> Evaluation:
     """Figures over documents, each after a beginning-of-text token if the tokenizer has one. Bytes are those of the
     documents, even if the tokenizer does not know a character."""
@@ -84,7 +84,7 @@ def evaluate_tokens(
     tokens: np.ndarray | Tokens,
     stride: int = 0,
     n_bytes: int | None = None,
-    replicas: Replicas = ALONE,
+    replicas: Alone = ALONE,
 ) -> Evaluation:
     """Figures over token ids (T,) of any length. `n_bytes` is the length of their text, by default counted from the
     tokens; an unknown character counts as the three bytes of U+FFFD."""

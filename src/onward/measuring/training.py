@@ -25,7 +25,6 @@ from onward.planning.flops import training_flops
 from onward.planning.machine import wait
 from onward.planning.parameters import parameters
 from onward.training.presets import decoder
-from onward.training.processes import Processes
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
@@ -61,16 +60,15 @@ class TimedForward(nn.Module):
         return result
 
 
-@dataclass(frozen=True)
-class TimedProcesses(Processes):
-    """One process that tells a Watch when the backward ends."""
+class TimedTrainer(Trainer):
+    """A trainer that tells a Stopwatch when the backward of a step ends."""
 
-    watch: Stopwatch | None = None
+    watch: Stopwatch
 
-    def sum_of_batches(self, values: Sequence[float]) -> list[float]:
-        assert self.watch is not None
-        self.watch.note("backward")  # after which a trainer calls this
-        return super().sum_of_batches(values)
+    def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
+        result = super().backward(batches)
+        self.watch.note("backward")
+        return result
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,14 @@ def measure_training(
     for part in parts:
         part.register_step_pre_hook(lambda *_: watch.note("clipping"))
         part.register_step_post_hook(lambda *_: watch.note("optimizer"))
-    trainer = Trainer(
+    trainer = TimedTrainer(
         model,
         parts,
         lambda step: 1e-5,
         StepConfig(1.0, precision),
-        processes=TimedProcesses(watch=watch),
         wrap=lambda module: TimedForward(module, watch),
     )
+    trainer.watch = watch
     ids = np.random.default_rng(0).integers(config.vocab_size, size=16 * batch * context + 1)
     windows = Windows([Tokens.of(ids)], context, seed=0)
     steps, begin = 0, perf_counter()

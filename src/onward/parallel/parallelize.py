@@ -21,6 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from onward.config.mesh import Mesh
 from onward.model.attachments import attach
 from onward.model.decoder import Decoder
+from onward.model.divided import inside, resharded
 from onward.parallel.context import DividedTokens
 from onward.parallel.parts import allocate, is_first_holder, local
 from onward.parallel.pipeline import Absent, Pipeline, split
@@ -143,27 +144,6 @@ class OneForward:
             self.running = False
             if self.frees and not torch.is_grad_enabled():
                 resharded(self.model)
-
-
-def inside(model: Any, function: Callable[..., Any], *inputs: Any) -> Any:
-    """Call a function that computes with a model, with these inputs. If the model is sharded, the call is one forward
-    of it, so that the function may also use single modules of the model."""
-    one_forward = getattr(model, "inside", None)
-    return one_forward(function, *inputs) if one_forward else function(*inputs)
-
-
-def keep_gathered(model: Any) -> None:
-    """Keep the embedding and the head of a sharded, frozen model gathered from its first call on, so that each process
-    can compute logits without the others: the recomputations of a backward may differ in number."""
-    if isinstance(model, FSDPModule):
-        model.inside.frees = False  # type: ignore[attr-defined]
-
-
-def resharded(model: nn.Module) -> None:
-    """Free the gathered weights of a sharded model, so that later changes of its shards take effect; other models stay
-    as they are."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
 
 
 class Inside(nn.Module):

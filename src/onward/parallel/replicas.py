@@ -2,17 +2,16 @@
 is one process or, if a tensor axis divides the model, several processes with consecutive ranks."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeVar
 
 from torch import distributed
 from torch.distributed import DeviceMesh
 
+from onward.base.alone import Alone
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
-from onward.model.decoder import Decoder
 
 T = TypeVar("T")
 Item = TypeVar("Item")
@@ -23,7 +22,7 @@ class SharedError(UserError):
 
 
 @dataclass(frozen=True)
-class Replicas:
+class Replicas(Alone):
     """The processes that divide independent work. The default is a single process, which does all work.
 
     `mesh` has `replicate` replicas of the model. Each replica is divided over `tensor` processes, which do the same
@@ -82,19 +81,3 @@ class Replicas:
         """Return the results of a function for all items, in order; each replica computes its share."""
         parts = self.together(name, lambda: [function(item) for item in self.share(items)])[:: self.mesh.tensor]
         return [parts[i % self.count][i // self.count] for i in range(sum(map(len, parts)))]
-
-
-ALONE = Replicas()  # one process, which does all work
-
-
-def tensor_axis(model: Decoder) -> int:
-    """Return the number of processes of the tensor axis that divides the heads of a model; 1 for undivided heads."""
-    stream = getattr(model, "stream", None)
-    return stream.mesh.size() if stream else 1
-
-
-def cache_config(model: Decoder) -> DecoderConfig:
-    """Return the configuration of a KV cache for a model: the model's configuration or, if a tensor axis divides the
-    heads, a copy with the number of this process's key/value heads."""
-    heads = max(1, model.config.n_kv_heads // tensor_axis(model))
-    return replace(model.config, n_kv_heads=heads) if heads < model.config.n_kv_heads else model.config

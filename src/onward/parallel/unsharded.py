@@ -41,10 +41,3 @@ class UnshardedCopy:
             owner, _, leaf = name.rpartition(".")
             setattr(copy.get_submodule(owner), leaf, buffer)
         return self.copy
-
-
-def unsharded(model: Any) -> Decoder:
-    """Return a decoder with the weights of `model` that this process can run without the others: the unsharded copy if
-    `model` is sharded, otherwise `model` itself. All processes of a sharded model must call this together."""
-    copy: UnshardedCopy | None = getattr(model, "unsharded_copy", None)
-    return copy.gather(model) if copy else model

@@ -10,55 +10,15 @@ from __future__ import annotations
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed import DeviceMesh
 from torch.nn import functional as F
 
-from onward.kernels.cross_entropy import cross_entropy
 from onward.model.attachments import attach, without
 from onward.model.decoder import Decoder
+from onward.model.divided import Scores
 from onward.parallel.functions import Copy, Join, Sum, reduced
 from onward.parallel.stream import divided_layers
-
-MAX_LOGITS = 1 << 25  # elements in memory at once: 128 MiB in fp32
-
-
-def rows_at_once(columns: int) -> int:
-    """Return the number of tokens whose logits are in memory at once, given the number of logits per token."""
-    return max(1, MAX_LOGITS // columns)
-
-
-class Scores:
-    """The logits (N, V) of N tokens, and values computed from them in at least fp32 for losses, such as
-    log-probabilities."""
-
-    def __init__(self, logits: Tensor) -> None:
-        self.logits = logits
-
-    @cached_property
-    def exact(self) -> Tensor:
-        """The logits in at least fp32."""
-        return self.logits.to(torch.promote_types(self.logits.dtype, torch.float32))
-
-    @cached_property
-    def log_z(self) -> Tensor:
-        """The logarithms of the softmax's denominators, (N,)."""
-        return self.exact.logsumexp(-1)
-
-    @property
-    def mean(self) -> Tensor:
-        """The means of the logits, (N,)."""
-        return self.exact.mean(-1)
-
-    def logprobs(self, targets: Tensor) -> Tensor:
-        """Return the log-probabilities (N,) of the token ids `targets` (N,)."""
-        return self.exact.log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-
-    def cross_entropy(self, targets: Tensor, ignored: int) -> Tensor:
-        """Return the sum of the cross-entropies of the logits for the token ids `targets` (N,), without targets equal
-        to `ignored`."""
-        return cross_entropy(self.logits, targets, ignored)
 
 
 class DividedScores(Scores):
@@ -128,10 +88,3 @@ class Vocabulary:
         rows = tokens - self.part * self.own
         foreign = (tokens >= 0) & (tokens < self.size) & ((rows < 0) | (rows >= self.own))
         return rows.masked_fill(foreign, 0), foreign
-
-
-def scores(model: Any, hidden: Tensor) -> Scores:
-    """Return the Scores of a decoder for hidden states (N, D): the logits from its head, with methods for the values
-    that losses need."""
-    vocabulary: Vocabulary | None = getattr(model, "vocabulary", None)
-    return vocabulary.scores(hidden) if vocabulary else Scores(model.logits(hidden))

@@ -21,8 +21,8 @@ from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAtt
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
 from onward.config.routing import SigmoidRouting
 from onward.model.decoder import Decoder
+from onward.model.divided import rows_at_once
 from onward.parallel.pipeline import FIRST
-from onward.parallel.vocabulary import rows_at_once
 from onward.planning.device_memory import narrowed
 from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced

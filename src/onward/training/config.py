@@ -122,7 +122,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         if not chosen:
             object.__setattr__(self, "time", "5m")
         if self.time and seconds(self.time) < 1:
-            raise UserError(f"time is {self.time!r}, and no model can be trained in less than a second: give more time")
+            raise UserError(f"time is {self.time!r}, too short to train a model: give at least a second")
         if self.weights and len(self.weights) != len(self.sources):
             raise UserError(f"there are {len(self.weights)} weights for {len(self.sources)} sources: give one for each")
         check_weights(self.weights)
@@ -144,8 +144,8 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
             if "\0" in "".join(getattr(self, name)):
                 raise UserError(f"{name} is {shown(getattr(self, name))}: a path cannot contain a zero byte")
         if self.mup and (self.base or ":" in self.optimizer):
-            reason = "base has trained weights" if self.base else f"optimizer is {self.optimizer}"
-            raise UserError(f"mup is {self.mup}, and {reason}: it is for new weights, with adamw or muon")
+            reason = "those of base are trained" if self.base else f"optimizer is {self.optimizer}"
+            raise UserError(f"mup is only for new weights with adamw or muon ({reason}): leave it out")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
@@ -192,11 +192,6 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     def validation_interval(self) -> int:
         """The number of steps between validations, each with a save."""
         return self.validate_every or max(1, -(-self.steps // 20))
-
-    @checked
-    def due(self, step: int) -> bool:
-        """Return whether the run saves and validates after step number `step`, counted from 1."""
-        return step % self.validation_interval == 0 or step == self.steps
 
 
 NUMBER = r"[0-9]+\.?[0-9]*"

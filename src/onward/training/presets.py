@@ -39,7 +39,9 @@ def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderCon
         base = families.preset(preset).config
     config = resize(base, {"vocab_size": vocab_size} | changes)
     if config.vocab_size < vocab_size:
-        raise UserError(f"model.vocab_size is {config.vocab_size}, and the tokenizer has {vocab_size} tokens: raise it")
+        raise UserError(
+            f"model.vocab_size is {config.vocab_size}, fewer than the {vocab_size} tokens of the tokenizer: raise it"
+        )
     return config
 
 
@@ -176,8 +178,7 @@ def unnamed_changes(
 
 
 def in_words(change: ConfigChange) -> str:
-    """Return a difference between two decoders as text: `norm.eps 1e-06 -> 1e-05`, with `absent` for a missing
-    field."""
+    """Return a difference of two decoders as text, such as `norm.eps 1e-06 -> 1e-05`."""
     before, after = ("absent" if value is None else fields.text(value) for value in (change.before, change.after))
     return f"{change.what} {before} -> {after}"
 

@@ -19,7 +19,7 @@ from onward.training.step.loss import CrossEntropy, Loss
 
 
 @dataclass(frozen=True)
-class Stage:
+class TrainingStage:
     """A stage of training, pre-training or fine-tuning, as functions of a run's configuration: `prepare` tokenizes the
     data into the run folder and returns the tokenizer, `open` opens these data, and `loss` makes the loss. `begin`
     completes a new run, such as by initializing adapters, and returns the configuration, with options fixed that were
@@ -32,23 +32,22 @@ class Stage:
 
 
 def cross_entropy(config: RunConfig) -> Loss:
-    """Return the loss of pre-training, the cross-entropy, with the options `z_loss`, `label_smoothing` and `loss_chunk`
-    of a configuration."""
     return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
 
 
-PRETRAINING = Stage(prepare_inputs, open_inputs, lambda config, folder, model, inputs: (config, []), cross_entropy)
-FINETUNING = Stage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
+def unchanged(config: Any, folder: Path, model: Decoder, inputs: Inputs) -> tuple[Any, list[str]]:
+    return config, []
 
 
-def stage_of(config: RunConfig) -> Stage:
-    """Return the stage of training that a configuration describes: fine-tuning for a FinetuneConfig, else
-    pre-training."""
+PRETRAINING = TrainingStage(prepare_inputs, open_inputs, unchanged, cross_entropy)
+FINETUNING = TrainingStage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
+
+
+def stage_of(config: RunConfig) -> TrainingStage:
     return FINETUNING if isinstance(config, FinetuneConfig) else PRETRAINING
 
 
 def inputs_of(folder: Path, verify: Literal["size", "sha256"] = "size") -> Inputs:
-    """Return the inputs (training and validation tokens) of the run in a folder. With `verify` "size" only the sizes of
-    the token files are compared with those recorded; with "sha256" also the checksums, which reads all files."""
+    """Return the inputs of the run in a folder, verified by the sizes of files or by checksums."""
     config = read_config(folder)
     return stage_of(config).open(config, folder, verify)

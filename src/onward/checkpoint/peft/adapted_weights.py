@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,11 +111,14 @@ class Joined:
     alpha: float
 
 
-def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapping[str, Target]) -> Joined:
+def joined(
+    stored: AdaptedWeight,
+    adapters: Mapping[str, Adapter],
+    targets: Mapping[str, Target],
+    gather: Callable[[Tensor], Tensor],
+) -> Joined:
     """Join the adapters of Decoder's weights. If they have different A, the ranks add up: the new A stacks them, and B
     is block-diagonal."""
-    from onward.parallel.parts import gathered  # which imports DTensors, for half a second
-
     factors = {our: adapters[our].factors() for our in stored.ours if our in adapters}
     present = [adapters[our] for our in factors]
     every = [a.detach() for a, _ in factors.values()]
@@ -131,7 +134,7 @@ def joined(stored: AdaptedWeight, adapters: Mapping[str, Adapter], targets: Mapp
         rows.append(b)
         if present[0].magnitude is not None:
             known = adapters[our].magnitude if our in adapters else None
-            magnitudes.append(gathered(targets[our].weight).to(a.dtype).norm(dim=1) if known is None else known)
+            magnitudes.append(gather(targets[our].weight).to(a.dtype).norm(dim=1) if known is None else known)
     magnitude = torch.cat([m.detach() for m in magnitudes])[stored.order] if magnitudes else None
     b = torch.cat(rows, -2)[..., stored.order, :]
     if stored.stack:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -119,9 +119,12 @@ def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: st
     write_adapter(folder, adapter_files(model, hf, base, name))
 
 
-def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default") -> AdapterFiles:
+def adapter_files(
+    model: Decoder, hf: HF, base: BaseModel, name: str = "default", gather: Callable[[Tensor], Tensor] = Tensor.detach
+) -> AdapterFiles:
     """Collect the tensors of the adapter `name`, and of all fully trained modules, under PEFT's names. If the weights
-    of a fused projection have adapters with different A, their ranks are added."""
+    of a fused projection have adapters with different A, their ranks are added. `gather` returns the full tensor of a
+    weight, if processes divide the model."""
     check_adapter(name, adapter_names(model))
     kind = family(describe(model.config, hf)["model_type"])
     targets = weights(model)
@@ -135,13 +138,13 @@ def adapter_files(model: Decoder, hf: HF, base: BaseModel, name: str = "default"
         raise UserError(f"PEFT has no names for adapters of {min(left)} in this family: merge them instead")
     tensors, ranks, alphas = dict[str, Tensor](), dict[str, int](), dict[str, float]()
     for module, target in tensor_names(chosen).items():
-        kept = joined(target, adapters, targets)
+        kept = joined(target, adapters, targets, gather)
         ranks[target.key], alphas[target.key] = kept.rank, kept.alpha
         leaves = EMBEDDING if isinstance(targets[target.ours[0]].module, nn.Embedding) else LAYER
         tensors |= {f"{PREFIX}{module}.{leaf}": t for leaf, t in zip(leaves, (kept.a, kept.b))}
         if kept.magnitude is not None:
             tensors[f"{PREFIX}{module}.{MAGNITUDE}"] = kept.magnitude
-    full = dict(full_parameters(kind, model))
+    full = dict(full_parameters(kind, model, gather))
     biases = {
         their: full.pop(their) for their in [*full] if their.endswith(".bias") and f"{their[:-4]}weight" not in full
     }
@@ -168,17 +171,15 @@ def embedding(kind: Family, model: Decoder) -> str:
     return next(names, "embed.weight").removesuffix(".weight")
 
 
-def full_parameters(kind: Family, model: Decoder) -> Iterator[tuple[str, Tensor]]:
+def full_parameters(kind: Family, model: Decoder, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
     """(name in the family's files, tensor) of each fully trained parameter; if only a part of a fused tensor is
     trained, the whole fused tensor."""
-    from onward.parallel.parts import gathered  # which imports DTensors, for half a second
-
     every = dict(model.named_parameters())
     trained = {n: p for n, p in every.items() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
         ours = [our] if isinstance(our, str) else our
         if any(our in trained for our in ours) and isinstance(their, str):
-            joint = torch.cat([gathered(trained.pop(our, every[our])) for our in ours])
+            joint = torch.cat([gather(trained.pop(our, every[our])) for our in ours])
             yield their, fix[0][1](joint) if fix else joint
     for name, parameter in trained.items():
         yield name, parameter.detach()

@@ -15,11 +15,14 @@ RUN/                    a model folder: config.json and model.safetensors are th
 import math
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from onward.base import fields
 from onward.base.errors import UserError
@@ -31,7 +34,6 @@ from onward.checkpoint.saves.folder import saves, show, step_of, write_adapter_s
 from onward.checkpoint.saves.shared import SharedSave, Writers, agree
 from onward.checkpoint.saves.state import TrainerState, copied
 from onward.model.decoder import Decoder
-from onward.parallel.parts import gathered_parameters
 
 
 @dataclass(frozen=True)
@@ -81,10 +83,11 @@ class Saver:
             frozen = {n: p for n, p in model.named_parameters() if f"weight/{n}" not in state.tensors}
             values = deepcopy((state.progress, {**hf, **label_keys(model)}))
             if self.base is not None:
-                with gathered_parameters(model):
-                    adapter = adapter_files(model, hf, self.base)
+                gather = self.writers.gathered if self.writers else Tensor.detach
+                with self.writers.gathered_parameters(model) if self.writers else nullcontext():
+                    adapter = adapter_files(model, hf, self.base, gather=gather)
                     files = replace(adapter, tensors=copied(adapter.tensors))
-                tensors = copied(state.tensors)
+                tensors = copied({name: gather(tensor) for name, tensor in state.tensors.items()})
                 write = partial(write_adapter_save, folder, files, tensors, values[0]) if first else write
             elif self.writers is not None:
                 pipeline: Any = getattr(model, "pipeline", None)

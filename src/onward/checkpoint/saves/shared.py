@@ -6,13 +6,14 @@ the folder does not depend on the number of processes, and any other number can 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
 from onward.base.errors import UserError
 from onward.base.files import atomic_write, flush, write_json
@@ -21,13 +22,13 @@ from onward.checkpoint.names import rows, to_theirs
 from onward.checkpoint.saves.folder import CONFIG, KINDS, STATE, by_file, write_progress
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
-from onward.parallel.parts import gathered
 
 NUMBERS = count()  # numbers of saves, equal in all processes
 
 
 class Writers(Protocol):
-    """The processes that write a save together, and the store by which they agree."""
+    """The processes that write a save together, the store by which they agree, and how they gather the tensors that
+    they divide (see parallel/parts.py)."""
 
     @property
     def rank(self) -> int: ...
@@ -35,6 +36,9 @@ class Writers(Protocol):
     def count(self) -> int: ...
     @property
     def store(self) -> distributed.Store | None: ...
+
+    def gathered(self, tensor: Tensor) -> Tensor: ...
+    def gathered_parameters(self, model: nn.Module) -> AbstractContextManager[None]: ...
 
 
 def agree(writers: Writers, folder: Path) -> bool:
@@ -73,7 +77,7 @@ class SharedSave:
         for kept, name, tensor in [(own, *item) for item in tensors.items()] + [
             (own_frozen, *item) for item in frozen.items()
         ]:
-            full, holders = gathered(tensor), self.holders(name)
+            full, holders = writers.gathered(tensor), self.holders(name)
             if owners.get(name.rpartition("/")[2], holders[places[name] % len(holders)]) == writers.rank:
                 kept[name] = full.to("cpu", copy=True)
         self.own_weights, self.own_state = by_file(own, own_frozen, self.average)

@@ -1,7 +1,7 @@
 """The state of a trainer as named tensors and numbers, to save and restore it."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder
-from onward.parallel.parts import divided, gathered, local, part_of
 
 LOSS, BUFFER = "loss/", "buffer/"
 
@@ -47,14 +46,23 @@ def training_tensors(
     return weights | buffers | averages | optimizer_tensors(model, optimizers)
 
 
-def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[Optimizer]) -> None:
+def copied_to(full: Tensor, like: Tensor) -> Tensor:
+    return full.to(like.device, copy=True)
+
+
+def restore(
+    tensors: Mapping[str, Tensor],
+    model: Decoder,
+    optimizers: Sequence[Optimizer],
+    place: Callable[[Tensor, Tensor], Tensor] = copied_to,
+) -> None:
     """Copy the tensors of a TrainerState into a model, compiled or not, and optimizers constructed like the saved ones;
-    drop the gradients."""
+    drop the gradients. `place` copies a full tensor to the device of a parameter and divides it as the parameter."""
     model.zero_grad()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.requires_grad or f"weight/{name}" in tensors:
-                local(parameter).copy_(part_of(tensors[f"weight/{name}"], parameter))
+                parameter.copy_(place(tensors[f"weight/{name}"], parameter))
     for name in tensors:
         if name.startswith(BUFFER):
             owner, _, leaf = name.removeprefix(BUFFER).rpartition(".")
@@ -75,7 +83,7 @@ def restore(tensors: Mapping[str, Tensor], model: Decoder, optimizers: Sequence[
                 for key, value in saved[names[parameter]].items():
                     if isinstance(value, Tensor):
                         moves = on_device or value.ndim
-                        value = divided(value, parameter) if moves else value.clone()
+                        value = place(value, parameter) if moves else value.clone()
                     optimizer.state[parameter][key] = value
 
 
@@ -101,6 +109,14 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
     return tensors
 
 
+def own_state(tensors: Mapping[str, Tensor], rank: int, count: int) -> dict[str, Tensor]:
+    """Return the tensors of a process among those of a loss with a state in each process (`Loss.of_batches`); `rank`
+    and `count` are those of processes with batches of their own. Returns none if the state is that of another number
+    of processes, since it then suits no process."""
+    owners = {name.partition("/")[0] for name in tensors}
+    own = f"{rank}/" if len(owners) == count else None
+    return {name.removeprefix(own): tensor for name, tensor in tensors.items() if own and name.startswith(own)}
+
+
 def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies on the CPU; divided tensors (DTensor) are gathered first."""
-    return {name: gathered(tensor).to("cpu", copy=True) for name, tensor in tensors.items()}
+    return {name: tensor.to("cpu", copy=True) for name, tensor in tensors.items()}

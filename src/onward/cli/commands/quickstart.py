@@ -7,6 +7,7 @@ from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from onward.base.alone import ALONE, Alone
 from onward.base.files import read_json
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, printable
@@ -15,7 +16,6 @@ from onward.cli.shared.training import continue_text, in_processes, train
 from onward.training.config import RunConfig
 
 if TYPE_CHECKING:
-    from onward.training.processes import Processes
     from onward.training.run.run import Run
 
 ABOUT = """\
@@ -47,9 +47,9 @@ def quickstart(argv: Sequence[str]) -> int:
     """Processes share the work, and the first one prints the texts and figures."""
     options = parse(Options, argv, prog="onward quickstart", about=ABOUT)
     from onward.api.quickstart import make_room, pretraining
-    from onward.training.processes import Processes
+    from onward.training.run.together import joined
 
-    processes = Processes.join()
+    processes = joined() or ALONE
     console.quiet = bool(processes.rank)
     config = pretraining(options.out, options.time, processes.count)
     with processes.first_before_others():
@@ -93,7 +93,7 @@ def sample(options: Options) -> int:
     return 0
 
 
-def assist(options: Options, processes: "Processes") -> int:
+def assist(options: Options, processes: Alone) -> int:
     """Fine-tune the model in STAGES, and print answers after each in the first process."""
     from onward.api.quickstart import STAGES, finetuning, held_out_answers, stage_figures
     from onward.data.questions import answers

@@ -92,7 +92,7 @@ class Display:
         """Generate a continuation of the run's prompt, with the same random numbers each time, and record it in
         samples.jsonl. If the run's processes divide the model, nothing is generated, since this process has only a part
         of it."""
-        if self.run.processes.mesh.divides:
+        if self.run.processes.divides:
             return
         with self.run.trainer.averaged():
             text = sample_text(self.lm, self.tokens)

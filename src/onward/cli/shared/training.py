@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from rich.text import Text
 
 from onward.base import fields
+from onward.base.alone import ALONE
 from onward.base.files import read_json
 from onward.cli.shared.output import console, print_json, print_next
 from onward.cli.shared.progress import progress_bars
@@ -38,8 +39,8 @@ def in_processes(command: Callable[[], int], remedy: str = "go on with --resume"
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
-    from onward.training.failures import one_report
-    from onward.training.processes import Launch
+    from onward.parallel.failures import one_report
+    from onward.parallel.launch import Launch
 
     with one_report(remedy=remedy):
         Launch.meet().check_command(sys.argv[1:])
@@ -80,20 +81,23 @@ def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
     has joined the job: the run's folder if the run has a save to resume from, `config` if it has none, and None if the
     run has finished. Without a restart, return `config`."""
     from onward.checkpoint.saves.folder import saves
-    from onward.training.processes import Processes
     from onward.training.run.lock import of_this_job, this_job
+    from onward.training.run.together import joined
 
     folder = Path(config.out) if isinstance(config, RunConfig) else config
     restarts = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    if not (this_job() or restarts):
+        return config
+    processes = joined() or ALONE
     if this_job():  # each machine counts its own restarts, and none when another machine joins
-        restarts = int(Processes.join().agreed(lambda: str(restarts or int(of_this_job(folder)))))
+        restarts = int(processes.agreed(lambda: str(restarts or int(of_this_job(folder)))))
     if not restarts:
         return config
-    if Processes.join().agreed(lambda: "finished" if (folder / "result.json").exists() else "") == "finished":
-        if not Processes.join().rank:
+    if processes.agreed(lambda: "finished" if (folder / "result.json").exists() else "") == "finished":
+        if not processes.rank:
             console.print(f"the run in {folder} has finished", markup=False, soft_wrap=True)
         return None
-    begun = Processes.join().agreed(lambda: "begun" if saves(folder) else "") == "begun"
+    begun = processes.agreed(lambda: "begun" if saves(folder) else "") == "begun"
     return folder if begun else config
 
 
@@ -138,7 +142,7 @@ def train(run: "Run") -> int:
             say(f"report: {folder / 'report.html'}")
         say(f"To go on: onward train --resume {quote(str(folder))}{fields.import_options(run.config.modules)}")
         return 128 + requests.signal
-    if not first and not run.processes.mesh.divides:
+    if not first and not run.processes.divides:
         return 0
     if result := conclude(run):
         tokens = result["tokens"]
@@ -161,7 +165,6 @@ def in_words(result: dict[str, Any]) -> list[str]:
 
 def describe(run: "Run", say: Say) -> None:
     """Print the sizes of a run's model and data, and the results of the checks before training; `say` prints a line."""
-    from onward.parallel.parts import whole_parameters
     from onward.training.run.checks import start_checks
     from onward.training.run.progress import expected_steps, steps_in_words
 
@@ -173,16 +176,18 @@ def describe(run: "Run", say: Say) -> None:
             say(skipped)
     if inputs.cut_documents and run.config.pack == "documents":
         say("the validation text begins inside a document, since no document begins near its share of the text")
-    parameters = sum(p.numel() for p in whole_parameters(run.model).values())
+    many = run.trainer.processes
+    weights = many.whole_parameters(run.model).values() if many else run.model.parameters()
+    parameters = sum(p.numel() for p in weights)
     say(
         f"{parameters:,} parameters, {inputs.tokens:,} training tokens, {steps_in_words(run)} "
         f"{'step' if expected_steps(run) == 1 else 'steps'}, "
         f"{run.config.precision} on {run.device}, into {folder}"
     )
-    if run.processes.count > 1:
+    if many:
         from onward.training.run.arrangement import in_words
 
-        say(in_words(run.config, run.model.config, run.processes.mesh))
+        say(in_words(run.config, run.model.config, many.mesh))
     if run.choice:
         say(str(run.choice))
     config, changes = run.config, run.config.model
@@ -197,7 +202,7 @@ def describe(run: "Run", say: Say) -> None:
 def examine(run: "Run", say: Say) -> None:
     """Run the fast checks of `onward doctor` on a run's model before the first step, and print their failures by `say`;
     failures do not stop the run. A model that is divided over processes is not checked."""
-    if run.step or run.processes.mesh.divides:
+    if run.step or run.processes.divides:
         return
     import torch
 

@@ -21,7 +21,7 @@ from onward.training.config import RunConfig
 from onward.training.presets import merge
 
 if TYPE_CHECKING:
-    from onward.training.studies.groups import Group
+    from onward.training.studies.groups import StudyGroup
     from onward.training.studies.variants import Length, Moment, Outcome, Variant
 
 LENGTHS = "time", "steps", "tokens", "flops"
@@ -152,10 +152,10 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
     and show the progress. The processes that torchrun started share the runs. Returns the outcomes of the runs, or the
     exit status: that of a signal that stopped the training, or 0 if another process has the outcomes."""
     from onward.cli.shared.progress import progress_bars
-    from onward.training.studies.groups import Group
+    from onward.training.studies.groups import StudyGroup
     from onward.training.studies.variants import prepare_variants, train_variants
 
-    group = Group.join([one.config for one in variants], seeds)
+    group = StudyGroup.join([one.config for one in variants], seeds)
     say: Say = partial(console.print, markup=False, soft_wrap=True) if group.first else lambda sentence: None
     with progress_bars() as progress:
         ready = prepare_variants(variants, length, progress, group)
@@ -170,7 +170,7 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
     return outcomes if group.first or isinstance(outcomes, int) else 0
 
 
-def watched(train: "Callable[..., list[Outcome] | None]", group: "Group | None" = None) -> "list[Outcome] | int":
+def watched(train: "Callable[..., list[Outcome] | None]", group: "StudyGroup | None" = None) -> "list[Outcome] | int":
     """Call `train`, the function `train_variants` with all arguments but `watch` and `stop`, with a display of its
     progress. `group` is the group of this process, if several share the runs. Returns the outcomes of the runs, or the
     exit status if a signal stopped the training."""

@@ -19,8 +19,8 @@ from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import KVCache, LayerCache
 from onward.model.context import rotation
 from onward.model.decoder import Decoder
+from onward.model.divided import cache_config
 from onward.model.paged import PagedKVCache
-from onward.parallel.replicas import cache_config
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
 STEP = 256  # slots by which a cache grows

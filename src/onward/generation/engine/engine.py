@@ -32,8 +32,8 @@ from onward.generation.request import Request
 from onward.generation.runner import COMPILE_AFTER, Runner
 from onward.model.attachments import ATTACHMENTS
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.divided import tensor_axis
 from onward.model.rows import Row, labeled
-from onward.parallel.replicas import tensor_axis
 
 ROWS = 16  # the most requests that are active at a time, unless another number is given
 

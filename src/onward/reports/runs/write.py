@@ -53,7 +53,7 @@ def conclude(run: Run) -> dict[str, Any]:
     figures = evaluate_run(run, in_time=True)
     if run.processes.rank:
         return figures
-    device = "cpu" if run.processes.mesh.divides else run.device
+    device = "cpu" if run.processes.divides else run.device
     if run.tasks:
         model, _ = open_model(run.folder, device)
         results = task_results(run.tasks, model, run.tokenizer, run.config.task_limit)

@@ -17,8 +17,7 @@ LEAST = 0.25  # share of the time that the steps of a run get, however long its 
 
 
 def time_left(limit: float, spent: float) -> float:
-    """Return the seconds that a run has left of its time limit of `limit` seconds if `spent` seconds have passed before
-    the first step; at least a quarter of the limit."""
+    """Return the seconds left of a time limit after `spent` seconds; at least a quarter of the limit."""
     return max(LEAST * limit, limit - spent)
 
 
@@ -54,7 +53,6 @@ class Budget:
         return cls(perf_counter() + time_left(limit, spent), costs, limit=limit)
 
     def begin_step(self) -> None:
-        """Start timing the next step."""
         self.since = self.clock()
 
     def note_step(self) -> None:
@@ -80,14 +78,12 @@ class Budget:
         self.costs = replace(self.costs, validation=self.since - start)
 
     def steps_left(self, validate_every: int) -> int:
-        """Compute the number of steps that fit into the remaining time, at least 1, with a validation every
-        `validate_every` steps; the last validation and the work after the last step are subtracted first."""
+        """The steps that fit into the remaining time, at least 1, with a validation every `validate_every` steps."""
         return max(1, int(self.seconds_left / (self.costs.step + self.costs.validation / validate_every)))
 
     @property
     def seconds_left(self) -> float:
-        """The seconds left for steps and the validations between them: without the last validation and the work after
-        the last step."""
+        """The seconds for steps and validations: without the last validation and the work after the last step."""
         return self.end - self.clock() - self.costs.validation - self.costs.end
 
     def last_step(self, step: int, config: RunConfig) -> int:
@@ -110,7 +106,6 @@ class Budget:
         return min(1.0, max(EVALUATED, left / c.evaluation)) if c.evaluation else 1.0
 
     def affords_validation(self, steps_left: int) -> bool:
-        """Return whether the remaining time suffices for a validation now, in addition to `steps_left` steps, the last
-        validation and the work after the last step."""
+        """Whether time suffices for a validation now, besides `steps_left` steps and the end of the run."""
         c = self.costs
         return self.clock() + steps_left * c.step + 2 * c.validation + c.end <= self.end

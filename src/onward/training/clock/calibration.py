@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from onward.base.alone import ALONE, Alone
 from onward.base.files import PART
 from onward.base.timing import fastest
 from onward.checkpoint.peft.bases import BaseModel
@@ -27,7 +28,6 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget, Costs, time_left
 from onward.training.config import RunConfig, seconds
 from onward.training.inputs.texts import Inputs
-from onward.training.processes import Processes
 from onward.training.step.build import build_trainer, choose_backend, open_experts
 from onward.training.step.loss import CrossEntropy, Loss
 from onward.training.step.plans import Planner
@@ -38,7 +38,6 @@ from onward.training.step.validation import validate
 T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
 
-ALONE = Processes()
 TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and this part of the time
 FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
@@ -54,7 +53,7 @@ def calibrated(
     tokenizer: Tokenizer,
     inputs: Inputs,
     sample: Sampler = lambda model, tokenizer: None,
-    processes: Processes = ALONE,
+    processes: Alone = ALONE,
     loss: Loss | None = None,
     began: float | None = None,
 ) -> tuple[RunConfig, Budget | None]:

@@ -59,7 +59,9 @@ def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:
     if not role:
         return tokenizer.encode_inside(reply)
     if not tokenizer.templates:
-        raise UserError(f"environment.role is {role!r}, and the model has no chat template: name one, or leave it out")
+        raise UserError(
+            f"environment.role is {role!r}, which needs a chat template: give the model one, or leave it out"
+        )
     from onward.text.chat import Chat
 
     chat = Chat(tokenizer)

@@ -80,14 +80,13 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
 
 
 def weights_folder(config: RunConfig) -> Path:
-    """Return the folder of the model named by `config.base` or, if that is an adapter, of the model that the adapter
-    belongs to. A model on the hub is downloaded."""
+    """Return the folder of the base model or, of an adapter, that of its base; downloads a model on the hub."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
 
 
 def base_config(config: RunConfig) -> DecoderConfig:
-    """Return the configuration of the model named by `config.base`, as it is stored; reads headers only."""
+    """Return the configuration of the base model as it is stored; reads headers only."""
     return open_source(weights_folder(config)).outline().config
 
 
@@ -101,7 +100,7 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
     first = locate(config.base)
     if not is_adapter(first):
         if config.first:
-            raise UserError(f"first is {config.first!r}, and {config.base} is not an adapter: leave it out")
+            raise UserError(f"first is only for an adapter, which {config.base} is not: leave it out")
         return config
     if config.first == "frozen":
         return config
@@ -136,22 +135,20 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
     if not adapter_names(model):
         return None
     if not config.base:
-        raise UserError("the model has adapters, and a run saves these alone: name their base as base, with lora")
+        raise UserError("Cannot save the adapters of this model without its base: name it as base, with lora")
     folder = weights_folder(config)
     named = config.base if folder == locate(config.base) else str(folder)
     return BaseModel(named, weights_checksum(folder))
 
 
 def base_checksum(config: RunConfig) -> str:
-    """Return a checksum of the weights that a run begins from, including an adapter's; reads the files of the
-    weights."""
+    """Return a checksum of the weights that a run begins from, an adapter's included; reads the files."""
     checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
     return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 
 
 def base_of(config: FinetuneConfig) -> Base:
-    """Return functions that load the base model of a run and its tokenizer, for losses that need a second copy of the
-    model, such as the reference model of DPO."""
+    """Return functions that load the base model and its tokenizer, for losses that need a second copy of it."""
     return Base(lambda lazy: load_base(config, lazy=lazy)[0], lambda: base_tokenizer(config), config.device)
 
 

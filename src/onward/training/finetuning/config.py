@@ -61,14 +61,16 @@ class FinetuneConfig(RunConfig, ExampleOptions):
             raise UserError("no model to fine-tune: name its folder")
         renaming(self.columns)
         if self.weights and not self.method.by_record:
-            raise UserError(f"weights are given, and {self.method.kind} reads all sources as one: leave them out")
+            raise UserError(
+                f"Cannot weight the sources, because {self.method.kind} reads them as one: leave out weights"
+            )
         self.method.check()
         if self.quantize and not self.lora:
             raise UserError(f"quantize is {self.quantize!r} without adapters to train: give lora, or leave it out")
         if self.first and not self.lora:
             raise UserError(f"first is {self.first!r} without adapters on top of it: give lora, or leave it out")
         if self.adapters and self.adapters.dropout and not self.method.dropout:
-            raise UserError(f"lora.dropout is given, and {self.method.kind} computes without dropout: leave it out")
+            raise UserError(f"lora.dropout is not for {self.method.kind}, which computes without dropout: leave it out")
         if self.adapters and self.adapters.b_rate != 1 and self.optimizer == "muon":
             raise UserError("lora.b_rate is given with muon, whose updates have one size: leave it out, or take adamw")
         if self.lora and isinstance(self.method.reference, Synced):
@@ -96,8 +98,6 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
 
 def config_class(values: Mapping[str, Any]) -> type[RunConfig]:
-    """Return the class of the configuration in a run.json, whose content is `values`: FinetuneConfig if there is a
-    `method`, else RunConfig."""
     return FinetuneConfig if "method" in values else RunConfig
 
 

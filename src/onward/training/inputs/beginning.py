@@ -40,7 +40,7 @@ def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) 
         initialize(model, lora)
         return config, notes
     if lora.ranks:
-        raise UserError("ranks are given, and eva distributes them: leave them out")
+        raise UserError("Cannot use the given ranks, because eva distributes them: leave them out")
     ranks = explained_variance(model, lora, rows(config, model, inputs))
     lora = replace(lora, ranks={name: rank for name, rank in ranks.items() if rank != lora.rank})
     return replace(config, lora=lora), notes

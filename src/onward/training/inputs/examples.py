@@ -53,8 +53,6 @@ class ExampleInputs(Inputs):
     config: FinetuneConfig
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the token ids before the first trained token of the first held-out example, as the prompt for samples
-        during training."""
         first = (self.examples if self.held_out is None else self.held_out).sequence(0)
         return list(first.tokens[: max(1, first.trained.index(True))])
 
@@ -70,8 +68,6 @@ class ExampleInputs(Inputs):
         return PackedExamples(examples, length, seed, packed=packed, by_example=method.by_example, chosen=chosen)
 
     def windows(self, config: Any, context_length: int) -> TrainingWindows:
-        """Return the training examples as packed rows of at most `context_length` tokens, shuffled with the run's
-        seed."""
         if not config.curriculum:
             return self.packed(self.examples, context_length, config.seed)
         sets = self.examples.numbers.get(SET, np.zeros(len(self.examples)))
@@ -80,13 +76,9 @@ class ExampleInputs(Inputs):
         return MixedRows(tables, interleaving(config.weights, config.windows), config.seed)
 
     def validation_windows(self, config: Any, context_length: int) -> PackedExamples | None:
-        """Return the held-out examples as packed rows of at most `context_length` tokens, in order; None if there are
-        none."""
         return None if self.held_out is None else self.packed(self.held_out, context_length, None)
 
     def validation_sets(self, config: Any, context_length: int) -> dict[str, PackedExamples]:
-        """Return the held-out examples of each source as packed rows, by the name of the source; {} if there is only
-        one source."""
         if self.held_out is None or SET not in self.held_out.numbers:
             return {}
         present = {int(index) for index in self.held_out.numbers[SET]}
@@ -94,7 +86,6 @@ class ExampleInputs(Inputs):
         return {name: self.packed(examples, context_length, None) for name, examples in sets.items()}
 
     def measure(self, loss: Loss) -> Loss:
-        """Return the validation loss, here the training loss itself."""
         return loss
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
@@ -115,7 +106,8 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
     the model's `context_length` and 4096. Raises a UserError if `length` exceeds `context_length`."""
     if config.length > context_length:
         raise UserError(
-            f"length is {config.length}, and the model's context has {context_length} tokens: give at most as many"
+            f"length is {config.length}, more than the {context_length} tokens of the model's context: give at most "
+            "as many"
         )
     return config.length or min(context_length, MAX_LENGTH)
 
@@ -188,8 +180,8 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
         raise UserError(f"the teacher {teacher} has another vocabulary than {base}: use one with the same tokenizer")
     if (rows := source.family()[1].vocab_size) < tokenizer.vocab_size:
         raise UserError(
-            f"the teacher {teacher} has embeddings for {rows} tokens, and its tokenizer has {tokenizer.vocab_size} "
-            "tokens: use another teacher"
+            f"Cannot learn from {teacher}, because it has embeddings for {rows} tokens and its tokenizer has "
+            f"{tokenizer.vocab_size}: use another teacher"
         )
 
 
@@ -205,8 +197,8 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
     labels = examples.numbers.get("label")
     if labels is not None and len(np.unique(labels)) == 1:
         raise UserError(
-            f"all {len(labels)} examples have the same label, and {config.method.kind} learns to tell labels apart: "
-            "add examples with another label"
+            f"Cannot learn to tell labels apart from {len(labels)} examples with the same label: add examples with "
+            "another label"
         )
 
 

@@ -16,7 +16,7 @@ from onward.training.finetuning.quantization import QuantizationError
 
 
 @dataclass(frozen=True)
-class Record:
+class InputsRecord:
     """The content of inputs.json in a run folder: the tokens, tokenizer and model of the run, with the checksums by
     which a resumed run verifies them."""
 
@@ -33,14 +33,13 @@ class Record:
 
     @property
     def checksums(self) -> tuple[str, ...]:
-        """The checksums of the data and of the tokenizer."""
         return (*self.data.values(), self.tokenizer)
 
 
-def read_record(folder: Path) -> Record:
+def read_record(folder: Path) -> InputsRecord:
     """Return the content of a run's inputs.json. Raises a UserError for a key that is missing or of another type."""
     path = folder / "inputs.json"
-    record = fields.build(Record, read_json(path), str(path))
+    record = fields.build(InputsRecord, read_json(path), str(path))
     for name in {*(name for name, _ in record.train), record.validation} - {""}:
         if name not in record.data:
             raise UserError(f"{path}.data has no {name!r}: restore it, or start another run")
@@ -69,8 +68,6 @@ def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
 
 
 def index_of(data: Path) -> Path:
-    """Return the file whose checksum inputs.json records for `data`: the index file of a folder of prepared tokens, or
-    `data` itself if it is a file."""
     return data / INDEX if data.is_dir() else data
 
 

@@ -48,28 +48,23 @@ class Inputs:
 
     @property
     def tokens(self) -> int:
-        """The number of training tokens of all sources."""
         return sum(map(len, self.train))
 
     def opening(self, tokenizer: Tokenizer) -> str | list[int]:
-        """Return the first words of the validation text, or else of the training text, as text or token ids: the prompt
-        for samples during training."""
+        """Return the first words of the validation or else of the training text: the prompt for samples."""
         tokens = self.train[0] if self.validation is None else self.validation
         return " ".join(tokenizer.decode(tokens[:64].tolist()).split()[:4])
 
     def validation_text(self, tokenizer: Tokenizer) -> str:
-        """Return the beginning of the validation text, decoded from at most 262,144 tokens; "" if there is no
-        validation text."""
+        """Return the beginning of the validation text; empty without one."""
         return "" if self.validation is None else tokenizer.decode(self.validation[:TASK_TOKENS].tolist())
 
     def windows(self, config: RunConfig, context_length: int) -> TrainingWindows:
-        """Return the training tokens as windows of `context_length` tokens with their targets; the seed, the weights of
-        the sources and the packing are those of `config`."""
+        """Return the training tokens as windows of `context_length` tokens, in the order of the run."""
         c = config
         return Windows(self.train, context_length, c.seed, weights=c.weights, total=c.windows, pack=c.pack)
 
     def validation_windows(self, config: RunConfig, context_length: int) -> HeldOutWindows | None:
-        """Return the validation text as windows of `context_length` tokens; None if there is no validation text."""
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
@@ -80,7 +75,7 @@ class Inputs:
         return {name: ValidationWindows(part, context_length, config.pack) for name, part in parts.items()}
 
     def measure(self, loss: Loss) -> Loss:
-        """Return the loss for validation, in a run that trains with `loss`: for text, the plain cross-entropy."""
+        """Return the loss for validation: for text, the plain cross-entropy."""
         return CrossEntropy()
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
@@ -166,8 +161,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Return short names of sources for the log: the names of their files, or the sources themselves if some of these
-    names are equal."""
+    """Return the names of the sources' files or, if some are equal, the sources themselves."""
     names = [Path(source).name.partition(".")[0] for source in sources]
     return names if len({*names}) == len(names) else list(sources)
 

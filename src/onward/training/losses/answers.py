@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from onward.checkpoint.saves.state import copied_to
 from onward.data.packing import ExampleBatch
 from onward.data.windows import IGNORE_INDEX
 from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder, without_dropout
-from onward.parallel.parallelize import inside, resharded
-from onward.parallel.parts import local, part_of
-from onward.parallel.vocabulary import rows_at_once, scores
+from onward.model.divided import inside, resharded, rows_at_once, scores
 from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import NAME
 from onward.transforms.lora import use_adapter
@@ -67,8 +66,6 @@ class Answers:
 
 
 def sequence_logprobs(model: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
-    """Compute the log-probability of each sequence of a batch under a model, summed over its trained tokens, in at
-    least fp32; see `logprobs_of` for `tail`."""
     return logprobs_of(model, hidden_states(model, batch), batch, tail)
 
 
@@ -111,8 +108,6 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float
 
 
 def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
-    """Compute the log-probabilities (N,) of the targets (N,), token ids, from the hidden states (N, D) that predict
-    them."""
     return scores(model, hidden).logprobs(targets)
 
 
@@ -158,7 +153,6 @@ class Reference(Frozen):
         By default does nothing."""
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors that a run saves to restore the reference, by name; by default none."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -176,8 +170,7 @@ class Reference(Frozen):
 
 
 def trains_weights(model: Decoder) -> bool:
-    """Return whether the model has trainable parameters other than those of adapters and of a head for labels, rewards
-    or values."""
+    """Whether the model trains weights other than those of adapters and of a head."""
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     return any("_lora." not in name and not name.startswith(f"{NAME}.") for name in trained)
 
@@ -211,8 +204,11 @@ class SyncedReference(Reference):
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         self.steps = int(tensors.get("steps", 0))
+        place = copied_to
+        if self.divide:
+            from onward.parallel.parts import divided as place
         for name, parameter in self.on(device).named_parameters() if tensors.keys() - {"steps"} else ():
-            local(parameter).copy_(part_of(tensors[name], parameter))
+            parameter.copy_(place(tensors[name], parameter))
 
 
 class ReferencedLoss(Loss):
@@ -249,8 +245,6 @@ class PairLoss(ReferencedLoss):
     tail: float = 1.0  # see `logprobs_of`
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers under the trained model; the loss compares them with those
-        under the reference."""
         return sequence_logprobs(model, batch, self.tail)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:
@@ -289,8 +283,6 @@ class JudgedLoss(ReferencedLoss):
     reference: Reference
 
     def logprobs(self, model: Decoder, batch: ExampleBatch) -> Logprobs:
-        """Compute the log-probabilities of a batch's answers under the trained model; the loss compares them with those
-        under the reference."""
         return sequence_logprobs(model, batch)
 
     def __call__(self, model: Decoder, batch: ExampleBatch) -> Sums:

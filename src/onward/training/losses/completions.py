@@ -34,7 +34,7 @@ class ModelCompletion:
 
 
 # of the numbers of completions and of these: the tokens that follow each; None where it has ended
-Reply = Callable[[Sequence[int], Sequence[ModelCompletion]], Sequence[Sequence[int] | None]]
+ReplyFunction = Callable[[Sequence[int], Sequence[ModelCompletion]], Sequence[Sequence[int] | None]]
 
 
 def prompts_of(batch: Batch) -> list[tuple[list[int], list[int]]]:
@@ -56,7 +56,7 @@ def complete(
     most: int,
     ends: Collection[int],
     samples: int = 1,
-    reply: Reply | None = None,
+    reply: ReplyFunction | None = None,
 ) -> list[ModelCompletion]:
     """Sample completions of at most `most` tokens, the n-th with seeds[n]; `prompts` repeats each prompt `samples`
     times in a row. A turn of the model ends with a token of `ends`, which the completion includes, so that the model

@@ -20,9 +20,7 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.generation.sampling import Sampling
 from onward.hub.folder import locate
 from onward.model.decoder import Decoder
-from onward.parallel.parallelize import keep_gathered
-from onward.parallel.unsharded import unsharded
-from onward.parallel.vocabulary import rows_at_once
+from onward.model.divided import keep_gathered, rows_at_once, unsharded
 from onward.text.tokenizer import Tokenizer
 from onward.training.losses.answers import Frozen
 from onward.training.losses.completions import complete, completion_batch, prompts_of
@@ -106,13 +104,9 @@ class OnPolicy(Loss):
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """A dict with the prompt and the text of each completion sampled in the last step, for the run's
-        samples.jsonl."""
         return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
-        """Return the batches to train on in a step: `batches`, of which a fraction `share` has its answers replaced by
-        answers of the student `model`."""
         sampler = unsharded(model)  # also in a process that samples nothing
         return [self.answered(sampler, b) if Random(b.seed).random() < self.share else b for b in batches]
 
@@ -130,5 +124,4 @@ class OnPolicy(Loss):
         return Batch(tokens, targets, seed=batch.seed).to(model.device)
 
     def __call__(self, model: Decoder, batch: Batch) -> Sums:
-        """Return the sum over targets."""
         return self.distillation(model, batch)

@@ -42,9 +42,7 @@ class RewardLoss(Loss):
         return loss, loss.detach(), figures | calibration_bins(gap.abs().sigmoid(), right)
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures of a step to report, by name: `figures`, in which the sums for each bin of confidence are
-        replaced by the calibration error. The confidence is the probability s(|r - r'|) that the answer with the larger
-        reward is the chosen one."""
+        """Replace the sums of each bin of confidence, s(|r - r'|), by the calibration error."""
         return calibration_error(figures)
 
 
@@ -72,6 +70,5 @@ class ClassLoss(Loss):
         return loss, loss.detach(), figures
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the figures of a step to report, by name: `figures`, in which the sums for each bin of confidence are
-        replaced by the calibration error. The confidence is the probability of the likeliest class."""
+        """Replace the sums of each bin of confidence, that of the likeliest class, by the calibration error."""
         return calibration_error(figures)

@@ -22,8 +22,7 @@ from onward.data.packing import columns_of
 from onward.data.windows import Batch
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder, without_dropout
-from onward.parallel.parallelize import inside
-from onward.parallel.unsharded import unsharded
+from onward.model.divided import inside, unsharded
 from onward.text.tokenizer import Tokenizer
 from onward.training.environments.environment import Environment, Replier, reply_tokens
 from onward.training.losses.answers import Reference
@@ -39,7 +38,7 @@ REPLAYED = 500_000  # between the seeds of a step's completions and those of rep
 
 
 @dataclass(frozen=True)
-class Group:
+class CompletionGroup:
     """The G sampled completions (`made`) of a prompt (`question`), with their scores (G, K) by the K terms of the
     reward, and their rewards (G,)."""
 
@@ -50,7 +49,6 @@ class Group:
 
     @property
     def deviation(self) -> float:
-        """The standard deviation of the completions' rewards; 0 for one completion."""
         return float(self.rewards.std(correction=0))
 
 
@@ -147,9 +145,9 @@ class PolicyGradient(Loss):
         ends = accumulate(sizes)
         return [self.rollout(model, batch, groups[end - size : end]) for batch, size, end in zip(batches, sizes, ends)]
 
-    def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[Group]:
-        """Sample completions of each question (a prompt with its record), score them, and return a Group for each
-        question. The completions of question i have consecutive seeds, beginning with seeds[i]."""
+    def ask(self, model: Decoder, questions: Sequence[Question], seeds: Sequence[int]) -> list[CompletionGroup]:
+        """Sample completions of each question (a prompt with its record), score them, and return a CompletionGroup for
+        each question. The completions of question i have consecutive seeds, beginning with seeds[i]."""
         m = self.method
         owners = [question for question in questions for _ in range(m.samples)]
         prompts, own = [q.prompt for q in owners], [seed + i for seed in seeds for i in range(m.samples)]
@@ -159,9 +157,9 @@ class PolicyGradient(Loss):
         terms = torch.tensor(self.reward.terms(completions), dtype=torch.float64).T
         rewards = (terms @ torch.tensor(self.reward.weights, dtype=terms.dtype)).float()
         parts = [slice(i * m.samples, (i + 1) * m.samples) for i in range(len(questions))]
-        return [Group(q, made[part], terms[part].float(), rewards[part]) for q, part in zip(questions, parts)]
+        return [CompletionGroup(q, made[part], terms[part].float(), rewards[part]) for q, part in zip(questions, parts)]
 
-    def replace(self, model: Decoder, groups: list[Group], seed: int) -> None:
+    def replace(self, model: Decoder, groups: list[CompletionGroup], seed: int) -> None:
         """Replace, in place, the groups whose completions all have the same reward by groups with new completions of
         prompts from earlier steps; `seed` determines which prompts."""
         for group in groups:
@@ -212,10 +210,9 @@ class PolicyGradient(Loss):
         ]
 
     def text(self, tokens: Sequence[int]) -> str:
-        """Decode `tokens` to text, without the tokens that end a completion."""
         return self.tokenizer.decode([token for token in tokens if token not in self.ends])
 
-    def rollout(self, model: Decoder, batch: Batch, groups: Sequence[Group]) -> Rollouts:
+    def rollout(self, model: Decoder, batch: Batch, groups: Sequence[CompletionGroup]) -> Rollouts:
         """Return the completions in `groups` as a batch, padded at the end, with rewards, advantages, and the
         log-probabilities that the loss compares with. `batch` holds the prompts of these completions."""
         m, made = self.method, [one for group in groups for one in group.made]
@@ -267,7 +264,9 @@ class PolicyGradient(Loss):
         """Return the log-probabilities (N, T) of a batch's targets under the reference model, at the temperature of the
         loss. Raises a UserError if there is no reference model."""
         if self.reference is None:
-            raise UserError("the method compares with a reference, and there is none: give the model to compare with")
+            raise UserError(
+                "Cannot compute the KL, because there is no reference model: give the model to compare with"
+            )
         with self.reference.of(model) as other:
             return self.outputs(other, batch).logprobs
 

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Reduction = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
-Scale = Literal["group", "batch", "none"]
+AdvantageScale = Literal["group", "batch", "none"]
 EPSILON = 1e-4  # added to the deviation of rewards
 
 
-def group_advantages(rewards: Tensor, group: int, scale: Scale = "group") -> Tensor:
+def group_advantages(rewards: Tensor, group: int, scale: AdvantageScale = "group") -> Tensor:
     """Compute GRPO's advantages (N,): rewards (N,) minus the mean of their group, the `group` completions of one prompt
     in a row. They are divided by the standard deviation of the group's rewards or, with `scale` "batch", of all; with
     "none", not divided. A group of equal rewards has advantages of 0."""

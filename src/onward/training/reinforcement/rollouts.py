@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from onward.base.arguments import named
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
-from onward.parallel.vocabulary import rows_at_once
+from onward.model.divided import rows_at_once
 from onward.training.reinforcement.shared_prompts import target_states
 from onward.transforms.heads import VALUE, head_labels, head_of
 

@@ -14,6 +14,7 @@ from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.generation.cache.manager import STEP
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.planning import choice
 from onward.planning.arrangements import arrangements
 from onward.planning.device_memory import device_memory, with_engine
@@ -24,38 +25,20 @@ from onward.training.inputs.examples import row_length
 from onward.training.losses.completions import ROWS
 from onward.training.methods.answers.distill import Distill
 from onward.training.methods.completions.policy import PolicyMethod
-from onward.training.processes import Processes
 from onward.training.step.loss import CrossEntropy
 from onward.transforms.lora import add_adapters
 
 
-def arranged(config: RunConfig, processes: Processes, vocab_size: int, mesh: str = "") -> Processes:
-    """Return the processes of a run with the mesh that says how they replicate or divide the model: `mesh` if it is
-    given, else the configured one, else replicas if a device can hold the whole training, else shards. `vocab_size` is
-    that of the tokenizer. Raises a UserError for a mesh that the run cannot use."""
-    text = mesh or config.mesh
-    if not text and processes.count > 1:
-        decoder = config.decoder(vocab_size)
-        text = processes.agreed(lambda: str(chosen(config, decoder, processes.count)))
-    if text:
-        processes = processes.arranged(Mesh.parse(text))
-        check(config, processes.mesh, config.decoder(vocab_size))
+def arranged(config: RunConfig, decoder: DecoderConfig, processes: Processes, mesh: str = "") -> Processes:
+    """Return the processes of a run with a mesh along which they replicate or divide the model `decoder`; see
+    `together.planned`."""
+    if not mesh:
+        processes = processes.arranged(chosen(config, decoder, processes.count))
+    else:
+        processes = processes.arranged(Mesh.parse(mesh))
+        check(config, processes.mesh, decoder)
     processes.check_batches(config.accumulation)
     return processes
-
-
-def divides(config: RunConfig, decoder: DecoderConfig, processes: Processes) -> bool:
-    """Return whether the processes of a new run will divide the model among them, so that none should load all of
-    it."""
-    return planned(config, decoder, processes).mesh.divides
-
-
-def planned(config: RunConfig, decoder: DecoderConfig, processes: Processes) -> Processes:
-    """Return the processes of a new run with the mesh that they will have; unlike in `arranged`, the other processes
-    need not take part."""
-    if processes.count == 1:
-        return processes
-    return processes.arranged(Mesh.parse(config.mesh) if config.mesh else chosen(config, decoder, processes.count))
 
 
 def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
@@ -75,17 +58,16 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
         refused["quantize"] = bool(config.quantize)
     if mesh.pipeline * mesh.context > 1 and isinstance(config, FinetuneConfig):
         axis = "the stages of a pipeline" if mesh.pipeline > 1 else "a context axis"
-        raise UserError(f"fine-tuning is not for {axis}, and mesh is {str(mesh)!r}: divide by shards or a tensor axis")
+        raise UserError(f"Cannot fine-tune over {axis} (mesh {str(mesh)!r}): divide by shards or a tensor axis")
     if mesh.context > 1 and config.compile:
-        raise UserError(f"compile is not for a context axis, and mesh is {str(mesh)!r}: leave it out, or use context=1")
+        raise UserError(f"Cannot compile over a context axis (mesh {str(mesh)!r}): leave out compile, or use context=1")
     if mesh.tensor > 1 and isinstance(config, FinetuneConfig) and config.method.samples_itself:
         raise UserError(
-            f"method {config.method.kind} samples completions, which a tensor axis cannot, and mesh is {str(mesh)!r}: "
-            "divide by shards"
+            f"Cannot sample for {config.method.kind} over a tensor axis (mesh {str(mesh)!r}): divide by shards"
         )
     if given := [name for name, is_given in refused.items() if is_given]:
         raise UserError(
-            f"{given[0]} is not for a divided model, and mesh is {str(mesh)!r}: leave it out, or use replicas only"
+            f"Cannot use {given[0]} with a divided model (mesh {str(mesh)!r}): leave it out, or use replicas only"
         )
 
 

@@ -53,17 +53,18 @@ class EventLog:
         self.folder, self.active, self.messages = folder, active, [*messages]
         names = "metrics", "samples", "skipped"
         self.metrics, self.samples, self.skipped = (Journal(folder / f"{name}.jsonl") for name in names)
-        self.trackers = Trackers((), folder, {})
+        self.trackers: Trackers | None = None
 
     @contextmanager
     def tracked(self, names: Sequence[str], config: Mapping[str, Any]) -> Iterator[None]:
         """A context in which the rows of metrics.jsonl are also copied to the trackers with these names, such as
         "tensorboard"; `config` are the options of the run."""
-        self.trackers = Trackers(names if self.active else (), self.folder, config)
+        self.trackers = Trackers(names, self.folder, config) if names and self.active else None
         try:
             yield
         finally:
-            self.trackers.close()
+            if self.trackers:
+                self.trackers.close()
 
     def write(self, event: Recorded) -> Recorded:
         """Record a step or a validation as a row, and return it."""
@@ -83,8 +84,6 @@ class EventLog:
         return [Notice(step, message) for message in messages]
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
-        """Record the first few of `samples`, the texts that the model wrote and was trained on in `step`, in
-        samples.jsonl."""
         for sample in samples[:SAMPLES] if self.active else ():
             self.samples.write({"step": step, **sample, "trained": True})
 
@@ -93,11 +92,11 @@ class EventLog:
         row |= {key: None for key, value in row.items() if isinstance(value, float) and not isfinite(value)}
         if self.active:
             self.metrics.write(row)
-            self.trackers.write(row)
+            if self.trackers:
+                self.trackers.write(row)
 
     def resume(self, step: int) -> None:
-        """Remove the rows after the save of `step` from the run's files, since a resumed run repeats the steps after
-        it."""
+        """Remove the rows after the save of `step`, since a resumed run repeats the steps after it."""
         for journal in (self.metrics, self.samples, self.skipped) if self.active else ():
             journal.cut(lambda row: precedes(row, step))
 

@@ -14,8 +14,6 @@ REFRESH_SECONDS = 0.2
 
 
 def progress(run: Run) -> Callable[[Event], object]:
-    """Return a function that shows the progress of a run when called with each of its events: a NotebookProgress in a
-    notebook, else a Progress."""
     return NotebookProgress(run) if in_notebook() else Progress(run)
 
 
@@ -70,23 +68,19 @@ def expected_steps(run: Run) -> int:
 
 
 def steps_in_words(run: Run) -> str:
-    """Return the total number of steps of a run as text, with `about` before an estimate."""
     return f"{'' if run.config.steps else 'about '}{expected_steps(run):,}"
 
 
 def line(run: Run, event: Step | Validation) -> str:
-    """Describe a step or a validation in one line."""
     speed = f" | {event.tokens / event.seconds:,.0f} tokens/s" if isinstance(event, Step) else ""
     return f"step {event.step:,} of {steps_in_words(run)} | {loss(event)}{speed}"
 
 
 def loss(event: Step | Validation) -> str:
-    """Format the loss of a step or a validation, such as `loss 2.314`."""
     return f"loss {event.loss:.3f}" if isinstance(event, Step) else f"validation loss {event.validation_loss:.3f}"
 
 
 def sentence(event: Notice | Rollback) -> str:
-    """Describe a notice or a rollback in a sentence."""
     if isinstance(event, Notice):
         return event.sentence
     return f"step {event.failed_step:,} failed ({event.reason}): back to step {event.step:,}"

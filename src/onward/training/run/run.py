@@ -9,87 +9,44 @@ runs/mybook/
   *.jsonl               its events, see events.py
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from socket import gethostname
 from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
-import torch
-
-from onward.base import fields
+from onward.base.alone import ALONE, Alone
 from onward.base.arguments import checked
 from onward.base.device import choose_device
 from onward.base.errors import UserError
-from onward.base.files import write_json
-from onward.base.notebook import Shown
-from onward.checkpoint.saves.newest import newest_state
-from onward.checkpoint.saves.saver import Saver
+from onward.config.mesh import Mesh
 from onward.data.progress import Progress, silent
-from onward.evaluation.kept import PACKAGES, versions
 from onward.model.decoder import Decoder
 from onward.training.clock.calibration import Sampler
 from onward.training.config import RunConfig
-from onward.training.finetuning.base import adapter_base, base_model, with_merged_base
-from onward.training.processes import Processes
-from onward.training.run.arrangement import planned
-from onward.training.run.events import Event, EventLog, Rollback
-from onward.training.run.initial_values import FILE, write_initial_values
+from onward.training.run.beginning import Given, begun
+from onward.training.run.initial_values import FILE
 from onward.training.run.lock import run_lock
-from onward.training.run.preparation import Prepared, check_options, chosen_base, is_outline, prepared
-from onward.training.run.reopening import begun, reopened, resumed_config
-from onward.training.run.run_folder import check_saved, new_folder, record_steps
-from onward.training.run.saved_progress import RunProgress, saved_progress
-from onward.training.run.tasks import validation_tasks
-from onward.training.step.build import build_trainer, learning_rate
+from onward.training.run.loop import Loop
+from onward.training.run.reopening import outline, reopened, replanned, resumed_config
+from onward.training.run.run_folder import new_folder
+from onward.training.run.together import several
 from onward.training.step.loss import Loss, LossFunction
-from onward.training.step.plans import Planner
-from onward.training.step.trainer import Step, StepPlan
-from onward.training.step.validation import Validation, validate
 
-MAX_FAILURES = 3  # steps that fail without a good save between them end a run
+if TYPE_CHECKING:
+    from onward.parallel.processes import Processes
 
 
-class Diverged(UserError):
-    """Raised when three steps in a row fail on different windows: the loss or the gradient is not finite, or the loss
-    is a spike (see `health.Spikes`)."""
-
-
-class Run(Shown):
+class Run(Loop):
     """A run in progress: `start` or `resume` makes it, `train` trains it.
 
     `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
     began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
     None if they do not apply.
     """
-
-    def __init__(self, parts: Prepared, progress: RunProgress, processes: Processes) -> None:
-        p = parts
-        self.config, self.tokenizer, self.inputs, self.hf = p.config, p.tokenizer, p.inputs, p.hf
-        self.fresh, self.choice, self.budget, self.progress = p.fresh, p.choice, p.budget, progress
-        self.folder, self.processes = Path(p.config.out), processes
-        self.trainer = build_trainer(p.config, p.model, self.processes, p.loss, p.fill)
-        self.model: Decoder = self.trainer.model
-        self.device, context_length = self.model.device, self.model.config.context_length
-        self.planner = Planner(p.config, p.inputs.windows(p.config, context_length), self.device, self.processes)
-        self.processes.check_windows(len(self.planner.windows))
-        self.held_out = p.inputs.validation_windows(p.config, context_length)
-        self.held_out_sets = p.inputs.validation_sets(p.config, context_length)
-        self.tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
-        writers = processes if processes.mesh.divides else None
-        self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model), writers)
-        self.log = EventLog(self.folder, not self.processes.rank, p.messages)
-
-    @property
-    def step(self) -> int:
-        """The number of completed steps."""
-        return self.trainer.step
-
-    @property
-    def ended(self) -> bool:
-        """Whether all steps are completed."""
-        return 0 < self.config.steps <= self.step
 
     @classmethod
     @checked
@@ -102,7 +59,7 @@ class Run(Shown):
         sample: Sampler = lambda model, tokenizer: None,
         progress: Progress = silent,
         began: float | None = None,
-        processes: Processes | None = None,
+        processes: Alone | None = None,
     ) -> "Run":
         """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
         step 0.
@@ -117,40 +74,47 @@ class Run(Shown):
         `processes` are those that train the run together, a group that this process has joined; by default all that
         torchrun started.
         """
-        began = perf_counter() if began is None else began
-        folder, processes = Path(config.out), processes or Processes.join()
-        if processes.rank:
-            processes.wait()
-            if not folder.exists():
-                raise UserError(
-                    f"there is no folder {folder} on {gethostname()}, and rank 0 has made it: choose one on a disk "
-                    "that all processes share"
-                )
-            run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "") == "new")
-            run.fresh = processes.sum([0.0]) == [1.0]
-            return run
+        given = Given(model, loss, sample, progress, perf_counter() if began is None else began)
+        folder, many = Path(config.out), several(processes)
+        if many and many.rank:
+            return cls.started(folder, loss, many)
         with new_folder(folder):
-            config, model, hf = chosen_base(with_merged_base(config, folder), model, processes)
-            check_options(config, processes)
-            parts, seconds = prepared(config, folder, model, hf, loss, sample, progress, began, processes)
-            if processes.count > 1:  # before the folder stays
-                decoder = parts.model.config
-                windows = parts.inputs.windows(parts.config, decoder.context_length)
-                planned(parts.config, decoder, processes).check_windows(len(windows))
-            write_json(folder / "run.json", fields.plain(parts.config))
-            fresh, choice, new = parts.fresh, parts.choice, is_outline(parts.model)
-            if new:
-                write_initial_values(parts.model, folder)
-            else:
-                run = cls(parts, RunProgress(seconds=seconds), Processes())
+            parts = begun(config, given, many)
+            if parts.whole:
+                run = cls(replace(parts, processes=None))
                 run.save_first()
-                if processes.count == 1:
+                if parts.processes is None:
                     return run
                 del run
-        del parts, model
+        assert parts.processes
+        told = {"new": not parts.whole, "fresh": parts.fresh, "mesh": str(parts.processes.mesh)}
+        many, choice = parts.processes, parts.choice
+        del parts, given, model
+        run = cls.started(folder, loss, many, told)
+        run.choice = choice
+        return run
+
+    @classmethod
+    def started(
+        cls,
+        folder: Path,
+        loss: Loss | LossFunction | None,
+        processes: "Processes",
+        told: Mapping[str, Any] | None = None,
+    ) -> "Run":
+        """Open the new run that the first of many processes has begun, in all of them; it tells the others whether its
+        model has no values yet, whether its weights are new, and its mesh, as `told`."""
         processes.wait()  # all begin from the save, or make it together
-        run = cls.opened(folder, loss, processes, new=processes.agreed(lambda: "new" * new) == "new")
-        run.fresh, run.choice = processes.sum([fresh]) == [1.0], choice
+        if not folder.exists():
+            raise UserError(
+                f"Cannot find {folder} on {gethostname()}, because rank 0 made it on another disk: choose a folder on "
+                "a disk that all processes share"
+            )
+        known = json.loads(processes.agreed(lambda: json.dumps(told)))
+        if told is None:
+            processes = processes.arranged(Mesh.parse(known["mesh"]))
+        run = cls.opened(folder, loss, processes, new=known["new"])
+        run.fresh = known["fresh"]
         return run
 
     @classmethod
@@ -161,7 +125,7 @@ class Run(Shown):
         *,
         loss: Loss | LossFunction | None = None,
         mesh: str = "",
-        processes: Processes | None = None,
+        processes: Alone | None = None,
     ) -> "Run":
         """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
@@ -170,196 +134,36 @@ class Run(Shown):
         of processes with batches of their own, a loss with a state in each (`Loss.of_batches`) begins anew.
         `processes` are those of `start`.
         """
-        return cls.opened(Path(folder), loss, processes or Processes.join(), mesh)
+        return cls.opened(Path(folder), loss, several(processes), mesh)
 
     @classmethod
     def opened(
         cls,
         folder: Path,
         loss: Loss | LossFunction | None,
-        processes: Processes,
-        mesh: str = "",
+        processes: "Processes | None",
+        mesh: str | None = None,
         *,
         new: bool = False,
     ) -> "Run":
-        """Open the run in a folder, in all its `processes`: at its newest save or, if it is `new` and the processes
-        divide its model, at step 0, which they save together. `loss` and `mesh` are those of `resume`."""
-        with processes.first_before_others():
-            config, processes = resumed_config(folder, processes, mesh)
-            with nullcontext() if processes.rank else run_lock(folder):
-                parts, state = (begun if new else reopened)(config, folder, loss, processes)
-        reached = saved_progress(state).reached if state else RunProgress()
-        run = cls(parts, reached, processes.connected(choose_device(config.device)))
-        if state:
-            run.trainer.load_state(state)
-        with nullcontext() if processes.rank else run_lock(folder):
-            if state is None:
+        """Open the run in a folder, in all its processes: at its newest save or, if it is `new` and the processes
+        divide its model, at step 0, which they save together. `loss` and `mesh` are those of `resume`; with `mesh`
+        None the processes have their mesh already."""
+        alone = processes or ALONE
+        lock = lambda: nullcontext() if alone.rank else run_lock(folder)
+        with alone.first_before_others():
+            config = resumed_config(folder)
+            if mesh is not None:
+                processes = replanned(config, folder, processes, mesh)
+            with lock():
+                parts = (outline if new else reopened)(config, folder, loss, processes)
+        if processes:
+            parts = replace(parts, processes=processes.connected(choose_device(config.device)))
+        run = cls(parts)
+        with lock():
+            if new:
                 run.save_first()
-                if not processes.rank:
+                if not alone.rank:
                     (folder / FILE).unlink(missing_ok=True)
             run.log.resume(run.step)
         return run
-
-    @checked
-    def train(
-        self, stop: Callable[[], bool] = lambda: False, save: Callable[[], bool] = lambda: False
-    ) -> Iterator[Event]:
-        """Train to the last step, or until `stop()` is true; write metrics and saves, and yield each event.
-
-        `save()` returns true to request a save after the present step. Raises a UserError if the last step cannot be
-        saved, and Diverged if steps fail three times in a row.
-        """
-        lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
-        with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
-            try:
-                yield from self.events(stop, save)
-                self.save()  # once more, where the last save failed
-                self.saver.finish()
-                if not self.processes.rank:
-                    check_saved(self.folder, self.step, self.saver.pop_failure())
-                self.processes.wait()
-            finally:  # where it ends early, too, nothing is written any more once the lock is free
-                self.saver.finish()
-
-    def events(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
-        """Train, and yield the events; `train` calls this with its own arguments while it holds the lock of the
-        folder."""
-        began = perf_counter() - self.progress.seconds
-        check_ranks(self)
-        yield from self.validate()  # a kill may have come between the save and its validation
-        if self.budget:
-            self.budget.begin_step()
-        stopping = int(self.processes.sum([stop()])[0])
-        while not (self.ended or stopping):
-            first = self.step
-            with closing(self.planner.plans(self.progress.position, self.progress.skipped)) as plans:
-                for plan in plans:
-                    step = self.train_step(plan)
-                    if step.failure:
-                        yield self.roll_back(plan, step, first)
-                        yield from self.validate()
-                        break  # other windows follow than those that were prepared ahead
-                    seconds = perf_counter() - began
-                    self.progress = replace(self.progress, position=plan.next_position, seconds=seconds)
-                    yield self.log.write(step)
-                    due = self.config.due(self.step)
-                    if due:
-                        self.log.write_samples(self.step, self.trainer.loss.samples)
-                    if self.budget:
-                        self.budget.note_step()
-                    steps = self.budget.last_step(self.step, self.config) if self.budget else 0
-                    stopping, saving, steps = map(int, self.processes.sum([stop(), save(), steps]))
-                    if steps:
-                        self.fix_steps(steps)
-                    if due or stopping or saving or self.progress.recovered(self.step):
-                        check_ranks(self)
-                        self.save()
-                    yield from self.validate()
-                    yield from self.log.notices(self.step, self.saver.pop_failure())
-                    if stopping or self.ended:
-                        break
-
-    def save_first(self) -> None:
-        """Save step 0. Raises a UserError if that fails."""
-        self.save()
-        self.saver.finish()
-        if failure := self.saver.pop_failure():
-            raise failure
-
-    def train_step(self, plan: StepPlan) -> Step:
-        """Make an optimizer step on the batches of `plan`; see `Trainer.train_step`. The step counts as failed, too, if
-        a save is due after it and the weights are not finite."""
-        due = self.config.due(self.step + 1)
-        step = self.trainer.train_step(replace(plan, measure_update=due))
-        if due and not step.failure and not self.trainer.finite():
-            return replace(step, failure="the weights are not finite")
-        return step
-
-    def fix_steps(self, steps: int) -> None:
-        """Fix the total number of steps, in a run that a time limit ends, and record it in run.json; during the
-        remaining steps the learning rate decays."""
-        self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
-        self.trainer.learning_rate = learning_rate(self.config, self.model)
-        if not self.processes.rank:
-            record_steps(self.config)
-
-    def validate(self) -> Iterator[Validation]:
-        """Validate if a validation is due; record its result, and yield it. A validation other than the last one is
-        skipped if the time limit leaves no time for it."""
-        if not self.step or not self.config.due(self.step) or self.held_out is None:
-            return
-        steps_left = max(0, self.config.steps - self.step)
-        late = bool(self.budget and steps_left and not self.budget.affords_validation(steps_left))
-        if any(self.processes.sum([late])):
-            return
-        loss = self.inputs.measure(self.trainer.loss)
-        with self.budget.validating() if self.budget else nullcontext():
-            validation = validate(
-                self.trainer, self.tokenizer, self.held_out, self.config, loss, self.held_out_sets, self.tasks
-            )
-            if not self.processes.rank:
-                self.saver.best(self.step, validation.validation_loss)
-            yield self.log.write(validation)
-
-    def roll_back(self, plan: StepPlan, step: Step, first: int) -> Rollback:
-        """Return to the newest undamaged save, and skip the windows (training sequences) of the failed step from now
-        on.
-
-        `plan` is the input of the failed step, `step` its result, and `first` the step of the save that training
-        continued from. If the first step after that save has failed twice, on different windows, the save is spoiled:
-        return to the save before it, and skip all windows since. Raises Diverged after the third failure in a row.
-        """
-        failed_steps = (*self.progress.failed_steps, step.step)
-        if len(failed_steps) >= MAX_FAILURES:
-            raise Diverged(
-                f"step {step.step} failed, the {len(failed_steps)}rd failure in a row ({step.failure}), so the "
-                "windows are not the cause: start again with a lower learning rate, more warm-up or a smaller --clip"
-            )
-        spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
-        self.saver.finish()
-        with self.processes.first_before_others():  # it moves damaged saves aside
-            lazy = self.processes.mesh.divides
-            base = base_model(self.folder, self.config, self.inputs.labels, lazy=lazy)
-            state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)
-            self.trainer.load_state(state)
-        saved = saved_progress(state).reached
-        begin = saved.position if spoiled is not None and self.step < spoiled else plan.numbers[0]
-        windows, skipped = (begin, plan.next_position), self.progress.skipped
-        self.progress = replace(saved, skipped=(*skipped, windows), failed_steps=failed_steps)
-        self.log.messages += state.messages
-        first_window = self.tokenizer.decode(self.planner.windows.read([windows[0]]).tokens[0].tolist())
-        return self.log.roll_back(Rollback(self.step, step.step, step.failure, windows), first_window)
-
-    def save(self) -> None:
-        """Save the state, so that the run can be resumed from here; the files are written while training continues.
-
-        Weights that are not finite are never saved.
-        """
-        if self.progress.recovered(self.step):
-            self.progress = replace(self.progress, failed_steps=())
-        divides = self.processes.mesh.divides
-        state = self.trainer.state_dict()
-        if (self.processes.rank and not divides) or not self.trainer.finite():
-            return
-        if not self.processes.rank:
-            record_steps(self.config)
-        progress = {
-            **fields.plain(self.progress),
-            "config": fields.plain(self.config),
-            "costs": fields.plain(self.budget.costs) if self.budget else None,
-        }
-        self.saver.save(self.model, replace(state, progress=state.progress | progress), self.hf)
-
-
-def check_ranks(run: Run) -> None:
-    """Raise a UserError if the processes do not all train the same run, for example if the run folder of one is on
-    another disk."""
-    if run.processes.count > 1:
-        facts = {
-            **{f"version of {package}": number for package, number in zip(PACKAGES, versions())},
-            "configuration": fields.plain(replace(run.config, out="")),
-            "data": run.inputs.checksums,
-            "step": run.step,
-            "weights": run.trainer.checksum(),
-        }
-        run.processes.check_same(facts, of_part={"weights"})

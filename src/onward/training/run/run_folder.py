@@ -37,7 +37,6 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 def holds_model(folder: Path) -> bool:
-    """Return whether a folder holds a saved model or adapter."""
     return any((folder / name).exists() for name in ("config.json", "adapter_config.json"))
 
 

@@ -21,8 +21,7 @@ class RunProgress:
     failed_steps: tuple[int, ...] = ()  # steps that failed; cleared by a good save after the last of them
 
     def recovered(self, step: int) -> bool:
-        """Return whether steps of the run have failed (a NaN or a spike of the loss, after which the run goes back to a
-        save) and the run, now at `step`, has since completed the last of them."""
+        """Whether steps have failed and the run, now at `step`, has since completed the last of them."""
         return bool(self.failed_steps) and step >= self.failed_steps[-1]
 
 
@@ -48,5 +47,4 @@ class SavedProgress(RunProgress):
 
 
 def saved_progress(state: SavedState) -> SavedProgress:
-    """Read the progress in a save. Raises a UserError for a missing key or a key of another type."""
     return fields.build(SavedProgress, state.progress, str(state.folder / PROGRESS))

@@ -18,9 +18,11 @@ def validation_tasks(config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) ->
     if not config.evaluate_tasks:
         return []
     if config.validation == "none":
-        raise UserError("evaluate_tasks asks questions at each validation, and validation is none: give another")
+        raise UserError("Cannot evaluate tasks at each validation, because validation is none: give another")
     tasks = with_text(tasks_of(config.evaluate_tasks), inputs.validation_text(tokenizer))
     for task in tasks:
         if not isinstance(task, ScoredTask) and not task.questions(1)[0].choices:
-            raise UserError(f"evaluate_tasks names {task.label}, which has no choices: evaluate it after the run")
+            raise UserError(
+                f"Cannot evaluate {task.label} during a run, because it has no choices: evaluate it after the run"
+            )
     return tasks

@@ -47,7 +47,6 @@ class Trackers:
                 tracker.write(row)
 
     def close(self) -> None:
-        """Write the rows that are still buffered, and close all trackers."""
         for name, tracker in list(self.open.items()):
             with self.dispensable(name):
                 tracker.close()
@@ -71,7 +70,7 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 def values(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numbers in a row of metrics.jsonl that a tracker can plot, by name, without the step."""
+    """Return the numbers of a row that a tracker can plot."""
     return {
         key: value
         for key, value in row.items()
@@ -106,7 +105,6 @@ class TensorBoard:
         self.writer = SummaryWriter(str(self.folder), purge_step=step)
 
     def close(self) -> None:
-        """Write the buffered rows, and close the event file."""
         if self.writer is not None:
             self.writer.close()
 
@@ -152,7 +150,6 @@ class WandB:
         self.run.log({"step": row["step"], **values(row), **reason})
 
     def close(self) -> None:
-        """Finish the run of Weights & Biases."""
         self.run.finish()
 
 

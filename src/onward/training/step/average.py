@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from onward.parallel.parallelize import resharded
+from onward.model.divided import resharded
 
 
 class Average:
@@ -51,5 +51,4 @@ class Average:
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the name and the parameter for each parameter of a model that requires gradients."""
     return ((name, p) for name, p in model.named_parameters() if p.requires_grad)

@@ -3,33 +3,32 @@
 Shapes: X experts, K experts per token, N tokens.
 """
 
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed, nn
 
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule
-from onward.parallel.parts import local, part_of, whole_parameters
+
+if TYPE_CHECKING:
+    from onward.parallel.processes import Processes
 
 
 class Balance:
     """Counts the tokens that a decoder's routers assign to each expert in training, and balances them.
 
     Softmax routers get an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2), sigmoid routers a
-    routing bias (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). For a decoder without experts it does nothing. `counts`
+    routing bias (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). `counts`
     are the assignments (X,) in each layer with experts since the last `step`; in a run of many processes they are
     summed. Of a pipeline it counts the layers of this process's stage; `layers` are those of all stages.
     """
 
-    def __init__(
-        self, model: Decoder, loss: float, bias: float, context: distributed.ProcessGroup | None = None
-    ) -> None:
-        """`loss` is the weight of the auxiliary loss, `bias` the change of a routing bias per step; 0: off. `context`
-        is the group of the processes that divide the tokens of a batch."""
-        self.bias, self.context = bias, context
+    def __init__(self, model: Decoder, loss: float, bias: float, processes: "Processes | None" = None) -> None:
+        """`loss` is the weight of the auxiliary loss, `bias` the change of a routing bias per step; 0: off.
+        `processes` are those that train the model together."""
+        self.bias, self.processes = bias, processes
         mlps = {layer: getattr(block, "mlp", None) for layer, block in enumerate(model.blocks)}
         self.routers: dict[int, Any] = {
             layer: mlp.router for layer, mlp in mlps.items() if isinstance(mlp, ExpertsModule)
@@ -38,7 +37,7 @@ class Balance:
             torch.zeros(len(router.weight), dtype=torch.long, device=router.weight.device)
             for router in self.routers.values()
         ]
-        names = whole_parameters(model)
+        names = dict(processes.whole_parameters(model) if processes else model.named_parameters())
         self.layers = [int(name.split(".")[1]) for name in names if name.endswith(".mlp.router.weight")]
         with_loss = [layer for layer in self.layers if f"blocks.{layer}.mlp.router.routing_bias" not in names]
         own = sum(layer in self.routers for layer in with_loss)
@@ -61,8 +60,7 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """Record the mean over the tokens of `shares` (N, X), the output of a router's softmax, for the auxiliary loss;
-        a forward hook."""
+        """A forward hook that records the mean over the tokens of `shares` (N, X), a router's softmax."""
         if learning(module):
             self.shares.append(shares.mean(0))
 
@@ -73,9 +71,9 @@ class Balance:
         loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its weight, f an expert's share
         of the assignments, and P its mean share in the softmax. It equals `loss` if all experts have the same share.
         """
-        if self.context is not None and self.assignments:  # of the tokens of all processes
+        if self.processes and self.processes.context is not None and self.assignments:  # of the tokens of all processes
             assignments = torch.cat(self.assignments)
-            distributed.all_reduce(assignments, group=self.context)
+            distributed.all_reduce(assignments, group=self.processes.context)
             self.assignments = [*assignments.split([len(f) for f in self.assignments])]
         terms = [len(f) * (f.to(p.dtype) / f.sum() * p).sum() for f, p in zip(self.assignments, self.shares)]
         self.assignments.clear()
@@ -83,28 +81,35 @@ class Balance:
         return self.loss * torch.stack(terms).mean() if terms else 0.0
 
     @torch.no_grad()
-    def step(self) -> None:
-        """Raise the routing bias of experts with fewer assignments than the mean, lower that of the others, and reset
-        the counts."""
+    def step(self) -> dict[str, float]:
+        """Raise the routing bias of experts with fewer assignments than the mean, lower that of the others, reset the
+        counts, and return the `loads` before."""
+        if self.processes:
+            self.processes.sum_tensors(self.counts)
+        figures = self.loads()
         for router, counts in zip(self.routers.values(), self.counts):
             if isinstance(router, SigmoidRoutingModule):
                 load = counts.float()
-                bias = router.routing_bias
-                local(bias).add_(part_of((load.mean() - load).sign(), bias), alpha=self.bias)
+                bias: Tensor = router.routing_bias
+                change = (load.mean() - load).sign()
+                if self.processes:
+                    bias, change = self.processes.local(bias), self.processes.part_of(change, bias)
+                bias.add_(change, alpha=self.bias)
             counts.zero_()
+        return figures
 
-    def loads(self, total: Callable[[Sequence[float]], Sequence[float]] = list) -> dict[str, float]:
+    def loads(self) -> dict[str, float]:
         """Return, as `expert_load/LAYER` for each layer with experts, the largest count of an expert divided by the
-        mean count, since the last `step`; {} without experts. `total` sums numbers over the stages of a pipeline."""
+        mean count, since the last `step`; {} without experts."""
         if not self.layers:
             return {}
         ratios = [counts.max() / counts.float().mean() for counts in self.counts]
         own = dict(zip(self.routers, torch.stack(ratios).tolist() if ratios else ()))
-        loads = total([own.get(layer, 0.0) for layer in self.layers])
+        loads = [own.get(layer, 0.0) for layer in self.layers]
+        loads = self.processes.sum_of_stages(loads) if self.processes else loads
         return {f"expert_load/{layer}": load for layer, load in zip(self.layers, loads)}
 
 
 def learning(module: nn.Module) -> bool:
-    """Return whether the present forward of a module belongs to training, and is not the recomputation of activations
-    in the backward."""
+    """Whether this forward belongs to training, and is no recomputation of activations in the backward."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

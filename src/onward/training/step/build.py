@@ -3,94 +3,105 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
-from onward.checkpoint.divided import parts_reader
 from onward.config.decoder import at
 from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
-from onward.parallel.parallelize import parallelize
 from onward.training.config import RunConfig
-from onward.training.processes import Processes
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
 from onward.training.step.health import Spikes
 from onward.training.step.loss import CrossEntropy, Loss
 from onward.training.step.mup import factors_of
 from onward.training.step.optimizer import optimizers
-from onward.training.step.schedule import lr_factor
+from onward.training.step.schedule import learning_rate
 from onward.training.step.trainer import StepConfig, Trainer
+from onward.transforms.compiling import compile_blocks
 from onward.transforms.lora import raised
+from onward.transforms.recompute import recompute_blocks
+
+if TYPE_CHECKING:
+    from onward.parallel.processes import Processes
 
 
 def build_trainer(
     config: RunConfig,
     model: Decoder,
-    processes: Processes | None = None,
+    processes: "Processes | None" = None,
     loss: Loss | None = None,
     fill: Callable[[Decoder], object] = lambda model: None,
 ) -> Trainer:
     """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
 
-    Sets the backend of the model's experts, and parallelizes the model over the mesh of `processes`, in place: compiles
-    its blocks, makes them recompute activations, and divides its parameters, as configured. `fill` is called with a
-    model on the meta device after it is divided, to set its weights.
+    Changes the model in place, as configured: sets the backend of its experts, compiles its blocks, and makes them
+    recompute activations. The `processes`, None for one, divide its parameters; `fill` is then called with it, to set
+    the weights of a model on the meta device.
     """
-    c, processes = config, processes or Processes()
-    peak = c.peak_learning_rate(model.config.d_model)
+    c = config
     choose_backend(model, c.experts)
-    groups: dict[str, Any] = {"devices": processes.devices, "context": processes.context}
-    place: Any = partial(parallelize, mesh=processes.mesh, precision=c.precision, **groups)
-    place(model, compile=c.compile, recompute=c.recompute, fill=fill)
     loss = loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk)
-    if processes.mesh.context > 1 and not isinstance(loss, CrossEntropy):
-        raise UserError(
-            f"the loss {type(loss).__name__} is not for a context axis, and mesh is {str(processes.mesh)!r}: use "
-            "context=1, or the cross-entropy"
-        )
-    if processes.mesh.divides:
-        loss.divide(lambda held: place(held, fill=parts_reader(held, "a reference or teacher")))
-    share = c.balance_loss / processes.mesh.tensor  # each process of the tensor axis computes the whole auxiliary loss
+    if processes:
+        divide(c, model, loss, processes, fill)
+    else:
+        if c.compile:
+            compile_blocks(model)
+        if c.recompute:
+            recompute_blocks(model)
     rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()}
     rates |= dict.fromkeys(raised(model), c.adapters.b_rate) if c.adapters else {}
+    peak = c.peak_learning_rate(model.config.d_model)
     return Trainer(
         model,
-        optimizers(
-            model,
-            c.optimizer,
-            peak,
-            c.weight_decay,
-            (c.beta1, c.beta2),
-            rates,
-            (processes.rank % processes.mesh.stage, processes.mesh.stage),
-            processes.stage,
-        ),
-        learning_rate(c, model),
+        optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates, processes),
+        learning_rate(c, model.config.d_model),
         StepConfig(c.clip, c.precision),
         loss=loss,
-        balance=Balance(model, share, 0.0 if adapter_names(model) else c.balance_bias, processes.context),
+        balance=balance(c, model, processes),
         average=Average(model, c.average) if c.average else None,
         spikes=Spikes(c.spike),
         processes=processes,
     )
 
 
-def learning_rate(config: RunConfig, model: Decoder) -> Callable[[int], float]:
-    """Return the learning rate of a run as a function of the step, counted from 0."""
-    c, peak = config, config.peak_learning_rate(model.config.d_model)
-    return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
+def divide(
+    config: RunConfig, model: Decoder, loss: Loss, processes: "Processes", fill: Callable[[Decoder], object]
+) -> None:
+    """Divide a model, and the models that its loss holds, over the mesh of `processes`, in place; see
+    `build_trainer`. Raises a UserError for a loss that a context axis cannot divide."""
+    from onward.checkpoint.divided import parts_reader
+
+    processes.parallelize(
+        model, precision=config.precision, compile=config.compile, recompute=config.recompute, fill=fill
+    )
+    if processes.mesh.context > 1 and not isinstance(loss, CrossEntropy):
+        raise UserError(
+            f"Cannot divide the loss {type(loss).__name__} over a context axis (mesh {str(processes.mesh)!r}): use "
+            "context=1, or the cross-entropy"
+        )
+    if processes.divides:
+        place: Any = partial(processes.parallelize, precision=config.precision)
+        loss.divide(lambda held: place(held, fill=parts_reader(held, "a reference or teacher")))
+
+
+def balance(config: RunConfig, model: Decoder, processes: "Processes | None") -> Balance | None:
+    """Return the Balance of a model with experts; None for a model without experts."""
+    names = dict(processes.whole_parameters(model) if processes else model.named_parameters())
+    if not any(name.endswith(".mlp.router.weight") for name in names):
+        return None
+    tensor = processes.mesh.tensor if processes else 1  # each process of this axis computes the whole auxiliary loss
+    bias = 0.0 if adapter_names(model) else config.balance_bias
+    return Balance(model, config.balance_loss / tensor, bias, processes)
 
 
 def open_experts(model: Decoder) -> list[ExpertsModule]:
-    """List the mixture-of-experts modules of a model for which its configuration leaves the backend open ("auto")."""
+    """List the experts whose backend the model's configuration leaves open."""
     mlps = ((getattr(block, "mlp", None), at(model.config.mlp, layer)) for layer, block in enumerate(model.blocks))
     return [m for m, part in mlps if isinstance(m, ExpertsModule) and getattr(part, "backend", "") == "auto"]
 
 
 def choose_backend(model: Decoder, backend: Any) -> None:
-    """Set `backend`, "loop" or "grouped", in the mixture-of-experts modules of a model for which its configuration
-    leaves the backend open."""
     for module in open_experts(model):
         module.part = replace(module.part, backend=backend)

@@ -19,8 +19,7 @@ from onward.base.arguments import checked, explained
 from onward.base.errors import UserError
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
-from onward.parallel.parallelize import inside
-from onward.parallel.vocabulary import rows_at_once, scores
+from onward.model.divided import inside, rows_at_once, scores
 from onward.training.step.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
@@ -95,7 +94,8 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
         return loss
     if own := [name for name in OPTIONAL if hasattr(loss, name)]:
         raise UserError(
-            f"the loss {type(loss).__name__} has {own[0]} and is not a Loss: make it a subclass of onward.Loss"
+            f"Cannot call {own[0]} of the loss {type(loss).__name__}, because it is not a Loss: make it a subclass of "
+            "onward.Loss"
         )
     return LossOfFunction(loss)
 

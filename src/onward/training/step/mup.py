@@ -45,7 +45,6 @@ class Factors:
     rate: float = 1.0
 
     def times(self, factor: float) -> Factors:
-        """Return both factors multiplied by `factor`."""
         return replace(self, init=self.init * factor, rate=self.rate * factor)
 
 
@@ -74,9 +73,7 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         names = ["norm.weight", "norm.bias"] if "norm.weight" in result else ["head.weight"]
         last = [name for name in names if name in result]
         if not last:
-            raise UserError(
-                "mup scales logits by the final norm or the head, and this decoder has no norm and a tied head"
-            )
+            raise UserError("Cannot scale logits for mup, because this decoder has no final norm and a tied head")
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
     for layer in range(config.n_layers):

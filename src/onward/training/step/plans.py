@@ -1,21 +1,25 @@
 """Plans the steps of a run ahead: which windows each step trains on."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import torch
 
+from onward.base.alone import Alone
 from onward.data.windows import Batch, TrainingWindows, take
 from onward.training.config import RunConfig
-from onward.training.processes import Processes
-from onward.training.step.prefetch import prefetch
 from onward.training.step.trainer import StepPlan
+
+T = TypeVar("T")
 
 
 class Planner:
     """Makes the StepPlans (the input of one optimizer step each) of a run: reads the windows (sequences of training
     tokens) of each step that this process trains on, and moves them to its device."""
 
-    def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Processes) -> None:
+    def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Alone) -> None:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
     def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
@@ -32,11 +36,24 @@ class Planner:
         return prefetch(prepare())
 
     def first_batch(self) -> Batch:
-        """Return the first batch that this process trains on in step 1."""
         return self.batches(range(self.config.batch_size * self.config.accumulation))[0]
 
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
         """Read those windows with these `numbers` that this process trains on, and return them in batches."""
         size = self.config.batch_size
-        firsts = range(0, len(numbers), size)[self.processes.batch_rank :: self.processes.mesh.data]
+        firsts = range(0, len(numbers), size)[self.processes.batch_rank :: self.processes.batch_count]
         return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
+
+
+def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T]:
+    """Yield `items`, with the next `ahead` items made in another thread. An error raised while making an item is raised
+    when that item is requested. Closing the returned generator discards the items made ahead and ends the thread."""
+    source, end = iter(items), object()
+    thread = ThreadPoolExecutor(1, "prefetch")
+    try:
+        pending = deque(thread.submit(next, source, end) for _ in range(ahead))
+        while (item := pending.popleft().result()) is not end:
+            pending.append(thread.submit(next, source, end))
+            yield item  # type: ignore[misc]
+    finally:
+        thread.shutdown(cancel_futures=True)

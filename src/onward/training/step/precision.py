@@ -14,6 +14,5 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def grad_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """Return the scaler of the loss that keeps small gradients of fp16 from underflowing to 0; it does nothing in other
-    precisions."""
+    """Return the scaler of losses that keeps gradients of fp16 from underflowing to 0; idle in other precisions."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

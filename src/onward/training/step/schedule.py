@@ -4,6 +4,8 @@ import math
 from collections.abc import Callable
 from typing import Literal
 
+from onward.training.config import RunConfig
+
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
 ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")  # while they stay at 1, the number of steps may be open
 
@@ -35,7 +37,12 @@ def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: f
     return min_ratio + (1 - min_ratio) * FALL[kind](progress)
 
 
+def learning_rate(config: RunConfig, d_model: int) -> Callable[[int], float]:
+    """Return the learning rate of a run as a function of the step, counted from 0."""
+    c, peak = config, config.peak_learning_rate(d_model)
+    return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
+
+
 def extent(part: float, steps: int) -> int:
-    """Convert `part`, the length of a warm-up or decay, to a number of steps: below 1 it is a fraction of `steps`, from
-    1 on a number of steps."""
+    """Convert a length, a fraction of `steps` if below 1, to a number of steps."""
     return int(part * steps) if part < 1 else int(part)

@@ -23,5 +23,4 @@ def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, li
 
 
 def no_engine(*_: Any) -> NoReturn:
-    """Raise an AssertionError; takes the place of the generation engine, which multiple-choice tasks never call."""
     raise AssertionError

@@ -3,30 +3,29 @@
 Shapes: B windows, T tokens of each, V vocabulary.
 """
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from onward.base.alone import Alone
 from onward.base.arguments import check_fields, checked, explained, named
 from onward.base.limits import keep_freed_memory
-from onward.checkpoint.saves.state import LOSS, TrainerState, restore, training_tensors
+from onward.checkpoint.saves.state import LOSS, TrainerState, copied_to, own_state, restore, training_tensors
 from onward.data.windows import Batch
-from onward.parallel.parallelize import accumulating, clip_gradients, wrapped
-from onward.parallel.parts import divided, local, whole_parameters
-from onward.parallel.pipeline import Pipeline
-from onward.training.processes import Processes
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
 from onward.training.step.health import Spikes, matrices, update_ratio
 from onward.training.step.loss import CrossEntropy, Loss, LossFunction, as_loss
 from onward.training.step.precision import autocast, grad_scaler
+
+if TYPE_CHECKING:
+    from onward.parallel.processes import Processes
 
 
 @named
@@ -102,8 +101,8 @@ class Trainer:
 
     `learning_rate` is a function of the step, from 0. `loss` is any callable of (model, batch), see loss.py, by default
     CrossEntropy(); a batch is a Batch or of a class derived from it. `balance` and `average` belong to the same model.
-    `spikes` decides which losses fail a step, by default those that are not finite. With many `processes` the model is
-    one that was parallelized for their mesh. `wrap` may return another module around a LossModule; one that reduces
+    `spikes` decides which losses fail a step, by default those that are not finite. With several `processes` the model
+    is one that was parallelized for their mesh. `wrap` may return another module around a LossModule; one that reduces
     gradients itself, such as DistributedDataParallel, replaces `processes`.
     """
 
@@ -119,22 +118,24 @@ class Trainer:
         balance: Balance | None = None,
         average: Average | None = None,
         spikes: Spikes | None = None,
-        processes: Processes | None = None,
+        processes: Alone | None = None,
         scaler: torch.amp.GradScaler | None = None,
         wrap: Callable[[nn.Module], nn.Module] = lambda module: module,
     ) -> None:
         self.model: Any = model
         self.optimizers, self.learning_rate, self.config = optimizers, learning_rate, config
-        self.balance, self.average, self.processes = balance, average, processes or Processes()
+        self.balance, self.average = balance, average
+        many: Any = processes if processes and processes.count > 1 else None
+        self.processes: Processes | None = many
         self.spikes = spikes or Spikes(0.0)
         self.loss = as_loss(loss or CrossEntropy())
         self.device = next(model.parameters()).device
         if self.device.type == "cpu":
             keep_freed_memory()
         self.scaler = scaler or grad_scaler(config.precision, self.device)
-        module, mesh = wrap(LossModule(model, self.loss, balance)), self.processes.mesh
-        self.module = wrapped(module, model, mesh, uses_all=self.loss.uses_all)
-        self.pipeline: Pipeline | None = getattr(model, "pipeline", None)
+        module = wrap(LossModule(model, self.loss, balance))
+        self.module = many.wrapped(module, model, uses_all=self.loss.uses_all) if many else module
+        self.pipeline = self.processes.pipeline(model) if self.processes else None
         self.step = 0  # steps made
 
     @checked
@@ -154,15 +155,14 @@ class Trainer:
         start = perf_counter()
         if not self.model.training:
             self.model.train()
-        before = [matrix.clone() for matrix in matrices(self.model)] if plan.measure_update else []
+        before = [matrix.clone() for matrix in matrices(self.model, self.processes)] if plan.measure_update else []
         batches = self.loss.prepare(self.model, plan.batches)
         prepared = perf_counter() - start
         reported, count = self.backward(batches)
         mean = reported.pop("loss")
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
-        norm = clip_gradients((p for group in groups for p in group["params"]), self.config.clip, self.pipeline)
+        norm = self.clip_gradients()
         # fp16 overflows now and then: the scaler skips such an update and scales less, as long as that can help
         overflow_is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         failure = self.spikes.check_step(mean, 0.0 if overflow_is_usual else norm)
@@ -174,9 +174,7 @@ class Trainer:
         self.scaler.update()
         figures = reported
         if self.balance is not None:
-            self.processes.sum_tensors(self.balance.counts)
-            figures |= self.balance.loads(self.processes.sum_of_stages)
-            self.balance.step()
+            figures |= self.balance.step()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         seconds = perf_counter() - start
@@ -186,7 +184,7 @@ class Trainer:
             self.step += 1
             self.spikes.note(mean)
             if before:
-                figures["update_ratio"] = update_ratio(before, self.model)
+                figures["update_ratio"] = update_ratio(before, self.model, self.processes)
             if self.average:
                 self.average.update()
         return Step(self.step + bool(failure), mean, rate, norm, count, seconds, failure, figures)
@@ -194,9 +192,10 @@ class Trainer:
     def backward(self, batches: Sequence[Batch]) -> tuple[dict[str, float], int]:
         """Compute and accumulate the gradients of a step's batches. Return a dict of the loss and its figures, each the
         mean over all processes, and the number of targets in all processes."""
-        batches = [self.processes.own_tokens(batch) for batch in batches]
+        if self.processes:
+            batches = [self.processes.own_tokens(batch) for batch in batches]
         counts = [sum(batch.divisor for batch in batches), sum(batch.num_targets for batch in batches)]
-        count, targets = map(round, self.processes.sum_of_batches(counts))
+        count, targets = map(round, self.summed(counts))
         count = max(1, count)
         if self.pipeline:
             precision = partial(autocast, self.config.precision, self.device)
@@ -205,7 +204,7 @@ class Trainer:
         else:
             reported = self.accumulate(batches, count)
         names = list(reported[0])
-        sums = self.processes.sum_of_batches([sum(one[name].item() for one in reported) for name in names])
+        sums = self.summed([sum(one[name].item() for one in reported) for name in names])
         return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
 
     def accumulate(self, batches: Sequence[Batch], count: int) -> list[dict[str, Tensor]]:
@@ -215,29 +214,42 @@ class Trainer:
             seed_dropout(batch.seed, self.device)  # a function of the windows, in whichever process
             if self.scaler.is_enabled():
                 batch = batch.changed(loss_scale=self.scaler.get_scale() / count)
-            with accumulating(self.module, last=len(reported) + 1 == len(batches)):
+            with self.accumulating(last=len(reported) + 1 == len(batches)):
                 with autocast(self.config.precision, self.device):
                     loss, to_report = self.module(batch)
                 self.scaler.scale(loss / count).backward()
             reported.append(to_report)
         return reported
 
+    def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
+        """Return a context for the backward of a batch; modules that reduce gradients do so in that of the `last`."""
+        if self.processes:
+            return self.processes.accumulating(self.module, last=last)
+        return nullcontext() if last else getattr(self.module, "no_sync", nullcontext)()
+
+    def summed(self, values: Sequence[float]) -> Sequence[float]:
+        """Return the sum of each of the `values` over all batches of a step, those of other processes included."""
+        return self.processes.sum_of_batches(values) if self.processes else values
+
+    def clip_gradients(self) -> float:
+        """Scale the gradients so that their norm is at most the limit, and return their norm before scaling."""
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        parameters = [p for group in groups for p in group["params"]]
+        if self.processes:
+            return self.processes.clip_gradients(parameters, self.config.clip, self.model)
+        grads = [p.grad for p in parameters if p.grad is not None]
+        norm = float(nn.utils.get_total_norm(grads))
+        if self.config.clip and norm > self.config.clip:
+            torch._foreach_mul_(grads, self.config.clip / (norm + 1e-6))
+        return norm
+
     def finite(self) -> bool:
         """Return whether all weights are finite, that is neither NaN nor infinite, in all processes."""
-        finite = all(bool(local(p).isfinite().all()) for p in self.model.parameters())
-        if not self.processes.mesh.divides:
-            return finite  # all processes have the same weights
-        return self.processes.sum([finite]) == [self.processes.count]
-
-    def checksum(self) -> str:
-        """Compute a hash of this process's weights, as hexadecimal text, that changes if any bit of them does."""
-        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-        bits = (local(p).contiguous().view(integers[p.element_size()]) for p in self.model.parameters())
-        sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
-        return hashlib.sha256(repr(sums).encode()).hexdigest()
+        if self.processes:
+            return self.processes.finite(self.model)
+        return all(bool(p.isfinite().all()) for p in self.model.parameters())
 
     def averaged(self) -> AbstractContextManager[object]:
-        """Return a context in which the model has the averaged weights, if the trainer averages them."""
         return self.average.shown() if self.average else nullcontext()
 
     def state_dict(self) -> TrainerState:
@@ -246,14 +258,16 @@ class Trainer:
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
         of_loss = self.loss.state()
         if self.loss.of_batches:
-            states = self.processes.of_batches({name: tensor.cpu() for name, tensor in of_loss.items()})
+            own = {name: tensor.cpu() for name, tensor in of_loss.items()}
+            states = self.processes.of_batches(own) if self.processes else [own]
             of_loss = {f"{i}/{name}": tensor for i, state in enumerate(states) for name, tensor in state.items()}
         tensors |= {f"{LOSS}{name}": tensor for name, tensor in of_loss.items()}
+        parameters = self.processes.whole_parameters(self.model) if self.processes else self.model.named_parameters()
         return TrainerState(
             tensors,
             {
                 "step": self.step,
-                "frozen": [name for name, p in whole_parameters(self.model).items() if not p.requires_grad],
+                "frozen": [name for name, p in dict(parameters).items() if not p.requires_grad],
                 "losses": self.spikes.state,
                 "scaler": self.scaler.state_dict(),
                 "averaged": self.average.updates if self.average else 0,
@@ -264,22 +278,16 @@ class Trainer:
     def load_state(self, state: TrainerState) -> None:
         """Load the state of a trainer that was constructed like this one. Weights are copied into the model in
         place."""
-        restore(state.tensors, self.model, self.optimizers)
+        place = self.processes.divided if self.processes else copied_to
+        restore(state.tensors, self.model, self.optimizers, place)
         kept = {name.removeprefix(LOSS): state.tensors[name] for name in state.tensors if name.startswith(LOSS)}
         if self.loss.of_batches:
-            kept = own_state(kept, self.processes)
+            rank, count = (self.processes.batch_rank, self.processes.batch_count) if self.processes else (0, 1)
+            kept = own_state(kept, rank, count)
         self.loss.load_state(kept, self.device)
         self.step, self.spikes.state = state.progress["step"], state.progress["losses"]
         self.scaler.load_state_dict(state.progress["scaler"])
         if self.average:
             self.average.updates = state.progress["averaged"]
             for name, tensor in self.average.tensors.items():
-                tensor.copy_(divided(state.tensors[f"average/{name}"], tensor))
-
-
-def own_state(kept: Mapping[str, Tensor], processes: Processes) -> dict[str, Tensor]:
-    """Return the tensors of this process among those of a loss with a state in each process (`Loss.of_batches`): none
-    if the run had another number of processes with batches of their own, whose states suit no process."""
-    owners = {name.partition("/")[0] for name in kept}
-    own = f"{processes.batch_rank}/" if len(owners) == processes.mesh.data else None
-    return {name.removeprefix(own): tensor for name, tensor in kept.items() if own and name.startswith(own)}
+                tensor.copy_(place(state.tensors[f"average/{name}"], tensor))

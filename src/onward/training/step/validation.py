@@ -8,7 +8,7 @@ from onward.data.windows import IGNORE_INDEX, HeldOutWindows
 from onward.evaluation.tasks import Task
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
-from onward.training.step.health import measure
+from onward.training.step.layers import measure
 from onward.training.step.loss import Loss, mean_figures
 from onward.training.step.tasks import task_results
 from onward.training.step.trainer import Trainer
@@ -45,7 +45,8 @@ def validate(
     with trainer.averaged():
         batches = (windows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
         means = mean_figures(model, batches, loss, config.precision)
-        figures = measure(model, windows.read(chosen[:size]).to(model.device))
+        divided = trainer.processes and trainer.processes.divides  # which is not measured
+        figures = {} if divided else measure(model, windows.read(chosen[:size]).to(model.device))
         for name, own in (sets or {}).items():
             rows = range(0, len(own), max(1, own.num_tokens // config.validation_tokens))
             parts = (own.read(rows[i : i + size]).to(model.device) for i in range(0, len(rows), size))

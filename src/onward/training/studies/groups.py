@@ -9,27 +9,29 @@ from time import sleep
 
 from torch import distributed
 
+from onward.base.alone import Alone
 from onward.base.errors import UserError
 from onward.config.mesh import Mesh
+from onward.parallel.launch import Launch
+from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
-from onward.training.processes import Launch, Processes
 
 STUDIES = itertools.count()  # numbers of the studies of this launch, the same in all processes
 PAUSE = 0.1  # seconds between two checks of the progress of other groups
 
 
 @dataclass(frozen=True)
-class Group:
+class StudyGroup:
     """A group of processes, one of `count` groups that share the runs of a study. The default is a single group of one
     process."""
 
-    processes: Processes = Processes()
+    processes: Alone = Alone()
     number: int = 0
     count: int = 1  # groups
     store: distributed.Store | None = None  # store that all groups share; None for one process
 
     @classmethod
-    def join(cls, configs: Sequence[RunConfig], seeds: int) -> "Group":
+    def join(cls, configs: Sequence[RunConfig], seeds: int) -> "StudyGroup":
         """Join the group of this process and return the group. The study has `seeds` runs for each of `configs`, and a
         group has as many processes as the mesh of a run. Raises a UserError, before any training, if the processes
         cannot form such groups, or if there are fewer runs than groups."""
@@ -57,7 +59,6 @@ class Group:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the first process of the first group."""
         return not self.number and not self.processes.rank
 
     @contextmanager
@@ -93,4 +94,4 @@ class Group:
             sleep(PAUSE)
 
 
-ALONE = Group()
+ONE_GROUP = StudyGroup()

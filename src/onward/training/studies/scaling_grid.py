@@ -48,12 +48,10 @@ class Cell:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that the run trains on."""
         return self.steps * self.batch * self.context
 
     @property
     def flops(self) -> float:
-        """The floating-point operations of the run, 6 N D, of N parameters and D tokens."""
         return 6.0 * self.parameters * self.tokens
 
     def variant(self, config: RunConfig) -> Variant:

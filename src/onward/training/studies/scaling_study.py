@@ -84,8 +84,8 @@ class ScalingStudy:
         ]
         if len(ended) < LEAST:
             raise UserError(
-                f"{len(ended)} runs ended in the time, and a law needs {LEAST}: give a longer --budget; the runs "
-                f"are kept in {self.config.out}"
+                f"Cannot fit a law to {len(ended)} runs, because it needs {LEAST}: give a longer --budget; the runs "
+                f"that ended are kept in {self.config.out}"
             )
         return ended
 
@@ -142,7 +142,7 @@ def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked
     if asked["grid_flops"]:
         total, of_least = amount(asked["grid_flops"], "grid_flops"), sum(cell.flops for cell in smallest)
         if total < of_least:
-            raise UserError(f"grid_flops is {total:.3g}, and the smallest grid takes {of_least:.3g}: give more")
+            raise UserError(f"grid_flops is {total:.3g}, less than the {of_least:.3g} of the smallest grid: give more")
         return fixed | {"largest": least * total / of_least}
     evaluated = config.validation_tokens + config.evaluation_tokens
 
@@ -175,8 +175,6 @@ def train_cells(
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
 ) -> list[Outcome] | None:
-    """Train the runs `cells` of a grid with one seed; return their results, or None if `stop()` became true. `watch`,
-    `stop` and `limit` (in seconds) are those of `train_variants`."""
     return train_variants(prepare_variants([cell.variant(config) for cell in cells]), 1, watch, stop, limit)
 
 

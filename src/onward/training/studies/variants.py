@@ -30,12 +30,13 @@ from onward.training import presets
 from onward.training.config import RunConfig, seconds
 from onward.training.inputs.record import read_config, same_tokens
 from onward.training.inputs.texts import open_inputs, prepare_inputs, share
-from onward.training.run.arrangement import arranged
 from onward.training.run.events import Event
+from onward.training.run.loop import Diverged
 from onward.training.run.result import evaluate_run
-from onward.training.run.run import Diverged, Run
+from onward.training.run.run import Run
+from onward.training.run.together import planned, several
 from onward.training.step.optimizer import check_optimizer
-from onward.training.studies.groups import ALONE, Group
+from onward.training.studies.groups import ONE_GROUP, StudyGroup
 
 LENGTHS = "steps", "time", "epochs"  # options that all variants have in common
 TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
@@ -57,7 +58,6 @@ class Variant:
     parameters: int = 0  # parameters of the model; 0 before its tokens are prepared
 
     def folder(self, seed: int) -> Path:
-        """Return the folder of the run that trains this variant with a seed."""
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def differences(self, base: "Variant") -> list[str]:
@@ -98,7 +98,7 @@ class Length:
         name, per_step = ("tokens", tokens) if self.tokens else ("flops", tokens * flops_per_token(model))
         amount = getattr(self, name)
         if amount < per_step:
-            raise UserError(f"{name} is {amount:.4g}, and one step takes {per_step:.4g}: give more")
+            raise UserError(f"{name} is {amount:.4g}, less than the {per_step:.4g} of one step: give more")
         return int(amount / per_step)
 
 
@@ -133,13 +133,11 @@ class Outcome:
 
 
 def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
-    """Compute the number of tokens that an optimizer step trains on."""
     return config.batch_size * config.accumulation * model.context_length
 
 
 def flops_per_token(model: DecoderConfig) -> float:
-    """Compute the floating-point operations of training per token by the rule 6 N, where N is the number of parameters
-    that a token uses."""
+    """Floating-point operations of training per token: 6 for each parameter that a token uses."""
     return 6.0 * active_parameters(model)
 
 
@@ -159,7 +157,7 @@ def naming(variant: Variant) -> Iterator[None]:
         raise UserError(f"{variant.name}: {error}") from None
 
 
-def check_variants(variants: Sequence[Variant], group: Group = ALONE) -> None:
+def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -> None:
     """Raise a UserError for variants that the processes of `group` cannot train, or that cannot be compared with each
     other; called before any text is read."""
     names, first = [variant.name for variant in variants], variants[0]
@@ -169,9 +167,9 @@ def check_variants(variants: Sequence[Variant], group: Group = ALONE) -> None:
         with naming(variant):
             check_optimizer(variant.config.optimizer)
             choose_device(variant.config.device)
-            arranged(variant.config, group.processes, variant.config.decoder(1).vocab_size)
+            planned(variant.config, variant.config.decoder(1), several(group.processes))
             if variant.config.validation == "none":
-                raise UserError("validation is none, and variants are compared by the loss on a validation text")
+                raise UserError("validation is none, without which variants cannot be compared: give a text or a share")
         differ = [name for name in TEXTS if getattr(variant.config, name) != getattr(first.config, name)]
         if "validation" in differ or (differ and share(variant.config.validation)):
             raise UserError(
@@ -181,7 +179,10 @@ def check_variants(variants: Sequence[Variant], group: Group = ALONE) -> None:
 
 
 def prepare_variants(
-    variants: Sequence[Variant], length: Length | None = None, progress: Progress = silent, group: Group = ALONE
+    variants: Sequence[Variant],
+    length: Length | None = None,
+    progress: Progress = silent,
+    group: StudyGroup = ONE_GROUP,
 ) -> list[Variant]:
     """Prepare variants for training: set how long each trains (`length`; None: as its own configuration says), and
     tokenize their texts, once for all variants with the same texts and tokenizer. Returns the variants to give to
@@ -243,7 +244,7 @@ def train_variants(
     watch: Callable[[Moment], None] = lambda moment: None,
     stop: Callable[[], bool] = lambda: False,
     limit: float = math.inf,
-    group: Group = ALONE,
+    group: StudyGroup = ONE_GROUP,
 ) -> list[Outcome] | None:
     """Train prepared variants, each with `seeds` seeds: all with the first seed, then all with the next. Returns the
     result of each variant. Finished runs are not repeated; an interrupted run is resumed, exactly as if it had never
@@ -279,7 +280,7 @@ def train_variants(
             else:
                 if share_done(run) < 1:
                     return None
-                if not run.processes.rank or run.processes.mesh.divides:
+                if not run.processes.rank or run.processes.divides:
                     evaluate_run(run)
             worked += work * (1 - resumed)
         behind += work
@@ -290,12 +291,11 @@ def train_variants(
 
 
 def has_ended(folder: Path) -> bool:
-    """Return whether the run in a folder has finished or diverged."""
     return any((folder / name).exists() for name in (RESULT, FAILURE))
 
 
 def begin(
-    variants: Sequence[Variant], variant: Variant, seed: int, group: Group, stop: Callable[[], bool]
+    variants: Sequence[Variant], variant: Variant, seed: int, group: StudyGroup, stop: Callable[[], bool]
 ) -> Run | None:
     """Start the run of a variant with a seed in the processes of `group`, or resume it if it exists. Among `variants`,
     runs of the same model use the precision and the backend of experts that timing chose for the first of them, so that
@@ -329,7 +329,6 @@ def share_done(run: Run) -> float:
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """Collect the result of a variant from the result.json in each of its run folders `runs`; a run without this file
-    has diverged."""
+    """Collect the results of a variant's runs; a run without result.json has diverged."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))

@@ -120,7 +120,7 @@ def arranged(options: Options) -> "Replicas":
     gives. Refuses a mesh that divides the model into shards or stages, or its windows."""
     from onward.base.device import choose_device
     from onward.config.mesh import Mesh
-    from onward.training.processes import Processes
+    from onward.parallel.processes import Processes
 
     processes = Processes.join()
     if options.mesh:

@@ -15,7 +15,7 @@ from onward.config.part_types import Size, SizeOrZero
 from onward.training.environments import Environment
 from onward.training.methods.method import Base, Method, NotNegative, Positive
 from onward.training.methods.reference import Online, ReferenceModel
-from onward.training.reinforcement.policy_losses import Reduction, Scale, group_advantages
+from onward.training.reinforcement.policy_losses import AdvantageScale, Reduction, group_advantages
 from onward.training.rewards import Reward
 
 if TYPE_CHECKING:
@@ -127,7 +127,9 @@ class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) /
     deviation."""
 
-    scale: Scale = "group"  # divide advantages by the standard deviation in the group or in the batch, or not at all
+    scale: AdvantageScale = (
+        "group"  # divide advantages by the standard deviation in the group, in the batch, or not at all
+    )
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}

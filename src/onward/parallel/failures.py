@@ -13,8 +13,8 @@ from typing import Any, NoReturn
 from torch.distributed import DistError
 
 from onward.base.errors import UserError
-from onward.training.heartbeats import heartbeats
-from onward.training.processes import Launch
+from onward.parallel.heartbeats import heartbeats
+from onward.parallel.launch import Launch
 
 
 class Terminated(BaseException):

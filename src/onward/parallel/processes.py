@@ -1,74 +1,51 @@
-"""The processes of a run: how they connect, the values that they sum, and the checks that they train the same run."""
+"""The processes that train one model: the values that they agree on and sum, their parts of a model and of its updates,
+and the checks that they train the same run."""
 
-import atexit
+import hashlib
 import itertools
-import json
-import os
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.distributed import DeviceMesh
 
+from onward.base.alone import Alone
 from onward.base.errors import UserError
 from onward.config.mesh import Mesh
-from onward.data.windows import Batch
+from onward.model.decoder import Decoder
 from onward.parallel.context import own_batch
-from onward.parallel.parallelize import device_mesh, release_replicas
+from onward.parallel.launch import AT_EXIT, Launch, meeting
+from onward.parallel.parallelize import (
+    accumulating,
+    clip_gradients,
+    device_mesh,
+    norm_of,
+    parallelize,
+    release_replicas,
+    wrapped,
+)
+from onward.parallel.parts import (
+    all_gathered,
+    counted_parameters,
+    divided,
+    full_tensor,
+    gathered,
+    gathered_parameters,
+    is_divided,
+    local,
+    part_of,
+    whole_parameters,
+)
+from onward.parallel.pipeline import Pipeline
 from onward.parallel.replicas import Replicas
 
 T = TypeVar("T")
-LAUNCHES: list["Launch"] = []  # empty until the processes have connected, then one
 AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
-PATIENCE = 600.0  # seconds that processes wait for each other when they join
-
-
-def leave() -> None:
-    """Leave torch's process group, if one was joined; called when Python exits."""
-    LAUNCHES.clear()
-    connected_devices.cache_clear()
-    release_replicas()
-    if distributed.is_initialized():
-        distributed.destroy_process_group()
-
-
-def await_all(store: distributed.Store, rank: int, count: int) -> None:
-    """Wait until all `count` processes have called this function with torch's key-value `store`, which they share.
-    Raises a UserError that names the first process that has not done so within ten minutes."""
-    store.set(f"here/{rank}", "")
-    until = time.monotonic() + PATIENCE
-    for other in range(count):
-        left = max(0.001, until - time.monotonic())
-        try:
-            store.wait([f"here/{other}"], timedelta(seconds=left))
-        except RuntimeError:
-            raise UserError(
-                f"rank {other} has not answered within {PATIENCE:g} seconds: look at its node, and start all again"
-            ) from None
-
-
-@contextmanager
-def meeting() -> Iterator[None]:
-    """A context in which processes connect; converts a failure into a UserError that names its cause."""
-    try:
-        yield
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(
-            f"WORLD_SIZE is {os.environ.get('WORLD_SIZE')}, and the processes cannot meet ({error}): start them with "
-            "torchrun, or unset WORLD_SIZE"
-        ) from None
-    except RuntimeError as error:
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-        reason = str(error).splitlines()[0]
-        raise UserError(f"the processes cannot meet at {where} ({reason}): choose another --master-port") from None
 
 
 @cache  # each group keeps threads and sockets until the process ends, so runs on equal meshes share groups
@@ -83,59 +60,16 @@ def connected_devices(mesh: Mesh, device: str, group: object) -> dict[str, Any]:
     return {"devices": device_mesh(mesh, torch.device(device)), "stage": stage, "context": context}
 
 
-@dataclass(frozen=True)
-class Launch:
-    """The processes that torchrun started: the rank of this one, their number, and the key-value store that they share.
-    Without torchrun, rank 0 of 1 process."""
-
-    rank: int = 0
-    count: int = 1
-    store: distributed.Store | None = None
-
-    @classmethod
-    def meet(cls) -> "Launch":
-        """Connect to the other processes if torchrun started more than one, according to its environment variables RANK
-        and WORLD_SIZE. Raises a UserError if the processes cannot connect, or if one does not answer."""
-        if os.environ.get("WORLD_SIZE", "1") == "1":
-            return cls()
-        if not LAUNCHES:
-            if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # % for --device cpu
-            with meeting():
-                store, rank, count = next(distributed.rendezvous("env://"))
-                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it outlives processes that are restarted
-                    store = distributed.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
-                await_all(store, rank, count)
-            LAUNCHES.append(cls(rank, count, distributed.PrefixStore("onward", store)))
-            atexit.register(leave)  # the group's threads must not outlive Python
-        return LAUNCHES[0]
-
-    def check_command(self, words: Sequence[str]) -> None:
-        """Raise a UserError in all processes if the arguments of their commands, `words`, differ, because only rank 0
-        reads the arguments of a new run. All processes must call this together, once."""
-        if self.store is None:
-            return
-        if not self.rank:
-            self.store.set("command", json.dumps(words))
-        pairs = itertools.zip_longest(words, json.loads(self.store.get("command")))
-        if different := next((pair for pair in pairs if pair[0] != pair[1]), None):
-            own, first = ("nothing" if word is None else repr(word) for word in different)
-            self.store.set(
-                "different",
-                f"the command of rank {self.rank} differs from that of rank 0, with {own} instead of {first}: give all "
-                "ranks the same command",
-            )
-        if self.store.add("compared", 1) == self.count:
-            self.store.set("all compared", "")
-        self.store.wait(["all compared"])  # so that no process waits for one that has failed
-        if self.store.check(["different"]):
-            raise UserError(self.store.get("different").decode())
+AT_EXIT += [connected_devices.cache_clear, release_replicas]
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(Alone):
     """The processes that train one model: the rank of this process, the number of processes that torchrun started, and
-    their mesh, the axes along which they replicate or divide the model. Without torchrun, rank 0 of 1 process."""
+    their mesh, the axes along which they replicate or divide the model. Without torchrun, rank 0 of 1 process.
+
+    A trainer of one process has no such object. A trainer that has one lets it divide batches, sum gradients and
+    figures, and convert tensors between the full ones and the parts of this process (see parts.py)."""
 
     rank: int = 0
     count: int = 1
@@ -168,8 +102,7 @@ class Processes:
         return cls(rank, size, store, Mesh(replicate=size))
 
     def arranged(self, mesh: Mesh) -> "Processes":
-        """Return these processes with another mesh, along which they replicate or divide the model. Raises a UserError
-        if the mesh is for another number of processes."""
+        """Return these processes in a mesh. Raises a UserError if it is for another number of processes."""
         mesh.check_count(self.count)
         return replace(self, mesh=mesh)
 
@@ -182,12 +115,9 @@ class Processes:
 
     @property
     def replicas(self) -> Replicas:
-        """The replicas of the model that these processes hold, which divide the batches of an evaluation."""
         return Replicas(self.rank, self.mesh, self.devices)
 
     def agreed(self, value: Callable[[], str]) -> str:
-        """Return the text that rank 0 computes by calling `value`; the other processes wait for the text and return it,
-        too."""
         if self.store is None:
             return value()
         key = f"agreed/{next(AGREED)}"
@@ -197,24 +127,28 @@ class Processes:
 
     @property
     def batch_rank(self) -> int:
-        """The index of this process among the processes that have batches of their own; processes along the pipeline,
-        context or tensor axis share their batches and have the same index."""
         return self.rank % self.mesh.stage // (self.mesh.context * self.mesh.tensor)
 
-    def own_tokens(self, batch: Batch) -> Batch:
+    @property
+    def batch_count(self) -> int:
+        return self.mesh.data
+
+    @property
+    def divides(self) -> bool:
+        return self.mesh.divides
+
+    def own_tokens(self, batch: T) -> T:
         """Return the part of a batch that this process trains on: with a context axis, the tokens of this process in
         each window (see `own_batch`); otherwise the entire batch. Raises a UserError if the axis does not divide the
         windows."""
-        self.mesh.check_length(batch.tokens.size(1))
+        self.mesh.check_length(batch.tokens.size(1))  # type: ignore[attr-defined]
         return own_batch(batch, self.mesh.context, self.rank // self.mesh.tensor % self.mesh.context)
 
     def wait(self) -> None:
-        """Wait until all processes have called this method."""
         self.sum([0.0])
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """A context that rank 0 enters at once, and the other processes when rank 0 has left it."""
         if self.rank:
             self.wait()
         yield
@@ -222,7 +156,6 @@ class Processes:
             self.wait()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each of the `values` over all processes."""
         if self.count == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
@@ -230,8 +163,7 @@ class Processes:
         return tensor.tolist()
 
     def sum_of_batches(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each of the `values` over the processes that have batches of their own; processes along the
-        pipeline or tensor axis, which share their batches, count once."""
+        """Return the sums of `values` over the processes with batches of their own."""
         return [value / (self.mesh.pipeline * self.mesh.tensor) for value in self.sum(values)]
 
     def of_batches(self, value: T) -> list[T]:
@@ -244,8 +176,7 @@ class Processes:
         return list(dict(values).values())
 
     def sum_of_stages(self, values: Sequence[float]) -> list[float]:
-        """Return the sum of each of the `values` over the stages of a pipeline; processes of a stage have equal
-        values."""
+        """Return the sums of `values` over the stages of a pipeline; processes of a stage have equal values."""
         return [value / self.mesh.stage for value in self.sum(values)] if self.mesh.pipeline > 1 else list(values)
 
     def check_batches(self, batches: int) -> None:
@@ -254,19 +185,19 @@ class Processes:
         count = self.mesh.data
         if batches < count:
             raise UserError(
-                f"accumulation is {batches} for {count} processes, and each needs a batch: start fewer processes, "
-                f"or a run with --accumulation {count}"
+                f"accumulation is {batches}, too few batches for {count} processes: start fewer processes, or a run "
+                f"with --accumulation {count}"
             )
         if batches < count * self.mesh.pipeline:
             raise UserError(
-                f"accumulation is {batches}, and each of the {self.mesh.pipeline} stages of mesh {str(self.mesh)!r} "
-                f"computes another batch at the same time: give --accumulation {count * self.mesh.pipeline} or more"
+                f"accumulation is {batches}, too few batches for the {self.mesh.pipeline} stages of mesh "
+                f"{str(self.mesh)!r}, which compute one each: give --accumulation {count * self.mesh.pipeline} or more"
             )
         if self.mesh.pipeline * self.mesh.shards > 1 and batches % count:
             more = -(-batches // count) * count
             raise UserError(
-                f"accumulation is {batches}, and {count} processes of mesh {str(self.mesh)!r} compute equally many "
-                f"batches: give --accumulation {more}"
+                f"accumulation is {batches}, which {count} processes of mesh {str(self.mesh)!r} cannot divide "
+                f"evenly: give --accumulation {more}"
             )
 
     def check_windows(self, windows: int) -> None:
@@ -304,3 +235,74 @@ class Processes:
         if self.mesh.stage > 1:
             for tensor in tensors:
                 distributed.all_reduce(tensor, group=self.stage)
+
+    local, part_of, divided = staticmethod(local), staticmethod(part_of), staticmethod(divided)
+    gathered, gathered_parameters = staticmethod(gathered), staticmethod(gathered_parameters)
+    whole_parameters, counted_parameters = staticmethod(whole_parameters), staticmethod(counted_parameters)
+
+    def parallelize(
+        self,
+        model: Decoder,
+        *,
+        precision: str,
+        compile: bool = False,
+        recompute: bool = False,
+        fill: Callable[[Decoder], object] = lambda model: None,
+    ) -> None:
+        """Divide a decoder over the mesh, in place; see `parallelize.parallelize`."""
+        options: dict[str, Any] = {"precision": precision, "compile": compile, "recompute": recompute, "fill": fill}
+        parallelize(model, self.mesh, self.devices, context=self.context, **options)
+
+    def pipeline(self, model: nn.Module) -> Pipeline | None:
+        """Return the pipeline of a model that is divided into stages; None for other models."""
+        pipeline: Pipeline | None = getattr(model, "pipeline", None)
+        return pipeline
+
+    def wrapped(self, module: nn.Module, model: nn.Module, *, uses_all: bool) -> nn.Module:
+        return wrapped(module, model, self.mesh, uses_all=uses_all)
+
+    def accumulating(self, module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
+        return accumulating(module, last=last)
+
+    def clip_gradients(self, parameters: Iterable[Tensor], limit: float, model: nn.Module) -> float:
+        return clip_gradients(parameters, limit, self.pipeline(model))
+
+    def norm(self, model: nn.Module, tensors: Sequence[Tensor]) -> float:
+        """Return the norm of tensors of a model, such as its gradients, over all parts of the model."""
+        return norm_of(tensors, divided=is_divided(model))
+
+    def shared_work(
+        self,
+        function: Callable[[Sequence[Tensor]], Tensor],
+        pairs: Sequence[tuple[Tensor, Tensor]],
+        shape: Sequence[int],
+    ) -> Iterator[Tensor]:
+        """Yield the full result of a function for each of `pairs`, (parameter, this process's part of a tensor like
+        it). `function` computes the results, of equal `shape`, of several full tensors. The processes of a stage divide
+        this work and exchange the results."""
+        rank, count, own = self.rank % self.mesh.stage, self.mesh.stage, []
+        for i, (p, part) in enumerate(pairs):
+            full = full_tensor(part, p)
+            if i % count == rank:
+                own.append(full)
+        done = function(own) if own else ()
+        for i, (_, part) in enumerate(pairs):
+            turn, owner = divmod(i, count)
+            if owner == 0:
+                mine = done[turn] if turn < len(done) else part.new_zeros(shape)
+                shared = all_gathered(mine, count, self.stage)
+            yield shared[owner]
+
+    def finite(self, model: nn.Module) -> bool:
+        """Return whether all weights of a model are finite, that is neither NaN nor infinite, in all processes."""
+        finite = all(bool(local(p).isfinite().all()) for p in model.parameters())
+        if not self.mesh.divides:
+            return finite  # all processes have the same weights
+        return self.sum([finite]) == [self.count]
+
+    def checksum(self, model: nn.Module) -> str:
+        """Compute a hash of this process's weights, as hexadecimal text, that changes if any bit of them does."""
+        integers = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+        bits = (local(p).contiguous().view(integers[p.element_size()]) for p in model.parameters())
+        sums = [int(tensor.sum(dtype=torch.int64)) for tensor in bits]
+        return hashlib.sha256(repr(sums).encode()).hexdigest()

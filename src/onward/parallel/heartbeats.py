@@ -10,7 +10,7 @@ from threading import Event, Thread
 from typing import Any, NoReturn
 
 from onward.base.errors import UserError
-from onward.training.processes import Launch
+from onward.parallel.launch import Launch
 
 PATIENCE = 600.0  # seconds without a heartbeat after which a process counts as lost
 ENDED = 1 << 40  # added to the heartbeats of a process that has ended

@@ -1,0 +1,223 @@
+"""How a new run begins: its processes, its tokens, its model, and its open options, which are fixed here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from onward.base import fields
+from onward.base.alone import ALONE
+from onward.base.device import choose_device
+from onward.base.errors import UserError
+from onward.base.files import read_json, write_json
+from onward.checkpoint.saves.newest import SavedState
+from onward.config.decoder import DecoderConfig
+from onward.config.lora import EVA
+from onward.data.progress import Progress
+from onward.evaluation.tasks import tasks_of
+from onward.model.decoder import Decoder
+from onward.text.tokenizer import Tokenizer
+from onward.training.clock.budget import Budget, time_left
+from onward.training.clock.calibration import Sampler, calibrated
+from onward.training.clock.dial import Choice, dial
+from onward.training.config import RunConfig, seconds
+from onward.training.finetuning.base import base_config, load_base, with_merged_base
+from onward.training.inputs.texts import Inputs
+from onward.training.run.initial_values import write_initial_values
+from onward.training.run.saved_progress import RunProgress
+from onward.training.run.tasks import validation_tasks
+from onward.training.run.together import planned
+from onward.training.run.track import check_trackers
+from onward.training.stages import stage_of
+from onward.training.step.loss import Loss, LossFunction, as_loss
+from onward.training.step.mup import factors_of, scale_weights
+from onward.training.step.optimizer import check_optimizer
+from onward.training.step.tasks import task_results
+from onward.transforms.heads import add_head
+
+if TYPE_CHECKING:
+    from onward.parallel.processes import Processes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """The parts of a run, new or resumed, from which a Run is made."""
+
+    config: RunConfig
+    processes: "Processes | None"  # in their mesh; None: one process
+    tokenizer: Tokenizer
+    inputs: Inputs
+    model: Decoder
+    hf: dict[str, Any]  # content of the model's Hugging Face config.json
+    loss: Loss
+    budget: Budget | None = None  # in the first process, until the number of steps of a run with a time limit is fixed
+    choice: Choice | None = None  # chosen model size, if the options of a new run leave it open
+    fresh: bool = False  # whether the weights are newly initialized
+    messages: Sequence[str] = ()  # messages to the user
+    progress: RunProgress = RunProgress()
+    state: SavedState | None = None  # the save that the run is resumed from
+    fill: Callable[[Decoder], object] = lambda model: None  # sets the weights of a model that processes have divided
+
+    @property
+    def whole(self) -> bool:
+        """Whether the weights of the model have values: those on the meta device get them once it is divided."""
+        return not any(parameter.is_meta for parameter in self.model.parameters())
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a program gives to a new run beside its configuration; see `Run.start`."""
+
+    model: Decoder | None
+    loss: Loss | LossFunction | None
+    sample: Sampler
+    progress: Progress
+    began: float
+
+
+def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Parts:
+    """Begin a new run in its folder, in the first of its processes: choose their mesh, tokenize the data, make the
+    model, fix the options left open, and write run.json. If the processes divide the model, it has no weights yet (see
+    `reopening.outline`)."""
+    folder, device = Path(config.out), choose_device(config.device)
+    config = opened_options(config, folder)
+    if known := known_decoder(config, given.model, processes):
+        processes = planned(config, known, processes)
+    model, hf = given.model, dict[str, Any]()
+    if model is None and config.base:
+        model, hf = load_base(config, lazy=divides(processes) and not starts_with_inputs(config))
+    if model is not None:
+        config = replace(config, preset="mini", model=fields.plain(model.config))
+    check_options(config)
+    if processes:
+        processes.check_batches(config.accumulation)
+
+    stage, fresh = stage_of(config), model is None
+    tokenizer = stage.prepare(config, folder, given.progress)
+    inputs = stage.open(config, folder, "sha256")
+    loss = lambda: as_loss(given.loss) if given.loss else stage.loss(config)
+    import_module("torch._dynamo")  # as the first optimizer does, for a second: not while steps are timed
+    choice = None
+    if config.dialed and fresh:
+        left = time_left(seconds(config.time), perf_counter() - given.began)
+        config, choice = dial(config, tokenizer, inputs, device, left, loss())
+        record = read_json(folder / "inputs.json")
+        write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
+    if not known:
+        processes = planned(config, config.decoder(tokenizer.vocab_size), processes)
+
+    torch.manual_seed(config.seed)
+    model = model or new_model(config, tokenizer, divided=divides(processes))
+    if not divides(processes):  # a model that is divided need not fit a device
+        model = model.to(device)
+    if inputs.labels:
+        add_head(model, inputs.labels)
+    config, notes = stage.begin(config, folder, model, inputs)
+    config = replace(config, device=str(device))
+    parts = Parts(
+        config=config,
+        processes=processes,
+        tokenizer=tokenizer,
+        inputs=inputs,
+        model=model,
+        hf=with_tokens(hf, tokenizer),
+        loss=loss(),
+        choice=choice,
+        fresh=fresh,
+        messages=[*inputs.notes, *notes],
+    )
+    parts = timed(parts, given)
+    if processes:  # before the folder stays
+        processes.check_windows(len(inputs.windows(parts.config, model.config.context_length)))
+    write_json(folder / "run.json", fields.plain(parts.config))
+    if not parts.whole:
+        write_initial_values(model, folder)
+    return parts
+
+
+def opened_options(config: RunConfig, folder: Path) -> RunConfig:
+    """Import the user's modules, and return the configuration with a base model that takes the place of an adapter.
+    Raises a UserError for an option that fine-tuning does not use."""
+    for module in config.imports:
+        fields.import_parts(module)
+    for name in config.fixed:
+        if name in fields.changed_fields(config):
+            raise UserError(f"{name} is not read by a run on examples: leave it out")
+    return with_merged_base(config, folder)
+
+
+def known_decoder(config: RunConfig, model: Decoder | None, processes: "Processes | None") -> DecoderConfig | None:
+    """Return the configuration of the model of a new run, by which processes choose their mesh; None if they choose one
+    for new weights, which needs the tokenizer's vocabulary."""
+    if model is not None:
+        return model.config
+    if processes and config.base:
+        return base_config(config)
+    return config.decoder(1) if config.mesh else None
+
+
+def divides(processes: "Processes | None") -> bool:
+    """Return whether processes divide a model among them, so that none should load all of it."""
+    return bool(processes and processes.divides)
+
+
+def starts_with_inputs(config: RunConfig) -> bool:
+    """Return whether adapters of a run begin with the inputs of layers, for which the whole model must compute."""
+    return config.adapters is not None and isinstance(config.adapters.init, EVA)
+
+
+def check_options(config: RunConfig) -> None:
+    """Raise a UserError for options with which no run can begin, such as an unknown optimizer; called before any text
+    is read."""
+    config.decoder(1)
+    if config.evaluate_tasks:
+        tasks_of(config.evaluate_tasks, "evaluate_tasks")
+    elif config.task_limit != RunConfig.task_limit:
+        raise UserError(
+            f"task_limit is {config.task_limit} without tasks to ask: add --evaluate-tasks, or leave it out"
+        )
+    check_optimizer(config.optimizer or "adamw")
+    check_trackers(config.track)
+
+
+def new_model(config: RunConfig, tokenizer: Tokenizer, *, divided: bool) -> Decoder:
+    """Return a decoder with new weights or, if processes divide it, on the meta device."""
+    decoder = config.decoder(tokenizer.vocab_size)
+    if divided:
+        from onward.parallel.new_weights import new_decoder
+
+        return new_decoder(decoder, config.seed)[0]
+    model = Decoder(decoder)
+    scale_weights(model, factors_of(config, decoder))
+    return model
+
+
+def timed(parts: Parts, given: Given) -> Parts:
+    """Return the parts of a new run with its open options chosen by timing, and with the budget of a time limit."""
+    p, device = parts, torch.device(parts.config.device)
+    tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
+
+    def sample_and_ask(model: Decoder, tokenizer: Tokenizer) -> None:
+        given.sample(model, tokenizer)
+        task_results(tasks, model, tokenizer, p.config.task_limit)
+
+    trial, loss = (p.model, p.loss) if p.whole else (stand_in(p.model, device), None)
+    config, budget = calibrated(
+        p.config, trial, p.tokenizer, p.inputs, sample_and_ask, p.processes or ALONE, loss, given.began
+    )
+    spent = perf_counter() - given.began if config.time else 0.0
+    return replace(p, config=config, budget=budget, progress=RunProgress(seconds=spent))
+
+
+def with_tokens(hf: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Return the content of a config.json with the ids of the tokenizer's begin and end tokens."""
+    return {**hf, "bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.end_ids or None}
+
+
+def stand_in(model: Decoder, device: torch.device) -> Decoder:
+    """Return a decoder of at most two blocks like those of a larger model, to time steps in its place."""
+    return Decoder(replace(model.config, n_layers=min(2, model.config.n_layers))).to(device)
