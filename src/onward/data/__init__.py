@@ -1,4 +1,4 @@
-"""Documents, records and examples, as tokens to train on."""
+"""Documents, records and examples as tokens to train on."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

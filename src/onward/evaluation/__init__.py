@@ -1,4 +1,4 @@
-"""Tasks, scores, and whether two scores differ."""
+"""Tasks, scores, and tests of whether two scores differ."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

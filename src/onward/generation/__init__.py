@@ -1,4 +1,4 @@
-"""What an `onward.Engine` takes beside requests, and how it refuses one."""
+"""Drafts, constraints and cached prefixes for an `onward.Engine`, and its errors and warnings."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What happens inside a trained model: its layers, heads, units and tokens."""
+"""Analyses of a trained model: its layers, heads, units, features and tokens."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

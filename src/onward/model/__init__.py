@@ -1,4 +1,4 @@
-"""Modules for parts of one's own to build on, and changes to a finished model."""
+"""Modules that custom parts build on, and changes to a finished model."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Parameters, operations, memory and scaling laws of decoders, computed before they exist."""
+"""Parameters, operations, memory and scaling laws of a decoder, before it exists."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The server of `onward serve`, to run inside another program."""
+"""The server of `onward serve`, inside another program."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Chats as text and tokens."""
+"""Chats and streams of text."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

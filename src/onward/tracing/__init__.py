@@ -1,4 +1,4 @@
-"""Changes of activations for `onward.edit`, and what `onward.trace` returns."""
+"""Changes of activations for `onward.edit`, and the result of `onward.trace`."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a training step is made of, losses, methods of fine-tuning, rewards and environments."""
+"""Parts of a training step, losses, methods of fine-tuning, rewards and environments."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
