@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from docs.site.reference import HIDDEN, escaped
+from docs.site.reference import HIDDEN, escaped, names_of
 
 ROOT = Path(__file__).parents[2]
 PAGE, SIGNATURES = ROOT / "docs/public.md", ROOT / "tests/support/public_signatures.txt"
@@ -45,7 +45,7 @@ MARK = "<!-- names, written by python -m docs.site.public -->\n"
 def public_names() -> Iterator[tuple[str, str, Any]]:
     """Yield (module, name, value) for each public name."""
     for module in MODULES:
-        for name in sorted(importlib.import_module(module).__all__, key=lambda name: (name.lower(), name)):
+        for name in names_of(module):
             yield module, name, getattr(importlib.import_module(module), name)
 
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.model.cache import KVCache
     from onward.model.decoder import Decoder
     from onward.model.paged import PagedKVCache
+    from onward.reports.explain.page import explain
     from onward.text.tokenizer import Tokenizer, train_tokenizer
     from onward.tracing.edit import edit
     from onward.tracing.names import activation_names
@@ -174,6 +175,7 @@ __all__ = [
     "add_lora",
     "doctor",
     "edit",
+    "explain",
     "finetune",
     "load",
     "mean_loss",
