@@ -13,17 +13,10 @@ from pathlib import Path
 import torch
 
 import onward
-from onward.data.windows import IGNORE_INDEX, Batch
-from onward.generation.request import Request
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
-from onward.text.tokenizer import train_tokenizer
-from onward.training.methods.completions.grpo import GRPO
-from onward.training.reinforcement.policy import PolicyGradient
-from onward.training.rewards.reward import reward_of
-from onward.training.step.loss import Loss
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+from onward import Batch, Loss, Request, StepConfig, StepPlan, Trainer, train_tokenizer
+from onward.data import IGNORE_INDEX
+from onward.reports import Picture, curves
+from onward.training import GRPO, PolicyGradient, optimizers, reward_of
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--sft-steps", type=int, default=250, help="steps of supervised fine-tuning (default: 250)")
@@ -53,10 +46,8 @@ def batch_of(sums: list[tuple[int, int]], seed: int) -> Batch:
 
 def accuracy() -> float:
     """Return the fraction of held-out sums whose likeliest answer is right."""
-    requests = [Request(tokenizer.encode(f"{a:02}+{b:02}="), onward.Sampling(temperature=0), 3) for a, b in held_out]
-    engine = onward.Engine(model)
-    for request in requests:
-        engine.add(request)
+    engine, likeliest = onward.Engine(model), onward.Sampling(temperature=0)
+    requests = [engine.add(Request(tokenizer.encode(f"{a:02}+{b:02}="), likeliest, 3)) for a, b in held_out]
     engine.finish()
     answers = [tokenizer.decode(request.tokens) for request in requests]
     return sum(answer == f"{a + b:03}" for answer, (a, b) in zip(answers, held_out)) / len(held_out)

@@ -17,16 +17,11 @@ import numpy as np
 import torch
 
 import onward
-from onward.config.part_types import Position
-from onward.data.sources import documents
-from onward.data.tokens import Tokens, encode
-from onward.data.windows import Windows
-from onward.evaluation.score import logprobs
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
-from onward.text.tokenizer import train_tokenizer
-from onward.training.step.trainer import StepPlan, Trainer
-from onward.transforms.extend import extended
+from onward import Position, StepPlan, Tokens, Trainer, Windows, train_tokenizer
+from onward.data import documents, encode
+from onward.evaluation import logprobs
+from onward.reports import Picture, curves
+from onward.transforms import extended
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300, help="training steps of each decoder (default: 300)")

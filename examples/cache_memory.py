@@ -12,10 +12,8 @@ from pathlib import Path
 import torch
 
 from onward.families import presets
-from onward.planning.memory import cache_bytes, weight_bytes
-from onward.planning.parameters import cache_bytes_per_token
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
+from onward.planning import cache_bytes, cache_bytes_per_token, weight_bytes
+from onward.reports import Picture, curves
 
 MODELS = "gpt2", "gpt2-xl", "llama-7b", "llama-2-70b", "llama-3-8b", "mistral-7b", "deepseek-v3"
 

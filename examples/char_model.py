@@ -12,12 +12,8 @@ import numpy as np
 import torch
 
 import onward
-from onward.data.sources import documents
-from onward.data.tokens import Tokens, encode
-from onward.data.windows import ValidationWindows, Windows
-from onward.text.tokenizer import train_tokenizer
-from onward.training.step.loss import mean_loss
-from onward.training.step.trainer import StepPlan, Trainer
+from onward import StepPlan, Tokens, Trainer, ValidationWindows, Windows, mean_loss, train_tokenizer
+from onward.data import documents, encode
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")

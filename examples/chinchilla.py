@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onward.planning.laws import LAWS, flops_for
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
+from onward.planning import LAWS, flops_for
+from onward.reports import Picture, curves
 
 SIZES = 400e6, 1e9, 10e9, 67e9, 175e9, 280e9, 520e9, 1e12, 10e12  # of table 3 and table A3
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import torch
 
 from onward.families import preset
-from onward.planning.flops import causal_attention_flops, weight_flops
-from onward.planning.memory import cache_bytes
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
+from onward.planning import cache_bytes, causal_attention_flops, weight_flops
+from onward.reports import Picture, curves
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--model", default="llama-3.1-8b", help="a published release (default: llama-3.1-8b)")

@@ -12,18 +12,12 @@ from pathlib import Path
 import torch
 
 import onward
-from onward.data.sources import documents
-from onward.data.tokens import Tokens, encode
-from onward.data.windows import Windows
-from onward.inspection.layers import router_load
-from onward.reports.pictures.panels import cells
-from onward.reports.pictures.picture import Picture
-from onward.reports.pictures.scale import ColorScale
-from onward.reports.pictures.views import Reading
-from onward.reports.pictures.views import experts as experts_of_tokens
-from onward.text.tokenizer import train_tokenizer
-from onward.training.step.balance import Balance
-from onward.training.step.trainer import StepPlan, Trainer
+from onward import StepPlan, Tokens, Trainer, Windows, train_tokenizer
+from onward.data import documents, encode
+from onward.inspection import router_load
+from onward.reports import ColorScale, Picture, Reading, cells
+from onward.reports import experts as experts_of_tokens
+from onward.training import Balance
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300, help="training steps (default: 300)")

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from onward.planning.fits import fit_power
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
+from onward.planning import fit_power
+from onward.reports import Picture, curves
 
 RUNS = [  # operations, parameters, tokens, bits per byte on validation text
     (1.00e18, 110.7e6, 1.240e9, 0.8972),

@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 
 from onward.families import presets
-from onward.planning.flops import part_sizes
-from onward.reports.pictures.panels import bars
-from onward.reports.pictures.picture import Picture
+from onward.planning import part_sizes
+from onward.reports import Picture, bars
 
 MODELS = "gpt", "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "gpt3-175b"
 PARTS = "embedding", "positions", "attention", "feed-forward", "norms"

@@ -17,9 +17,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 import onward
-from onward.planning.flops import flops_per_token, part_sizes
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
+from onward.planning import flops_per_token, part_sizes
+from onward.reports import Picture, curves
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--length", type=int, default=512, help="the longest text, in tokens (default: 512)")

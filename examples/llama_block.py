@@ -10,7 +10,7 @@ import argparse
 import torch
 
 import onward
-from onward.model.build import build_norm
+from onward.model import build_norm
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--seed", type=int, default=0, help="seed of the weights and vectors (default: 0)")

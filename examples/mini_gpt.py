@@ -12,11 +12,8 @@ from collections import Counter
 import torch
 
 import onward
-from onward.data.sources import documents
-from onward.data.tokens import Tokens, encode
-from onward.data.windows import Windows
-from onward.text.tokenizer import train_tokenizer
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+from onward import StepConfig, StepPlan, Tokens, Trainer, Windows, train_tokenizer
+from onward.data import documents, encode
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("source", nargs="*", default=["embedded"], help="text files (default: Python's documentation)")

@@ -14,13 +14,18 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from docs.site.public import MODULES
 from docs.site.reference import command_pages, glossary_page, name_pages
 from onward.learn.chapters import HEADING, chapters
 from onward.learn.notebook import notebook
 
 ROOT = Path(__file__).parents[2]
 SITE = Path(__file__).parent
-OUTSIDE = {"CONTRIBUTING.md": "CONTRIBUTING.md", "examples.md": "examples/README.md"}  # pages of files outside docs/
+OUTSIDE = {  # pages of files outside docs/
+    "CONTRIBUTING.md": "CONTRIBUTING.md",
+    "CHANGELOG.md": "CHANGELOG.md",
+    "examples.md": "examples/README.md",
+}
 LEARN = ("tutorial-mistakes", "examples")  # pages of Learn beside the chapters
 WORDS_A_MINUTE = 200
 SECONDS = (7, 3, 5, 2, 16, 19, 3, 13, 7, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
@@ -37,6 +42,7 @@ USE = (
     "doctor",
     "interchange",
 )
+ELSEWHERE = ("index", "public", "CONTRIBUTING", "CHANGELOG")
 UNDERSTAND = ("ARCHITECTURE", "decisions", "performance", "benchmarks", "robustness")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -111,8 +117,9 @@ def stage(pages: Path) -> list[dict[str, object]]:
         "learn/index.md": learn_page(),
         "glossary.md": glossary_page(),
         **command_pages(),
-        **name_pages(),
     }
+    names = {module: name_pages(module) for module in MODULES}
+    written |= {name: page for pages_of_module in names.values() for name, page in pages_of_module.items()}
     named = {path.stem: path.name for path in sorted(pages.glob("*.md"))}
     for path in sorted(pages.rglob("*.md")):
         page = str(path.relative_to(pages))
@@ -125,7 +132,7 @@ def stage(pages: Path) -> list[dict[str, object]]:
     for name, text in written.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
-    others = [name for name in named if name not in (*LEARN, *USE, *UNDERSTAND, "index", "CONTRIBUTING")]
+    others = [name for name in named if name not in (*LEARN, *USE, *UNDERSTAND, *ELSEWHERE)]
     return [
         {"Onward": "index.md"},
         {
@@ -139,11 +146,18 @@ def stage(pages: Path) -> list[dict[str, object]]:
         {
             "Look up": [
                 {"Commands": sorted(name for name in written if name.startswith("commands/"))},
-                {"Python": sorted((name for name in written if name.startswith("python/")), key=str.lower)},
+                {"Public names": "public.md"},
+                *({module: [*pages_of_module]} for module, pages_of_module in names.items()),
                 {"Glossary": "glossary.md"},
             ]
         },
-        {"Understand": [*(named[name] for name in UNDERSTAND), {"Working on Onward": "CONTRIBUTING.md"}]},
+        {
+            "Understand": [
+                *(named[name] for name in UNDERSTAND),
+                {"Working on Onward": "CONTRIBUTING.md"},
+                {"Changes": "CHANGELOG.md"},
+            ]
+        },
     ]
 
 

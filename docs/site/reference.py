@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import onward
 from onward.base import fields
 from onward.base.arguments import type_of
 from onward.cli.overview import COMMANDS
@@ -59,20 +58,26 @@ def shown(value: object) -> str:
     return fields.describe(type_of(value)) if isinstance(value, type) else str(value)
 
 
-def name_pages() -> dict[str, str]:
-    """Return a page for each public name."""
-    return {f"python/{name}.md": name_page(name, getattr(onward, name)) for name in onward.__all__}
+def name_pages(module: str) -> dict[str, str]:
+    """Return a page for each public class and function of a module."""
+    values = {f"{module}.{name}": getattr(importlib.import_module(module), name) for name in names_of(module)}
+    kinds = {name: value for name, value in values.items() if isinstance(value, type) or inspect.isfunction(value)}
+    return {f"python/{name.removeprefix('onward.')}.md": name_page(name, value) for name, value in kinds.items()}
+
+
+def names_of(module: str) -> list[str]:
+    """Return the public names of a module in alphabetical order."""
+    return sorted(importlib.import_module(module).__all__, key=lambda name: (name.lower(), name))
 
 
 def name_page(name: str, value: Any) -> str:
     """Return the page of a class or function: its call, its docstring, its fields and methods."""
-    lines = [f"# onward.{name}\n", call(f"onward.{name}", value), docstring(value)]
+    lines = [f"# {name}\n", call(name, value), docstring(value)]
     if dataclasses.is_dataclass(value) and isinstance(value, type):
         lines += ["## Fields\n", *field_table(value)]
     if isinstance(value, type):
         for method, function in public_methods(value):
             lines += [f"\n## {method}\n", call(method, function), docstring(function)]
-    lines.append(f"\nDefined in `{value.__module__}`.\n")
     return "\n".join(lines)
 
 
@@ -123,7 +128,7 @@ def field_table(value: type) -> list[str]:
     for field in dataclasses.fields(value):
         if field.name.startswith("_"):
             continue
-        default = "" if field.default is dataclasses.MISSING else f"`{field.default!r}`"
+        default = "" if field.default is dataclasses.MISSING else f"`{re.sub(HIDDEN, '...', repr(field.default))}`"
         cells = (f"`{field.name}`", default, escaped(docs.get(field.name, "")))
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return [*rows, ""]

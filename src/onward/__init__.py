@@ -6,13 +6,10 @@
 Names are imported when they are first used, so that `import onward` takes no time.
 """
 
-import importlib
-from functools import cache
-
 from onward.base import notebook
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
-if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from here
+if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from here
     from onward.api.folders import load, merge, save, save_adapter
     from onward.api.language_model import LanguageModel
     from onward.api.runs import finetune, train
@@ -63,10 +60,12 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.generation.results import Completion, SearchResult
     from onward.generation.sampling import Sampling
     from onward.inspection.doctor.checks import doctor
+    from onward.inspection.verify import verify
     from onward.model.attachments import attached
     from onward.model.cache import KVCache
     from onward.model.decoder import Decoder
     from onward.model.paged import PagedKVCache
+    from onward.reports.explain.page import explain
     from onward.text.tokenizer import Tokenizer, train_tokenizer
     from onward.tracing.edit import edit
     from onward.tracing.names import activation_names
@@ -81,6 +80,10 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.training.step.trainer import Step, StepConfig, StepPlan, Trainer
     from onward.training.step.validation import Validation
     from onward.transforms.lora import add_lora, merge_lora, remove_lora, use_adapter
+else:
+    from onward.base.public import lazily
+
+    __getattr__, __dir__ = lazily(__name__)
 
 __all__ = [
     "EVA",
@@ -169,6 +172,7 @@ __all__ = [
     "attached",
     "doctor",
     "edit",
+    "explain",
     "finetune",
     "load",
     "mean_loss",
@@ -182,22 +186,8 @@ __all__ = [
     "train",
     "train_tokenizer",
     "use_adapter",
+    "verify",
 ]
-
-
-@cache
-def modules() -> dict[str, str]:
-    """Return the name of the module that defines each public name of the package, by the public name, so that it is
-    imported at its first use. Read from the imports in this file."""
-    import ast
-    from pathlib import Path
-
-    return {
-        alias.name: node.module
-        for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module
-        for alias in node.names
-    }
 
 
 def describe(value: object) -> str | None:
@@ -208,13 +198,3 @@ def describe(value: object) -> str | None:
 
 
 notebook.describe = describe  # classes of lower folders, such as DecoderConfig, show themselves by what is above them
-
-
-def __getattr__(name: str) -> object:
-    if name not in __all__:
-        raise AttributeError(f"module 'onward' has no attribute {name!r}")
-    return getattr(importlib.import_module(modules()[name]), name)
-
-
-def __dir__() -> list[str]:
-    return __all__

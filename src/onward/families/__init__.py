@@ -37,6 +37,8 @@ from onward.families._keys import RecordedKeys
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
+
 FIRST = ("llama", "gpt2", "mistral", "qwen3")  # tried first by `express`
 HF = Mapping[str, Any]
 P = TypeVar("P", bound=Part)

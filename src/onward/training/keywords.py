@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from onward.config.lora import Adapters
 from onward.config.mixtures import MovingWeight
 from onward.training.environments.environment import Environment
 from onward.training.methods.method import Method

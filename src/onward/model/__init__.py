@@ -1,0 +1,63 @@
+"""Modules that custom parts build on."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from onward.model.activations import Activation, Child, Input, Output
+    from onward.model.attention import SelfAttentionModule
+    from onward.model.blocks import (
+        AttentionOnlyModule,
+        BranchNormModule,
+        ParallelModule,
+        PostNormModule,
+        SandwichModule,
+        SharedNormModule,
+    )
+    from onward.model.build import build_attention, build_branches, build_mlp, build_norm, layer_norms
+    from onward.model.context import AttentionContext
+    from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule
+    from onward.model.latent import LatentAttentionModule
+    from onward.model.layers import (
+        GatedFeedForwardModule,
+        LayerNormModule,
+        Linear,
+        PlainFeedForwardModule,
+        PreNormModule,
+        RMSNormModule,
+    )
+    from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
+else:
+    from onward.base.public import lazily
+
+    __getattr__, __dir__ = lazily(__name__)
+
+__all__ = [
+    "Activation",
+    "AttentionContext",
+    "AttentionOnlyModule",
+    "BranchNormModule",
+    "Child",
+    "ExpertsModule",
+    "GatedFeedForwardModule",
+    "Input",
+    "LatentAttentionModule",
+    "LayerNormModule",
+    "LearnedPositionModule",
+    "Linear",
+    "Output",
+    "ParallelModule",
+    "PlainFeedForwardModule",
+    "PostNormModule",
+    "PreNormModule",
+    "RMSNormModule",
+    "SandwichModule",
+    "SelfAttentionModule",
+    "SharedNormModule",
+    "SigmoidRoutingModule",
+    "SinusoidalPositionModule",
+    "SoftmaxRoutingModule",
+    "build_attention",
+    "build_branches",
+    "build_mlp",
+    "build_norm",
+    "layer_norms",
+]

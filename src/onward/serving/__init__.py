@@ -1,0 +1,15 @@
+"""The server of `onward serve`, inside another program."""
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from onward.serving.app import make_app
+    from onward.serving.models import Served, load_served
+    from onward.serving.server import serve
+    from onward.serving.server_options import EngineOptions, Listening, RequestLimits
+    from onward.serving.service import Service
+else:
+    from onward.base.public import lazily
+
+    __getattr__, __dir__ = lazily(__name__)
+
+__all__ = ["EngineOptions", "Listening", "RequestLimits", "Served", "Service", "load_served", "make_app", "serve"]
