@@ -178,7 +178,7 @@ def assert_refused(ranks: Ranks, folder: Path, mesh: str, sentence: str, **optio
         assert its == sentence.format(folder=folder)
 
 
-QUANTIZE = "quantize is not for a divided model, and mesh is 'tensor=2': leave it out, or use replicas only"
+QUANTIZE = "Cannot quantize a model that 'tensor=2' divides: leave quantize out, or use replicas only"
 AXES = "mesh is '{}', but evaluation divides a model only by a tensor axis: give replicate and tensor"
 REFUSED = {
     "bloom": "mesh is 'tensor=2', and 2 does not divide n_heads 3: choose tensor among 1",

@@ -163,7 +163,7 @@ def test_several_processes_are_refused(
     waits = list[float]()
     monkeypatch.setattr("onward.cli.sleep", waits.append)
     for rank, expected in (
-        ("0", f"onward {command.split()[0]} runs in one process, and torchrun started 2: "),
+        ("0", f"Cannot run onward {command.split()[0]} in 2 processes: "),
         ("1", ""),
     ):
         monkeypatch.setenv("RANK", rank)

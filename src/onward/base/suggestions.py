@@ -81,8 +81,7 @@ OTHERWISE = {  # further meanings, for commands without the first
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return the end of an error message for `name`, which is not among the `known` names: "did you mean X?" or, if no
-    known name is close, "choose from ..." with all known names."""
+    """The end of a message about an unknown name: "did you mean X?" or, if none is close, "choose from ..."."""
     known = sorted(known)
     like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= 50 else 0)
     close = same_meaning(name, known) or same_beginning(name, known) or like(known)
@@ -90,9 +89,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def same_meaning(name: str, known: Iterable[str]) -> list[str]:
-    """Return the `known` names that mean the same as the unknown `name`, best first: a synonym (--learning-rate for
-    --lr), a name with the same last component (--model.attention.window for --model.window), or one whose last
-    component begins with `name` (--temperature for --temp)."""
+    """The `known` names that mean the same, best first: a synonym (--learning-rate for --lr), one with the same last
+    component (--model.attention.window for --model.window), or one whose last begins so (--temperature for --temp)."""
     *path, last = parts(name)
     meanings = [last, SYNONYMS.get(last, last), *OTHERWISE.get(last, ())]
 
@@ -109,15 +107,13 @@ def same_meaning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def has_meaning(name: str) -> bool:
-    """Return whether an unknown name is in the list of synonyms; names of similar spelling are then not suggested for
-    it."""
+    """Whether an unknown name has synonyms; names of similar spelling are then not suggested for it."""
     return parts(name)[-1] in SYNONYMS.keys() | OTHERWISE.keys()
 
 
 def same_beginning(name: str, known: Iterable[str]) -> list[str]:
-    """Return the `known` names that are a prefix of the unknown `name`, or of which it is a prefix, ignoring
-    separators: gemma-2-2b for gemma2, gpt2 for gpt2-small. The longest common prefix comes first, then the shortest
-    name."""
+    """The `known` names that begin the unknown one or begin with it, ignoring separators: gemma-2-2b for gemma2, gpt2
+    for gpt2-small. The longest common beginning comes first, then the shortest name."""
     plain = lambda text: re.sub(r"[^a-z0-9]", "", text.lower())
     typed = plain(name)
     shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}
@@ -126,7 +122,6 @@ def same_beginning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def parts(name: str) -> list[str]:
-    """Split the dotted name of an option or a field into its components: --model.d-model into ["model", "d_model"]; any
-    other text is one component."""
+    """The components of a dotted name: --model.d-model is ["model", "d_model"]; any other text is one."""
     plain = name.lower().removeprefix("--").replace("-", "_")
     return plain.split(".") if re.fullmatch(r"[a-z_]\w*(\.[a-z_]\w*)*", plain) else [plain]

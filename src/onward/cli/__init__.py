@@ -15,8 +15,8 @@ from onward.cli.shared import streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line with the words `argv` (None: those of this process); return the exit status: 0, 1 if a check
-    failed, 2 for a mistake of the user, 130 for Ctrl-C."""
+    """Run a command line; return the exit status: 0, 1 if a check failed, 2 for a mistake of the user, 130 for
+    Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     streams.prepare()
     with streams.handled_interrupts():
@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
-    """Return the one-sentence message to print for an exception; None if it is a bug and not a mistake of the user or a
-    lack of memory. `words` are the words of the command line, whose options the message names as typed."""
+    """The message for an exception; None if it is a bug. `words` are those of the command line, which it names as
+    typed."""
     from onward.base.errors import UserError
     from onward.cli.shared.mistakes import with_flags
     from onward.cli.shared.output import printable, shortened
@@ -63,8 +63,7 @@ def module_of(name: str) -> ModuleType:
 
 
 def dispatch(words: list[str]) -> int:
-    """Run the command that the first of `words` names, with the other words as its arguments, or print the list of
-    commands; return the exit status. Raises a UserError for an unknown command."""
+    """Run the command that the first word names, or print the list of commands."""
     if not words or words[0] in ("-h", "--help") or words == ["help"]:
         show()
         return 0
@@ -86,9 +85,7 @@ def dispatch(words: list[str]) -> int:
         if os.environ.get("RANK", "0") != "0":  # one rank says it; torchrun would end it if this one ended first
             sleep(10)
             return 2
-        raise UserError(
-            f"onward {words[0]} runs in one process, and torchrun started {count}: call it without torchrun"
-        )
+        raise UserError(f"Cannot run onward {words[0]} in {count} processes: call it without torchrun")
     with warnings.catch_warnings():
         warnings.showwarning = partial(show_warning, warnings.showwarning)
         try:
@@ -100,8 +97,7 @@ def dispatch(words: list[str]) -> int:
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:
-    """Print a warning on standard error: a warning of Onward as one line; for those of other libraries call `usual`,
-    Python's `warnings.showwarning`, with all arguments."""
+    """A warning of Onward as one line; those of other libraries by `usual`, Python's own."""
     if category.__module__.startswith("onward."):
         print(f"onward: {message}", file=sys.stderr)
     else:

@@ -55,7 +55,6 @@ class GenerationOptions(Sampling):
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
-    """Convert a JSON schema, a dict, to JSON text. Raises a UserError if JSON cannot express it."""
     try:
         return json.dumps(schema)
     except (TypeError, ValueError, RecursionError) as error:
@@ -65,12 +64,8 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 def split(
     keywords: Mapping[str, Any], own: type, default: GenerationOptions
 ) -> tuple[GenerationOptions, dict[str, Any]]:
-    """Split keyword arguments of a search into GenerationOptions and the other arguments, which the TypedDict `own`
-    declares; return both.
-
-    The fields of GenerationOptions replace those of the keyword argument `options`, or else of `default`. A value of
-    None counts as not given. Raises a UserError for an unknown keyword.
-    """
+    """Split keyword arguments into GenerationOptions, whose fields replace those of the argument `options` or else of
+    `default`, and the others, which the TypedDict `own` declares. None counts as not given."""
     base = keywords.get("options", default)
     if not isinstance(base, GenerationOptions):
         raise UserError(f"options is {shown(base)}: it takes GenerationOptions")

@@ -85,8 +85,7 @@ unknown_fields: set[str] = set()  # those that the log has named
 
 
 class Structured(BaseModel):
-    """A constraint on the form of the answer, in the field structured_outputs of vLLM: one of JSON schema, regular
-    expression, list of texts or grammar."""
+    """A constraint on the form of the answer, as vLLM's field structured_outputs: exactly one of these fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -116,7 +115,6 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def log_nested(cls, value: Any) -> Any:
-        """Log the fields inside the fields of a request that the server does not know; return the request."""
         if isinstance(value, Mapping):
             nested = ((name, kind) for name, kind in nesting(cls).items() if name in value)
             log_unknown(path for name, kind in nested for path in unknown(kind, value[name], name))
@@ -125,7 +123,7 @@ class Body(BaseModel):
 
 @cache
 def nesting(cls: type[Body]) -> dict[str, Any]:
-    """Return the types of the fields of a request that hold fields themselves, by name."""
+    """The types of the fields of a request that hold fields themselves, by name."""
     return {name: kind for name, (kind, _) in (declared(cls) or {}).items() if holds_fields(kind)}
 
 
@@ -179,8 +177,7 @@ class SamplingFields(OptionFields):
     truncate_prompt_tokens: Whole | None = Field(None, description="Keep this many tokens at the end of the prompt.")
 
     def given(self) -> dict[str, Any]:
-        """Return the fields that the request sets and that GenerationOptions has, by their names there. Raises an
-        ApiError for fields that contradict each other or are refused, and for more stop texts than the limit."""
+        """The fields that the request sets and GenerationOptions has, by their names there."""
         check_others(self.model_extra or {})
         values, sources = dict[str, Any](), dict[str, str]()
         for name, own in [*zip(SERVED, SERVED), *OTHER_NAMES.items()]:
@@ -205,9 +202,8 @@ class SamplingFields(OptionFields):
         return values
 
     def options(self, limit: int | None, **changes: Any) -> GenerationOptions:
-        """Return the request's fields as GenerationOptions. `limit` is the most tokens of an answer if the request
-        gives no limit; `changes` replace fields. Raises an ApiError as `given` does, and a UserError for a
-        constraint that is too long and for values out of range."""
+        """The request as GenerationOptions. `limit` is the most tokens of an answer without its own; `changes` replace
+        fields."""
         values = {"temperature": 1.0, "max_new_tokens": limit} | self.given() | changes
         for name in FORMS:
             if len(json.dumps(values.get(name, ""))) > FORM_CHARACTERS:
@@ -224,8 +220,8 @@ class SamplingFields(OptionFields):
 
 
 def check_others(extra: Mapping[str, Any]) -> None:
-    """Raise an ApiError if `extra`, the fields of a request beyond those that its class declares, holds one that the
-    server cannot honor; log fields that it does not know, once each."""
+    """Refuse fields, beyond the declared ones, that the server cannot honor; log those that it does not know, once
+    each."""
     for name, value in extra.items():
         if (name in REFUSED and value) or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
             instead = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
@@ -234,7 +230,6 @@ def check_others(extra: Mapping[str, Any]) -> None:
 
 
 def log_unknown(paths: Iterable[str]) -> None:
-    """Log the fields with these paths, which the server does not know, once each."""
     new = {*paths} - unknown_fields
     if new and len(unknown_fields) < 1000:
         unknown_fields.update(new)
@@ -242,8 +237,7 @@ def log_unknown(paths: Iterable[str]) -> None:
 
 
 def form_of(form: Structured) -> dict[str, Any]:
-    """Return the constraint in the field structured_outputs (`form`) as fields of GenerationOptions, such as a regular
-    expression. Raises an ApiError unless exactly one constraint is given."""
+    """The constraint of structured_outputs as fields of GenerationOptions."""
     kinds = [name for name in ("json_schema", "regex", "choice", "grammar", "json_object") if getattr(form, name)]
     if len(kinds) != 1:
         raise ApiError(
@@ -262,5 +256,4 @@ def form_of(form: Structured) -> dict[str, Any]:
 
 
 def any_of(texts: Iterable[str]) -> str:
-    """Return a regular expression that matches exactly these texts."""
     return "|".join(f"({re.escape(text)})" for text in texts)

@@ -18,8 +18,7 @@ IMPORTS = "module with parts of your own, which is imported first"
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An option of a command or, if `positional`, a positional argument, made from a field of the command's dataclass;
-    from it the parser, `--help` and the shell completion are made."""
+    """An option or a positional argument of a command, from which the parser, `--help` and completion are made."""
 
     name: str  # name of the field; dots separate nested fields, as in model.position.theta
     kind: Type  # of the field
@@ -32,13 +31,11 @@ class Argument:
 
     @property
     def flag(self) -> str:
-        """The option as typed, such as --batch-size."""
         return fields.flag(self.name)
 
     @property
     def many(self) -> bool:
-        """Whether several values are allowed: of a positional argument one after the other, of an option by giving the
-        option several times."""
+        """Whether several values are allowed, one after the other or by giving the option several times."""
         return isinstance(self.kind, Row | Several)
 
     @property
@@ -47,18 +44,16 @@ class Argument:
 
     @property
     def choices(self) -> list[str]:
-        """The names that the option allows, such as the kinds of a model part or the values of a Literal; empty if any
-        value of its type is allowed."""
+        """The names that are allowed, of parts or of a Literal; empty if any value of the type is."""
         if isinstance(self.kind, Choice):
             return [str(choice) for choice in self.kind.values if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
 
 
 def arguments(cls: type) -> Iterator[Argument]:
-    """Yield the options and positional arguments of a command: one for every field of the dataclass `cls` that can be
-    written as text. A field whose type is a dict stands for the options of `model_arguments`; if `cls` has a class
-    variable `part`, a class such as a fine-tuning method, the fields of that class are options too. Last comes
-    `--import`, which every command has."""
+    """The options and positional arguments of a command: the fields of the dataclass `cls` that can be written as text.
+    A dict stands for those of `model_arguments`; the fields of the class variable `part`, such as a fine-tuning method,
+    are options too, and so is `--import`."""
     if part := getattr(cls, "part", None):
         for name, kind in field_types(part).items():
             default = getattr(part, name, None)
@@ -86,8 +81,7 @@ def arguments(cls: type) -> Iterator[Argument]:
 
 
 def model_arguments() -> Iterator[Argument]:
-    """Yield the options that change the architecture: `--model.FIELD` for the fields of DecoderConfig, and
-    `--model.PART.FIELD` for those of its parts."""
+    """`--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
     title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
     types, docs = field_types(DecoderConfig), fields.docs(DecoderConfig)
     for name, kind in types.items():

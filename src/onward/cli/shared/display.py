@@ -29,8 +29,8 @@ SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that 
 
 
 class Display:
-    """Shows the progress of a training run: on a terminal as a text picture that is redrawn after steps, elsewhere as
-    plain lines at each validation."""
+    """The progress of a run: on a terminal as a picture that is redrawn after steps, elsewhere as lines at each
+    validation."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -63,7 +63,6 @@ class Display:
             self.live.stop()
 
     def show(self, event: Event) -> None:
-        """Update the display with an event of the run: a step or a validation."""
         if isinstance(event, Step):
             self.step = event.step
             self.losses.append(event.loss)
@@ -82,16 +81,14 @@ class Display:
             self.print()
 
     def print(self) -> None:
-        """Print the figures of the training so far, and the sampled text, as plain lines."""
         known = {name: value for name, value in self.figures().items() if value}
         console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
         if self.sample:
             console.print(Text("  ") + self.sample, soft_wrap=True)
 
     def continue_prompt(self) -> None:
-        """Generate a continuation of the run's prompt, with the same random numbers each time, and record it in
-        samples.jsonl. If the run's processes divide the model, nothing is generated, since this process has only a part
-        of it."""
+        """Continue the run's prompt and record the text in samples.jsonl. Of a model that the processes divide, this
+        one has only a part: nothing is generated."""
         if self.run.processes.divides:
             return
         with self.run.trainer.averaged():
@@ -100,8 +97,7 @@ class Display:
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
-        """Return the figures of the run as text by name: step, losses, tokens per second and time left; "" for a figure
-        that is not known yet."""
+        """The figures of the run as text by name; "" for one that is not known yet."""
         steps, done = expected_steps(self.run), self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
         return {
@@ -114,8 +110,6 @@ class Display:
         }
 
     def picture(self) -> RenderableType:
-        """Return the `rich` renderable that a terminal shows: the figures, the progress bar, the sampled text, and a
-        line about Ctrl-C."""
         figures = self.figures()
         table = Table.grid(padding=(0, 3))
         table.add_row(*(Text(name, style="dim") for name in figures))
@@ -128,9 +122,8 @@ class Display:
 
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
-    """Generate a continuation of a prompt, with the same random seed in each call, so that the texts of a model at
-    different training steps can be compared. Decoding steps are not compiled, which would take longer than the
-    texts."""
+    """Continue a prompt with the same seed in each call, so that the texts at different steps can be compared. Steps
+    are not compiled, which would take longer than the texts."""
     stops, allowed = lm.stop_token_ids, lm.allowed()
     engine = Engine(lm.model, rows=1, stop_token_ids=stops, allowed=allowed, slide=True, compile_after=None)
     answers = lm.submit(engine, [prompt], GenerationOptions(max_new_tokens=SAMPLE_TOKENS, temperature=0.8, seed=0))

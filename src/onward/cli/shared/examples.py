@@ -18,23 +18,19 @@ TRAINED, GIVEN, BETWEEN = "bold green", "dim", "\u2502"
 
 
 def show_examples(config: FinetuneConfig, count: int, as_json: bool = False) -> int:
-    """Print the first `count` fine-tuning examples of a run's data, tokenized for the run's model, as colored text or
-    with `as_json` as JSON; return the exit status."""
+    """Print examples of a run's data, in the tokens of its model."""
     return show(config, base_tokenizer(config), count, as_json, tokens=True)
 
 
 def show_without_model(config: FinetuneConfig, count: int, as_json: bool) -> int:
-    """Print the first `count` fine-tuning examples of the data as text, without loading a model: the chat template is
-    the configuration's or, if it names none, a plain one. Colored or with `as_json` as JSON; returns the exit
-    status."""
+    """Print examples of the data as text, by the chat template of the configuration or else a plain one."""
     tokenizer = with_template(train_tokenizer("byte", []), config.template or "plain")
     return show(config, tokenizer, count, as_json, tokens=False)
 
 
 def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool, tokens: bool) -> int:
-    """Print the first `count` training examples, in colors that tell text that is trained on from other text. A
-    vertical bar separates tokens if `tokens`, else trained from other text; with `as_json` the output is JSON. Returns
-    the exit status. Raises a UserError if `count` is below 1."""
+    """Print the first `count` training examples, colored, with a bar after each token if `tokens`, else between trained
+    and other text; or as JSON."""
     if count < 1:
         raise UserError(f"the number of examples is {count}: give at least 1")
     records, rows = Records(config.sources, config.columns, config.ignore), list[dict[str, Any]]()
@@ -61,8 +57,7 @@ def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool
 
 
 def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[tuple[str, bool]]:
-    """Return a training example as pairs (text, whether it is trained on): one pair per token if `tokens`, else one per
-    run of consecutive tokens that are all trained on or all not."""
+    """A training example as pairs (text, whether it is trained on), one for each token if `tokens`."""
     pairs = list(zip(sequence.tokens, sequence.trained))
     if tokens:
         return [(tokenizer.piece(token), trained) for token, trained in pairs]
@@ -72,8 +67,7 @@ def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[t
 
 
 def colored(parts: list[tuple[str, bool]]) -> Text:
-    """Return the pairs of `spans`, (text, whether it is trained on), as one text with a vertical bar after each.
-    Trained texts have a color; without color they are in brackets."""
+    """The pairs of `spans` as one text; without color, trained texts are in brackets."""
     result = Text()
     for text, trained in parts:
         piece = printable(text).replace("\n", "\\n")

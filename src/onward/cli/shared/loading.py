@@ -39,8 +39,7 @@ class Compiling:
 
 
 def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
-    """Compile an engine's decoding steps for each batch size (number of requests decoded together) in `row_counts`;
-    print how long it took, or why the steps are not compiled."""
+    """Compile decoding steps for each number of rows, and print how long it took or why they stay plain."""
     from time import perf_counter
 
     from onward.kernels.llvm.kept import private_folder
@@ -56,21 +55,18 @@ def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
 
 
 def code_folder() -> Path | None:
-    """Return the folder in the user's cache that stores compiled decoding steps for later starts; None if the cache has
-    no absolute path."""
+    """Where compiled decoding steps are kept for later starts; None if the cache has no absolute path."""
     return cache_folder("code")
 
 
 def cache_folder(name: str) -> Path | None:
-    """Return the path `onward/NAME` of the folder `name` in the user's cache, $XDG_CACHE_HOME or ~/.cache, of which the
-    first absolute path is used; None if neither is absolute. The folder may not exist."""
+    """The folder `name` in the user's cache, which may not exist; None if the cache has no absolute path."""
     caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
     return next((folder / "onward" / name for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:
-    """Load `model`, a folder, a file or a name on the Hugging Face hub, as `options` say, with the adapters in
-    `adapter_folders` or, if there are none, with the adapter in `options`."""
+    """Load a model as `options` say, with the adapters in `adapter_folders` or else that of `options`."""
     Thread(target=compile_first_kernels, args=(options,)).start()
     import onward
 
@@ -87,15 +83,13 @@ def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> L
 
 
 def dtype_of(options: Loading) -> torch.dtype | None:
-    """Return the dtype in which `options` load weights; None: the dtype of the files."""
     import torch
 
     return getattr(torch, options.dtype) if options.dtype else None
 
 
 def compile_first_kernels(options: Loading) -> None:
-    """Compile the CPU kernels that the first token of most models needs, while PyTorch is imported; they are cached.
-    If the model needs others, these are not used."""
+    """Compile and cache the kernels that the first token of most models needs, while PyTorch is imported."""
     from onward.kernels.available import unavailable
 
     if options.device in ("auto", "cpu") and not unavailable():

@@ -21,22 +21,19 @@ WIDEST = 1000  # columns of a table that is not printed on a terminal
 
 
 class Output(Console):
-    """The `rich` console for standard output. If the program that reads the output has ended, it raises BrokenPipeError
-    as `print` does, in place of `rich`'s SystemExit."""
+    """Standard output: if its reader has gone, BrokenPipeError as of `print`, in place of `rich`'s SystemExit."""
 
     def on_broken_pipe(self) -> None:
-        """Raise BrokenPipeError, on which the command line ends quietly; called by `rich`."""
         raise BrokenPipeError
 
 
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
     print(json.dumps(value, indent=2))
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print `rows`, dicts with the same keys, as a table: large numbers with separators, fractions with four digits. On
-    a terminal long cells are folded to its width; elsewhere each row is one line."""
+    """Print dicts with the same keys as a table. On a terminal long cells are folded, elsewhere each row is one
+    line."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:
         number = isinstance(rows[0][name], int | float)
@@ -53,8 +50,7 @@ def printable(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """Return an error message shortened to about 1,000 characters by leaving out its middle; a shorter one
-    unchanged."""
+    """A message without its middle, if it is longer than about 1,000 characters."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 

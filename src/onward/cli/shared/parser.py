@@ -22,7 +22,6 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own knows no -1e-3
 
     def error(self, message: str) -> NoReturn:
-        """Raise a UserError with argparse's message, as one sentence."""
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: Any = None) -> None:
@@ -63,8 +62,6 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
 
 
 def add(group: Any, argument: Argument, shown: bool) -> None:
-    """Add an option or positional argument to `group`, an argparse parser or a group of one; `--help` lists it if
-    `shown`."""
     many, text = argument.many, argument.help
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
@@ -88,5 +85,4 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
 
 
 def escaped(text: str) -> str:
-    """Return a text for argparse's `help`, with %, which argparse would interpret, doubled."""
     return text.replace("%", "%%")

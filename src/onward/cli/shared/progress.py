@@ -20,9 +20,8 @@ from onward.data.progress import Progress
 
 @contextmanager
 def progress_bars(counted: bool = False) -> Iterator[Progress]:
-    """Return a context whose value is a function of (task, done, total) that shows one progress bar per task on
-    standard error; without a terminal nothing is shown. Bars count bytes and show the time elapsed or, with `counted`,
-    count items and show the time left."""
+    """A context with a function of (task, done, total) that shows a bar for each task on a terminal: bytes and the time
+    elapsed or, with `counted`, items and the time left."""
     of_items = MofNCompleteColumn(), TimeRemainingColumn()
     columns = (
         TextColumn("{task.description}"),

@@ -18,9 +18,8 @@ COMMON = (  # options that `--help` of a command that trains several runs shows
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
-    """Take --resume, --config and --json from `values`, the options of a command line by name; return the options of
-    the run, joined with those in the TOML file of --config, the folder of the run to resume (None for a new run), and
-    whether to print figures as JSON. Raises a UserError if other options than --mesh are given with --resume."""
+    """Take --resume, --config and --json from the options of a command line; return the options of the run, with those
+    of the TOML file, the folder of the run to resume (None for a new run), and whether to print JSON."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # which are imported by now
@@ -45,9 +44,7 @@ def join_duration(argv: Sequence[str]) -> list[str]:
 
 
 def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
-    """Read the options in a TOML file, by name; `cls` is the class of the configuration that they belong to. A number
-    is accepted where text is expected (time = 100), and one text for a list of texts. Raises a UserError if the file is
-    missing or is not TOML."""
+    """Read options of `cls` in a TOML file. A number is accepted for a text (time = 100), and one text for a list."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -64,7 +61,6 @@ def from_toml(path: Path, cls: type[RunConfig]) -> dict[str, Any]:
 
 
 def default_name(source: str) -> str:
-    """Return the default name of a run from its first source of text: the name of the file without suffix or, for a
-    glob, the name of its folder; "stdin" for standard input, "-"."""
+    """The name of a run by its first source: the file without suffix, the folder of a glob, or stdin."""
     parts = (part for part in Path(source).parts if not {"*", "?"} & set(part))
     return "stdin" if source == "-" else Path(*parts).name.split(".")[0] or "run"

@@ -10,9 +10,8 @@ Say = Callable[[str | Text], None]  # prints a sentence, in the first process on
 
 
 class Requests:
-    """Records signals as requests to a training run: SIGINT, SIGTERM and SIGHUP ask it to save and stop, SIGUSR1 to
-    save and continue. After `interrupts` SIGINTs, a further one raises KeyboardInterrupt, which stops the run at
-    once."""
+    """Signals as requests to a run: SIGINT, SIGTERM and SIGHUP to save and stop, SIGUSR1 to save and continue. After
+    `interrupts` SIGINTs, a further one raises KeyboardInterrupt."""
 
     def __init__(self, say: Say, interrupts: int) -> None:
         self.say, self.interrupts = say, interrupts
@@ -32,7 +31,6 @@ class Requests:
         self.signal = number
 
     def stop(self) -> bool:
-        """Return whether a signal has asked the run to save and stop."""
         return self.signal > 0
 
     def save(self) -> bool:
@@ -43,8 +41,7 @@ class Requests:
 
 @contextmanager
 def signals(requests: Requests) -> Iterator[Requests]:
-    """Return a context in which SIGINT, SIGTERM, SIGHUP and SIGUSR1 are recorded in `requests`; at its end the previous
-    handlers are restored."""
+    """A context in which the signals are recorded in `requests`."""
     before = {
         number: signal.signal(number, requests.note)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

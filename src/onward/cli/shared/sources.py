@@ -13,8 +13,7 @@ from onward.data.sources import folder_files, is_pipe
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Print on standard error that the command waits for text from each pipe among `sources`, or from standard input if
-    that is a terminal."""
+    """Say that the command waits for text, from a pipe or from a terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
@@ -23,8 +22,7 @@ def announce(sources: Iterable[str]) -> None:
 
 
 def check_texts(sources: Sequence[str]) -> None:
-    """Raise a UserError if one of `sources`, the files or folders of text to train on, is the folder of a run, or if
-    the last one does not exist and was probably meant as the name of a new run."""
+    """Refuse a source that is the folder of a run, and a last one that was probably meant as the name of a new run."""
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
@@ -37,15 +35,12 @@ def check_texts(sources: Sequence[str]) -> None:
 
 
 def known(source: str) -> bool:
-    """Return whether `source`, a name without suffix, is an existing path, standard input ("-"), or the name of a
-    corpus, a public data set of text."""
+    """Whether a name without suffix is a path, standard input, or a corpus."""
     return os.path.exists(source) or source in ("-", *corpora.BUILT_IN, *corpora.DOWNLOADS)
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """Return a sentence on the files in the folder `source` that are not read as text, with an example for each reason;
-    "" if there are none, or if `source` is no folder or holds prepared tokens. The path `out`, a run's own folder, is
-    not counted."""
+    """A sentence on the files in the folder `source`, but `out`, that are not read as text; "" if there are none."""
     from onward.data.tokens import is_prepared
 
     if not Path(source).is_dir() or is_prepared(source):

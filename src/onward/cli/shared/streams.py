@@ -16,26 +16,21 @@ MOST_INPUT = 1 << 24  # bytes of a prompt, or characters of a message; more than
 
 
 class Closed(io.RawIOBase):
-    """Raw stream in place of a closed standard stream (input, output or error): reading or writing raises a UserError
-    that contains its `name`."""
+    """A raw stream in place of a closed one of the standard streams: to read or to write is a UserError."""
 
     def __init__(self, name: str) -> None:
         self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
 
     def readable(self) -> bool:
-        """Return True, so that a read reaches `readinto`."""
         return True
 
     def writable(self) -> bool:
-        """Return True, so that a write reaches `write`."""
         return True
 
     def readinto(self, _: Any) -> int:
-        """Raise a UserError: there is nothing to read."""
         raise UserError(self.error)
 
     def write(self, _: Any) -> int:
-        """Raise a UserError: nothing can be written."""
         raise UserError(self.error)
 
 
@@ -47,8 +42,7 @@ class ClosedInput(io.TextIOWrapper):
 
 
 def prepare() -> None:
-    """Prepare the standard streams when the command line starts: replace closed ones, let standard output write
-    characters that its encoding lacks as backslash escapes, and read standard input as UTF-8."""
+    """Replace closed standard streams, write what the output's encoding lacks as escapes, and read input as UTF-8."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -85,8 +79,6 @@ def read_line() -> str:
 
 @contextmanager
 def refused_input() -> Iterator[None]:
-    """Return a context, for reading standard input, in which a UnicodeDecodeError becomes a UserError: the input is not
-    UTF-8."""
     try:
         yield
     except UnicodeDecodeError as error:
@@ -94,22 +86,19 @@ def refused_input() -> Iterator[None]:
 
 
 def within_limit(text: AnyStr) -> AnyStr:
-    """Return bytes or text from standard input unchanged. Raises a UserError if they are longer than 2 ** 24 bytes or
-    characters, so that an endless input ends."""
+    """The text, unless it is longer than 2 ** 24 bytes or characters, so that an endless input ends."""
     if len(text) > MOST_INPUT:
         raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
     return text
 
 
 def complain(message: str) -> None:
-    """Print a message on standard error; if that cannot be written, do nothing."""
     with suppress(OSError):
         print(message, file=sys.stderr)
 
 
 def drop_output() -> None:
-    """Replace standard output by the null device if it cannot be written, so that Python does not fail again when it
-    flushes at exit."""
+    """Replace an output that cannot be written: Python would fail again when it flushes at exit."""
     try:
         sys.stdout.flush()
     except (OSError, UserError):
@@ -117,8 +106,7 @@ def drop_output() -> None:
 
 
 def interrupted(_: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; the handler of Ctrl-C. While `frame`, the interrupted code, is inside an import, end the
-    process at once, since libraries do not expect the exception there."""
+    """The handler of Ctrl-C. Inside an import it ends the process at once: libraries expect no exception there."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"\nonward: interrupted\n")
@@ -129,7 +117,7 @@ def interrupted(_: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handled_interrupts() -> Iterator[None]:
-    """Return a context in which `interrupted` handles Ctrl-C, unless Ctrl-C is ignored."""
+    """A context in which `interrupted` handles Ctrl-C, unless Ctrl-C is ignored."""
     before = signal.getsignal(signal.SIGINT)
     try:
         handled = callable(before) and signal.signal(signal.SIGINT, interrupted)

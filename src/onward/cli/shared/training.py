@@ -33,9 +33,8 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
 def in_processes(command: Callable[[], int], remedy: str = "go on with --resume") -> int:
-    """Call `command` and return its exit status. If torchrun has started several processes, their errors are printed as
-    one report; where a process was lost, the report ends with `remedy`, the advice what to do. Raises a UserError if
-    they were started with different arguments. The command may make the console quiet, for its own time."""
+    """Run a command. Errors of processes that torchrun started are printed as one report, which ends with `remedy` if
+    one was lost. The command may make the console quiet, for its own time."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
@@ -51,9 +50,8 @@ def in_processes(command: Callable[[], int], remedy: str = "go on with --resume"
 
 
 def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
-    """Start a new run from its configuration, or resume the run in a folder; train it, and print its figures, with
-    `as_json` as JSON. Returns the exit status. The time of a run counts from this call. `mesh` replaces the arrangement
-    of processes of a resumed run; "" keeps it."""
+    """Start a run or resume the one in a folder, train it, and print its figures. Its time counts from this call.
+    `mesh` replaces the arrangement of processes of a resumed run, unless it is ""."""
     began = perf_counter()
     if (left := after_restart(config)) is None:
         return 0
@@ -77,9 +75,8 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
 
 
 def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
-    """Return what to train after torchrun has restarted the processes, because of a failure or because another machine
-    has joined the job: the run's folder if the run has a save to resume from, `config` if it has none, and None if the
-    run has finished. Without a restart, return `config`."""
+    """What to train: `config` or, after torchrun has restarted the processes, the folder of the run that has a save;
+    None if the run has finished."""
     from onward.checkpoint.saves.folder import saves
     from onward.training.run.lock import of_this_job, this_job
     from onward.training.run.together import joined
@@ -102,7 +99,6 @@ def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
 
 
 def next_commands(run: "Run") -> list[str]:
-    """Return the commands that users usually run after this run, such as `onward chat` with its folder."""
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
     method = run.config.method.kind if isinstance(run.config, FinetuneConfig) else ""
     if method == "reward":
@@ -116,8 +112,7 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Generate the sample text that the display shows at a validation, and discard it; called before training, so that
-    a run with a time limit can measure how long it takes."""
+    """Generate the text of a validation once before training, so that a run with a time limit can measure it."""
     from onward.api.language_model import LanguageModel
     from onward.cli.shared.display import sample_text
 
@@ -125,8 +120,7 @@ def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
 
 
 def train(run: "Run") -> int:
-    """Train a run, with a display of its progress, until its end or a signal to stop; then write its report. Returns
-    the exit status: 0, or 128 plus the number of the signal."""
+    """Train a run with its display until its end or a signal, and write its report."""
     folder, first = run.folder, not run.processes.rank
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
     # torchrun passes on a Ctrl-C that the terminal has sent to each process already
@@ -157,14 +151,13 @@ def train(run: "Run") -> int:
 
 
 def in_words(result: dict[str, Any]) -> list[str]:
-    """Return the figures in `result`, a model's evaluation on validation text, as texts such as "loss 1.2345";
-    integers, which are counts, are left out."""
+    """The figures of an evaluation as texts such as "loss 1.2345", without counts."""
     figures = {name.replace("_", " "): value for name, value in result.items() if isinstance(value, float)}
     return [f"{name} {fields.decimal(value, 2 if name == 'perplexity' else 4)}" for name, value in figures.items()]
 
 
 def describe(run: "Run", say: Say) -> None:
-    """Print the sizes of a run's model and data, and the results of the checks before training; `say` prints a line."""
+    """Print the sizes of model and data, and the results of the checks before training."""
     from onward.training.run.checks import start_checks
     from onward.training.run.progress import expected_steps, steps_in_words
 
@@ -200,8 +193,8 @@ def describe(run: "Run", say: Say) -> None:
 
 
 def examine(run: "Run", say: Say) -> None:
-    """Run the fast checks of `onward doctor` on a run's model before the first step, and print their failures by `say`;
-    failures do not stop the run. A model that is divided over processes is not checked."""
+    """Run the fast checks of `onward doctor` before the first step, and print their failures; they do not stop the
+    run."""
     if run.step or run.processes.divides:
         return
     import torch
@@ -219,8 +212,7 @@ def examine(run: "Run", say: Say) -> None:
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:
-    """Train a run and show its progress, until it ends or `requests` has recorded a signal to stop; `say` prints
-    notices and rollbacks."""
+    """Train a run and show its progress, until it ends or a signal has asked to stop."""
     from onward.cli.shared.display import Display
     from onward.training.run.events import Notice, Rollback
 

@@ -43,9 +43,8 @@ class VariantOptions(RunConfig):
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """Parse the words of a command line into options by name, without checking whether they fit together. Options in
-    the TOML file that `--config` names are included; the command line takes precedence. `cls`, `prog` and `about` are
-    those of `options.read`."""
+    """Parse a command line into options by name, with those of the TOML file of `--config`, which it takes precedence
+    over."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
@@ -58,19 +57,17 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """Raise a UserError if `values`, the options in the TOML file `where`, set a length of training (time, steps or
-    epochs), which the command line has to give for all variants alike."""
+    """Refuse a length of training in a TOML file, since all variants train equally long."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
-            f"{where} has {given}, and all variants train equally long: give --time, --tokens, --flops or "
-            "--steps beside them"
+            f"Cannot read {given} from {where}, because all variants train equally long: give --time, --tokens, "
+            "--flops or --steps instead"
         )
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """Remove from `values`, options by name, those that the command's class `cls` adds to a run's; return the removed
-    options, and the length of training (time, steps, tokens or FLOPs) of each run. Raises a UserError unless exactly
-    one length is given."""
+    """Remove the options that `cls` adds to a run's from `values`; return them, and the length of training of each
+    run."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
 
@@ -91,8 +88,7 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """Make a Variant, a configuration to compare with others, from a run's options `values`; characters of `name` that
-    a folder's name cannot have are replaced. Raises a UserError, which names the variant, for an invalid option."""
+    """Make a variant of a run's options; characters of `name` that a folder's name cannot have are replaced."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
@@ -104,16 +100,14 @@ def variant(name: str, values: Mapping[str, Any]) -> "Variant":
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """Return the folder for the runs of a comparison or sweep: the option `out` in `values` or, without it,
-    runs/NAME-KIND, where NAME is that of the first source of text and KIND is `kind`, the command's name."""
+    """The folder for the runs: the option `out`, or runs/NAME-KIND, by the first source and the command."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
 
 class Shown:
-    """Shows the progress of the runs of a comparison or sweep: on a terminal as a bar, elsewhere as a line at the end
-    of each. If several groups of processes share the runs, the first process shows the bar, and the first process of
-    each group the line."""
+    """The progress of the runs: on a terminal as a bar, elsewhere as a line at the end of each. If several groups of
+    processes share the runs, the first process shows the bar, and the first of each group the line."""
 
     def __init__(self, first: bool) -> None:
         columns = (
@@ -133,7 +127,6 @@ class Shown:
         self.bar.stop()
 
     def __call__(self, moment: "Moment") -> None:
-        """Show an event."""
         from onward.training.studies.variants import share_done
 
         if moment.run.processes.rank:
@@ -148,9 +141,8 @@ class Shown:
 
 
 def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "list[Outcome] | int":
-    """Train each variant, one of the configurations to compare, once with each of `seeds` seeds, for the given length,
-    and show the progress. The processes that torchrun started share the runs. Returns the outcomes of the runs, or the
-    exit status: that of a signal that stopped the training, or 0 if another process has the outcomes."""
+    """Train each variant with each seed and show the progress; torchrun's processes share the runs. Returns the
+    outcomes, or the exit status: of a signal, or 0 if another process has the outcomes."""
     from onward.cli.shared.progress import progress_bars
     from onward.training.studies.groups import StudyGroup
     from onward.training.studies.variants import prepare_variants, train_variants
@@ -171,9 +163,8 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]", group: "StudyGroup | None" = None) -> "list[Outcome] | int":
-    """Call `train`, the function `train_variants` with all arguments but `watch` and `stop`, with a display of its
-    progress. `group` is the group of this process, if several share the runs. Returns the outcomes of the runs, or the
-    exit status if a signal stopped the training."""
+    """Call `train_variants`, but for `watch` and `stop`, with its display. Returns the outcomes, or the exit status of
+    a signal."""
     first = group is None or group.first
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
     # torchrun passes on a Ctrl-C that the terminal has sent to each process already

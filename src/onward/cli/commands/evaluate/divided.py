@@ -37,8 +37,7 @@ def load_part(model: str, options: Loading, replicas: Replicas) -> LanguageModel
 
     if options.quantize:
         raise UserError(
-            f"quantize is not for a divided model, and mesh is {str(replicas.mesh)!r}: leave it out, or use replicas "
-            "only"
+            f"Cannot quantize a model that {str(replicas.mesh)!r} divides: leave quantize out, or use replicas only"
         )
     decoder, hf, source = load_divided(
         locate(model, options.revision),
