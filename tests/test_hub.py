@@ -181,7 +181,7 @@ REFUSED = {
     "org/down": "the hub answers 500",
     "org/odd": "is not that of a hub (",
     "org/page": "is not that of a hub (JSONDecodeError",
-    "org/pickle": "if one has safetensors files, or make them yourself with onward convert org/pickle OUT --from-bin",
+    "org/pickle": "if one has safetensors files, or make them with onward convert org/pickle OUT --from-bin",
     "org/adapter": "has no config.json but an adapter",
     "org/ggufs": "has no config.json but GGUF files",
     "hf://nothing": "hf://nothing, and the hub has no model of that name",

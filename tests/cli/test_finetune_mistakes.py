@@ -359,4 +359,4 @@ def test_options_of_examples_are_refused_for_texts(
     Path("text.txt").write_text("what is the sum")
     assert main(["evaluate", str(base), "text.txt", *option.split()]) == 2
     name = option.partition(" ")[0].removeprefix("--")
-    assert f"{name} applies to examples, and {base} is evaluated on texts" in capsys.readouterr().err
+    assert f"{name} applies to examples, but {base} is evaluated on texts" in capsys.readouterr().err

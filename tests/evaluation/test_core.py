@@ -225,5 +225,5 @@ def test_examples_and_short_contexts_are_refused(bundle: Path, lm: LanguageModel
         lm.evaluate_tasks(f"core:{bundle}", examples=3)
     path = bundle / "eval_data/next.jsonl"
     path.write_text('{"context": "a", "continuation": "' + "the cat " * 60 + '"}\n' + path.read_text())
-    with pytest.raises(UserError, match="context 48"):
+    with pytest.raises(UserError, match="context of 48"):
         lm.evaluate_tasks(f"core(folder='{bundle}', task='next')")

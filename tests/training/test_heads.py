@@ -362,4 +362,4 @@ def test_options_of_texts_are_refused_for_a_head(
     words: str, runs: dict[tuple[str, int], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["evaluate", str(runs["reward", 0]), *words.split()]) == 2
-    assert "applies to texts, and" in capsys.readouterr().err
+    assert "applies to texts, but" in capsys.readouterr().err

@@ -102,7 +102,7 @@ def test_a_pairwise_judge_compares_completions_of_one_prompt(server: Server) -> 
 @pytest.mark.parametrize("reply", ["Both A and B", "neither", "Answer C", "a"])
 def test_a_pairwise_judge_without_a_verdict_is_one_sentence(server: Server, reply: str) -> None:
     server.replies = [(200, reply)]
-    with pytest.raises(UserError, match="without either A or B alone, 5 times: fix it"):
+    with pytest.raises(UserError, match="without either A or B alone, 5 times: check the server"):
         judged(server, ["a", "b"], "", "pairwise")
 
 

@@ -85,7 +85,7 @@ def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) ->
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
     if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):
-        raise UserError(f"{name}.prompt is {shown(prompt)}: it must contain {{{lacking}}}")
+        raise UserError(f"{name}.prompt is {shown(prompt)}: write {{{lacking}}} where it belongs")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", key_env):
         raise UserError(f"{name}.key_env is not the name of an environment variable: do not give the key itself")
 

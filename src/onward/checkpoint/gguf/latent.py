@@ -74,7 +74,7 @@ def joined(keys: StoredTensor, values: StoredTensor) -> StoredTensor:
 
 
 def latent_layer(c: DecoderConfig) -> dict[str, str]:
-    """ "": Decoder has no such tensor."""
+    # an empty name: Decoder has no such tensor
     return {"attn_q_norm": "", "attn_q_a_norm": "attn.q_norm"}
 
 
