@@ -86,7 +86,7 @@ REFUSED = {
     "--precision int3": "--precision has 'int3': did you mean int8",
     "--out roof.jpg": "--out is roof.jpg: name a file that ends in .svg",
     "--prompt 0": "--prompt is 0",
-    "--prompt 60": "--prompt is 60 and new is 16",
+    "--prompt 60": "Cannot fit prompts of 60 tokens and 16 new ones",
     "--new 7": "--new is 7",
 }
 
