@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -204,3 +205,10 @@ def test_every_field_of_the_decoder_is_documented() -> None:
 def test_configs_are_read_without_torch() -> None:
     code = "import sys, onward.base.fields, onward.config.decoder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_annotations_are_taken_apart_in_one_place() -> None:
+    source = Path(fields.__file__).parents[1]
+    readers = {path.relative_to(source) for path in source.rglob("*.py") if "get_origin" in path.read_text("utf-8")}
+    pydantic = Path("serving/shapes.py")  # whose types say where a request departs from them
+    assert readers == {Path("base/arguments.py"), pydantic}

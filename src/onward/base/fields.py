@@ -167,17 +167,17 @@ def converted(kind: Type, value: Any, where: str) -> Any:
                 return value
             raise UserError(f"{where} is {shown(value)}: {nearest(str(value), map(str, kind.values))}")
         case Row() | Several() if kind.origin is tuple:
-            items = parse(value, where) if isinstance(value, str) else value
-            if isinstance(kind, Several) and kind.args[0].annotation is str and not isinstance(items, list | tuple):
-                items = [items]
-            if isinstance(items, list | tuple):
-                each = kind.args if isinstance(kind, Row) else kind.args * len(items)
-                if len(each) == len(items):
-                    return tuple(converted(one, x, f"{where}[{i}]") for i, (one, x) in enumerate(zip(each, items)))
+            value = parse(value, where) if isinstance(value, str) else value
+            if isinstance(kind, Several) and kind.args[0].annotation is str and not isinstance(value, list | tuple):
+                value = [value]
+            if isinstance(value, list | tuple):
+                each = kind.args if isinstance(kind, Row) else kind.args * len(value)
+                if len(each) == len(value):
+                    return tuple(converted(one, x, f"{where}[{i}]") for i, (one, x) in enumerate(zip(each, value)))
         case Table():
-            table = parse(value, where) if isinstance(value, str) else value
-            if isinstance(table, Mapping):
-                return dict(table)
+            value = parse(value, where) if isinstance(value, str) else value
+            if isinstance(value, Mapping):
+                return dict(value)
         case Instance():
             return of_class(kind, value, where)
         case _:  # a function, or anything
