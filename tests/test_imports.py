@@ -47,13 +47,10 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def is_table(node: ast.stmt) -> bool:
-    """Whether a statement has the names of a public module: `if TYPE_CHECKING: ... else: ... lazily(__name__)`."""
-    return isinstance(node, ast.If) and "lazily(__name__)" in ast.unparse(node.orelse)
-
-
-def without_table(tree: ast.Module) -> ast.Module:
-    return ast.Module([other for node in tree.body for other in (node.orelse if is_table(node) else [node])], [])
+def without_names(tree: ast.Module) -> ast.Module:
+    """A public module, whose statement `if TYPE_CHECKING: NAMES else: ... lazily(__name__)` has the names."""
+    nodes = (node.orelse if isinstance(node, ast.If) else [node] for node in tree.body)
+    return ast.Module([node for several in nodes for node in several], [])
 
 
 def imports(node: ast.AST) -> Iterator[str]:
@@ -87,8 +84,8 @@ def named_imports(path: Path) -> list[str]:
 
 FILES = {name_of(path): path for path in sorted((SOURCE / "onward").rglob("*.py"))}
 TREES = {name: tree_of(path) for name, path in FILES.items()}
-PUBLIC = {name for name, tree in TREES.items() if any(map(is_table, tree.body))}
-IMPORTS = {name: set(imports(without_table(tree))) for name, tree in TREES.items()}
+PUBLIC = {name for name, path in FILES.items() if "lazily(__name__)" in path.read_text(encoding="utf-8")}
+IMPORTS = {name: set(imports(without_names(tree) if name in PUBLIC else tree)) for name, tree in TREES.items()}
 GRAPH = {  # `import onward` alone imports no name of it
     name: {module for module in modules if module in FILES and module not in (name, "onward")}
     for name, modules in IMPORTS.items()
