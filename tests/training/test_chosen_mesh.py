@@ -1,7 +1,9 @@
 """The mesh that a run chooses by itself: replicas where a device can hold all that is trained, else shards."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,12 +12,17 @@ from onward.base.limits import in_bytes
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
+from onward.data.progress import silent
 from onward.model.decoder import Decoder
+from onward.parallel.processes import Processes
 from onward.planning import choice
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.run.arrangement import chosen, in_words, memory_per_process, trained_with
+from onward.training.run.beginning import Given, begun
 from onward.transforms.lora import add_lora
+
+from support.runs import config
 
 DECODER = DecoderConfig(4096, 256, 4, 4, context_length=8192)
 TRAINED = RunConfig(device="cpu", batch_size=1, steps=4)
@@ -76,3 +83,23 @@ def test_the_parameters_of_adapters_are_counted() -> None:
 
 def test_examples_are_as_long_as_the_run_has_them() -> None:
     assert peak(tuned()) < peak(tuned(length=4096))
+
+
+@pytest.mark.parametrize("from_base", [False, True], ids=["new weights", "a base model"])
+def test_memory_is_planned_once_at_a_start(
+    from_base: bool, base: Path, story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = list[Mesh]()
+
+    def first(meshes: Sequence[Mesh], peak: Callable[[Mesh], int], device: str) -> Mesh:
+        planned.extend(meshes)
+        return meshes[-1]
+
+    monkeypatch.setattr(choice, "first_that_fits", first)
+    named = {"base": str(base), "tokenizer": "", "model": {}} if from_base else {}
+    options = config(story_file, tmp_path, accumulation=2, **named)
+    parts = begun(options, Given(None, None, lambda *_: None, silent, 0.0), Processes(count=2))
+    assert planned == [Mesh(replicate=2), Mesh(shard=2)]
+    assert parts.processes
+    assert parts.processes.mesh == Mesh(shard=2)
+    assert not parts.whole, "no process loads a model that all divide"

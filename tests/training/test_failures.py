@@ -26,7 +26,7 @@ from onward.parallel import heartbeats, launch
 from onward.parallel.failures import one_report
 from onward.parallel.launch import Launch
 from onward.parallel.processes import Processes
-from onward.training.run import run as run_module
+from onward.training.run import loop
 from onward.training.run.run import Run
 
 from support.ranks import Ranks, run_ranks
@@ -326,7 +326,7 @@ def train_with_other_packages(folder: Path) -> None:
     """Train a run, in rank 1 with another version of the first package."""
     run = Run.resume(folder)
     if run.processes.rank:
-        run_module.versions = lambda: ["0.1", *versions()[1:]]
+        loop.versions = lambda: ["0.1", *versions()[1:]]
     list(run.train())
 
 

@@ -75,10 +75,10 @@ WRONG = {
     "{} ": "give one of --budget, such as 10m, and --grid-flops",
     "{} --budget 10m --grid-flops 1e12": "give one of --budget",
     "{} --budget 10mb": "--budget is '10mb': write a number with s, m or h",
-    "{} --budget 0.1s": "--budget is 0.1s, and the smallest grid takes about",
-    "{} --grid-flops 1e3": "--grid-flops is 1e+03, and the smallest grid takes",
+    "{} --budget 0.1s": "--budget is 0.1s, too short for the smallest grid, which takes about",
+    "{} --grid-flops 1e3": "--grid-flops is 1e+03, less than the",
     "{} --grid-flops much": "--grid-flops is 'much': write a positive number",
-    "{} --grid-flops 1e12 --optimizer torch.optim:NAdam": "and optimizer is torch.optim:NAdam",
+    "{} --grid-flops 1e12 --optimizer torch.optim:NAdam": "(optimizer is torch.optim:NAdam)",
     "{} --grid-flops 1e12 --validation none": "validation is none",
 }
 

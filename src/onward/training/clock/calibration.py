@@ -64,12 +64,14 @@ def calibrated(
     The time counts from `began`, by default from this call. Steps, a validation, a save and a call of `sample`, which
     the caller makes at each validation, are timed on copies of the model.
     """
+    if not (config.time or config.epochs or config.precision == "auto" or open_experts(model)):
+        return config, None
     began = perf_counter() if began is None else began
     loss = loss or CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
     windows = inputs.windows(config, model.config.context_length)
     limit = seconds(config.time) if config.time else math.inf
-    config = fastest_options(config, trial(config), windows, limit / TRIAL_PART)
+    config = fastest_options(config, partial(trial, config), model, windows, limit / TRIAL_PART)
     loss.load_state({}, model.device)  # the loss forgets trial steps
     if not config.time:
         return config, None
@@ -112,16 +114,20 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
     return replace(config, time="", steps=steps), costs
 
 
-def fastest_options(config: RunConfig, trainer: Trainer, windows: TrainingWindows, limit: float) -> RunConfig:
+def fastest_options(
+    config: RunConfig, trial: Callable[[], Trainer], model: Decoder, windows: TrainingWindows, limit: float
+) -> RunConfig:
     """Return the configuration with the fastest precision and backend of experts, and with epochs converted to steps.
-    Steps of `trainer` on the first batch of `windows` are timed for little more than `limit` seconds; if that is too
-    short to compile the kernels of another precision, the likely fastest precision is chosen."""
-    precisions = precisions_of(trainer.model.device) if config.precision == "auto" else [config.precision]
+    If there is a choice, steps of the trainer that `trial` makes for a copy of `model`, on the first batch of
+    `windows`, are timed for little more than `limit` seconds; if that is too short to compile the kernels of another
+    precision, the likely fastest precision is chosen."""
+    precisions = precisions_of(model.device) if config.precision == "auto" else [config.precision]
     if limit < COMPILATION:
         precisions = precisions[-1:]
-    backends = list(BACKENDS) if config.experts == "auto" and open_experts(trainer.model) else [config.experts]
+    backends = list(BACKENDS) if config.experts == "auto" and open_experts(model) else [config.experts]
     chosen: dict[str, Any] = {"precision": precisions[0], "experts": backends[0]}
     if len(precisions) * len(backends) > 1:
+        trainer = trial()
         plan = StepPlan([windows.read(range(config.batch_size)).to(trainer.model.device)])
         trials = {f"{p} {b}": partial(one_step, trainer, plan, p, b) for p, b in product(precisions, backends)}
         chosen = dict(zip(chosen, fastest(trials, rounds=3, limit=limit).split()))

@@ -18,7 +18,7 @@ from onward.checkpoint.saves.newest import SavedState
 from onward.config.decoder import DecoderConfig
 from onward.config.lora import EVA
 from onward.data.progress import Progress
-from onward.evaluation.tasks import tasks_of
+from onward.evaluation.tasks import Task, tasks_of
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget, time_left
@@ -54,6 +54,7 @@ class Parts:
     model: Decoder
     hf: dict[str, Any]  # content of the model's Hugging Face config.json
     loss: Loss
+    tasks: Sequence[Task]  # of which scores are measured at each validation
     budget: Budget | None = None  # in the first process, until the number of steps of a run with a time limit is fixed
     choice: Choice | None = None  # chosen model size, if the options of a new run leave it open
     fresh: bool = False  # whether the weights are newly initialized
@@ -84,8 +85,17 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
     model, fix the options left open, and write run.json. If the processes divide the model, it has no weights yet (see
     `reopening.outline`)."""
     folder, device = Path(config.out), choose_device(config.device)
-    config = opened_options(config, folder)
-    if known := known_decoder(config, given.model, processes):
+    for module in config.imports:
+        fields.import_parts(module)
+    for name in config.fixed:
+        if name in fields.changed_fields(config):
+            raise UserError(f"{name} is not read by a run on examples: leave it out")
+    if config.base:
+        config = with_merged_base(config, folder)
+
+    # the mesh, unless it depends on the tokenizer's vocabulary; a base model is loaded as it says
+    known = known_decoder(config, given.model) if processes or config.mesh else None
+    if known:
         processes = planned(config, known, processes)
     model, hf = given.model, dict[str, Any]()
     if model is None and config.base:
@@ -96,26 +106,32 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
     if processes:
         processes.check_batches(config.accumulation)
 
+    # the data
     stage, fresh = stage_of(config), model is None
     tokenizer = stage.prepare(config, folder, given.progress)
     inputs = stage.open(config, folder, "sha256")
-    loss = lambda: as_loss(given.loss) if given.loss else stage.loss(config)
     import_module("torch._dynamo")  # as the first optimizer does, for a second: not while steps are timed
+
+    # the model
+    loss = lambda: as_loss(given.loss) if given.loss else stage.loss(config)
     choice = None
     if config.dialed and fresh:
         left = time_left(seconds(config.time), perf_counter() - given.began)
         config, choice = dial(config, tokenizer, inputs, device, left, loss())
         record = read_json(folder / "inputs.json")
         write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
-    if not known:
-        processes = planned(config, config.decoder(tokenizer.vocab_size), processes)
-
     torch.manual_seed(config.seed)
-    model = model or new_model(config, tokenizer, divided=divides(processes))
+    if model is None:
+        decoder = config.decoder(tokenizer.vocab_size)
+        if processes and not known:
+            processes = planned(config, decoder, processes)
+        model = new_model(config, decoder, divided=divides(processes))
     if not divides(processes):  # a model that is divided need not fit a device
         model = model.to(device)
     if inputs.labels:
         add_head(model, inputs.labels)
+
+    # the options left open
     config, notes = stage.begin(config, folder, model, inputs)
     config = replace(config, device=str(device))
     parts = Parts(
@@ -126,6 +142,7 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
         model=model,
         hf=with_tokens(hf, tokenizer),
         loss=loss(),
+        tasks=validation_tasks(config, inputs, tokenizer),
         choice=choice,
         fresh=fresh,
         messages=[*inputs.notes, *notes],
@@ -139,23 +156,12 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
     return parts
 
 
-def opened_options(config: RunConfig, folder: Path) -> RunConfig:
-    """Import the user's modules, and return the configuration with a base model that takes the place of an adapter.
-    Raises a UserError for an option that fine-tuning does not use."""
-    for module in config.imports:
-        fields.import_parts(module)
-    for name in config.fixed:
-        if name in fields.changed_fields(config):
-            raise UserError(f"{name} is not read by a run on examples: leave it out")
-    return with_merged_base(config, folder)
-
-
-def known_decoder(config: RunConfig, model: Decoder | None, processes: "Processes | None") -> DecoderConfig | None:
-    """Return the configuration of the model of a new run, by which processes choose their mesh; None if they choose one
-    for new weights, which needs the tokenizer's vocabulary."""
+def known_decoder(config: RunConfig, model: Decoder | None) -> DecoderConfig | None:
+    """Return the decoder by which processes plan their mesh before the data is read; None if they choose a mesh for new
+    weights, whose number depends on the tokenizer."""
     if model is not None:
         return model.config
-    if processes and config.base:
+    if config.base:
         return base_config(config)
     return config.decoder(1) if config.mesh else None
 
@@ -184,26 +190,25 @@ def check_options(config: RunConfig) -> None:
     check_trackers(config.track)
 
 
-def new_model(config: RunConfig, tokenizer: Tokenizer, *, divided: bool) -> Decoder:
+def new_model(config: RunConfig, decoder: DecoderConfig, *, divided: bool) -> Decoder:
     """Return a decoder with new weights or, if processes divide it, on the meta device."""
-    decoder = config.decoder(tokenizer.vocab_size)
     if divided:
         from onward.parallel.new_weights import new_decoder
 
         return new_decoder(decoder, config.seed)[0]
     model = Decoder(decoder)
-    scale_weights(model, factors_of(config, decoder))
+    if config.mup:
+        scale_weights(model, factors_of(config, decoder))
     return model
 
 
 def timed(parts: Parts, given: Given) -> Parts:
     """Return the parts of a new run with its open options chosen by timing, and with the budget of a time limit."""
     p, device = parts, torch.device(parts.config.device)
-    tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
 
     def sample_and_ask(model: Decoder, tokenizer: Tokenizer) -> None:
         given.sample(model, tokenizer)
-        task_results(tasks, model, tokenizer, p.config.task_limit)
+        task_results(p.tasks, model, tokenizer, p.config.task_limit)
 
     trial, loss = (p.model, p.loss) if p.whole else (stand_in(p.model, device), None)
     config, budget = calibrated(

@@ -24,7 +24,6 @@ from onward.training.run.events import Event, EventLog, Rollback
 from onward.training.run.lock import run_lock
 from onward.training.run.run_folder import check_saved, record_steps
 from onward.training.run.saved_progress import saved_progress
-from onward.training.run.tasks import validation_tasks
 from onward.training.step.build import build_trainer
 from onward.training.step.plans import Planner
 from onward.training.step.schedule import learning_rate
@@ -64,7 +63,7 @@ class Loop(Shown):
             p.processes.check_windows(len(self.planner.windows))
         self.held_out = p.inputs.validation_windows(p.config, context_length)
         self.held_out_sets = p.inputs.validation_sets(p.config, context_length)
-        self.tasks = validation_tasks(p.config, p.inputs, p.tokenizer)
+        self.tasks = p.tasks
         writers = p.processes if p.processes and p.processes.divides else None
         self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model), writers)
         self.log = EventLog(self.folder, not self.processes.rank, p.messages)
@@ -164,7 +163,8 @@ class Loop(Shown):
         remaining steps the learning rate decays."""
         self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
         self.interval = self.config.validation_interval
-        self.trainer.learning_rate = learning_rate(self.config, self.model.config.d_model)
+        peak = self.config.peak_learning_rate(self.model.config.d_model)
+        self.trainer.learning_rate = learning_rate(self.config, peak)
         if not self.processes.rank:
             record_steps(self.config)
 

@@ -23,6 +23,7 @@ from onward.training.inputs.record import check_inputs, read_config
 from onward.training.run.beginning import Parts, divides, with_tokens
 from onward.training.run.initial_values import read_initial_values
 from onward.training.run.saved_progress import SavedProgress, saved_progress
+from onward.training.run.tasks import validation_tasks
 from onward.training.run.together import planned
 from onward.training.run.track import check_trackers
 from onward.training.stages import stage_of
@@ -86,6 +87,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         model=state.model,
         hf=load_base(config, lazy=lazy)[1] if adapter else read_json(folder / "config.json"),
         loss=as_loss(loss) if loss else stage.loss(config),
+        tasks=validation_tasks(config, inputs, tokenizer),
         budget=budget,
         messages=[*state.messages, *edits(saved, config)],
         progress=saved.reached,
@@ -93,7 +95,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
     )
 
 
-def outline(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: "Processes") -> Parts:
+def outline(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: "Processes | None") -> Parts:
     """Return the parts of a new run whose model the `processes` divide: the model is on the meta device, and `fill`
     sets its weights once it is divided; it raises a UserError if stored weights are not finite. `loss`, unless None,
     replaces the configured loss."""
@@ -121,6 +123,7 @@ def outline(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, p
         model=model,
         hf=with_tokens(hf, tokenizer),
         loss=as_loss(loss) if loss else stage.loss(config),
+        tasks=validation_tasks(config, inputs, tokenizer),
         messages=inputs.notes,
         fill=fill,
     )

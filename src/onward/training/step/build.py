@@ -50,13 +50,13 @@ def build_trainer(
             compile_blocks(model)
         if c.recompute:
             recompute_blocks(model)
-    rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()}
+    rates = {name: factor.rate for name, factor in factors_of(c, model.config).items()} if c.mup else {}
     rates |= dict.fromkeys(raised(model), c.adapters.b_rate) if c.adapters else {}
     peak = c.peak_learning_rate(model.config.d_model)
     return Trainer(
         model,
         optimizers(model, c.optimizer, peak, c.weight_decay, (c.beta1, c.beta2), rates, processes),
-        learning_rate(c, model.config.d_model),
+        learning_rate(c, peak),
         StepConfig(c.clip, c.precision),
         loss=loss,
         balance=balance(c, model, processes),

@@ -37,9 +37,9 @@ def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: f
     return min_ratio + (1 - min_ratio) * FALL[kind](progress)
 
 
-def learning_rate(config: RunConfig, d_model: int) -> Callable[[int], float]:
+def learning_rate(config: RunConfig, peak: float) -> Callable[[int], float]:
     """Return the learning rate of a run as a function of the step, counted from 0."""
-    c, peak = config, config.peak_learning_rate(d_model)
+    c = config
     return lambda step: peak * lr_factor(c.schedule, step, c.steps, c.warmup, c.min_lr_ratio, c.decay)
 
 

@@ -158,8 +158,9 @@ def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cel
     """Return the configuration with the precision and the backend of experts whose steps are the fastest, by timing,
     for the run `cell`; all runs of the grid use them. `inputs` are the prepared texts."""
     own = cell.variant(config).config
-    trainer = build_trainer(own, Decoder(own.decoder(vocab_size)).to(torch.device(config.device)))
-    chosen = fastest_options(own, trainer, inputs.windows(own, cell.context), math.inf)
+    model = Decoder(own.decoder(vocab_size)).to(torch.device(config.device))
+    trial = lambda: build_trainer(own, model)
+    chosen = fastest_options(own, trial, model, inputs.windows(own, cell.context), math.inf)
     return replace(config, precision=chosen.precision, experts=chosen.experts)
 
 

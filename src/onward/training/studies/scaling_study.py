@@ -161,8 +161,8 @@ def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked
         if not largest:
             need = fields.time_in_words(sum(time_of(least)) / SPENT + perf_counter() - began)
             raise UserError(
-                f"budget is {asked['budget']}, and the smallest grid takes about {need} on this machine"
-                f"{' with --check' if asked['check'] else ''}: give more time"
+                f"budget is {asked['budget']}, too short for the smallest grid, which takes about {need} on this "
+                f"machine{' with --check' if asked['check'] else ''}: give more time"
             )
         pair = [smallest[0], max(grid(sizes, largest), key=lambda cell: cell.flops / cell.steps)]
     return fixed | {"largest": largest, "seconds_of_check": time_of(largest)[1]}
