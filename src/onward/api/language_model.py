@@ -29,6 +29,7 @@ from onward.generation.prompts import Prompt, continued, default_new_tokens, pro
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
+from onward.model.decoder import without_dropout
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -345,9 +346,12 @@ def streamed(lm: LanguageModel, prompt: Prompt, keywords: Mapping[str, object]) 
         raise UserError(f"Cannot stream {options.n} answers at the same time: leave out n")
     engine = engine_for(lm, 1, rest)
     [(request, answer)] = submit(engine, lm.text(), [prompt], options).items()
-    for _ in engine.run():
-        if piece := answer.take():
-            yield piece
+    with without_dropout(lm.model):
+        while engine.busy:
+            engine.advance()
+            if piece := answer.take():
+                yield piece
+                engine.state.confirmed = False  # the caller may have changed the model
     answer.finish()
     if piece := answer.take():
         yield piece

@@ -182,8 +182,8 @@ class Engine:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[Request, int]]:
-        """Run one step as `step` does, of a model that only functions of the requests may have changed since the last
-        one."""
+        """Run one step as `step` does, for a caller of ours: since the last step, only functions of the requests may
+        have changed the model, or the caller has set `state.confirmed` to False."""
         with without_dropout(self.model):
             schedule, start = self.scheduler.schedule(), self.clock()
             proposals = self.propose(schedule)
