@@ -282,8 +282,7 @@ class LanguageModel(TextModel):
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prepare a beam search; return (the prompts as token ids, its arguments by name that
-        both searches take). Raises a UserError for options that a search does not support."""
+        """Return the prompts of a beam search as token ids, and its arguments by name."""
         for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, but a search does not support it: leave it out")
@@ -298,9 +297,6 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """Make the SearchResult of a search: `before` are the tokens of the prompt, `tokens` the new ones, `finished`
-        says that a stop token ended them, and `scores` are the score and the log-probability of a beam search, if it
-        was one."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)
 
