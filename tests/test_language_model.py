@@ -11,6 +11,7 @@ import torch
 
 import onward
 from onward.api.language_model import LanguageModel
+from onward.base import arguments
 
 
 def test_evaluate_reads_paths_as_train_does(lm: LanguageModel, story_file: Path) -> None:
@@ -41,6 +42,26 @@ def test_the_same_seed_gives_the_same_text_and_each_prompt_its_own_draws(lm: Lan
     assert first == lm.generate(["The", "The"], 20, temperature=1.5, seed=4)
     assert first[0] != first[1]
     assert first[1] == lm.generate("The", 20, temperature=1.5, seed=5)
+
+
+def test_a_call_is_checked_at_its_door_alone_and_asks_for_the_vocabulary_once(
+    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lm.generate("The", 4)
+    bound, bind = list[str](), arguments.bind
+
+    def noted(function: Any, *given: Any) -> Any:
+        bound.append(function.__qualname__)
+        return bind(function, *given)
+
+    monkeypatch.setattr(arguments, "bind", noted)
+    lm.generate(["The", "A dog"], 4)
+    lm.complete("The", 4, n=2)
+    assert [*lm.stream("The", 4)]
+    assert bound == ["LanguageModel.generate", "LanguageModel.complete", "LanguageModel.stream"]
+    changed = lm.allowed()
+    changed[:] = False
+    assert lm.generate("The", 4)
 
 
 def test_an_empty_prompt_starts_from_the_beginning_token(lm: LanguageModel) -> None:

@@ -90,6 +90,39 @@ def test_compiled_and_plain_steps_agree_after_and_amid_an_edit(name: str) -> Non
     assert not same(unedited, after[0], 0), "the edit changes the answer"
 
 
+@pytest.mark.parametrize("name", ["eps", "hook", "another block", "adapters"])
+def test_a_function_of_a_request_may_edit_the_model_while_an_engine_finishes(name: str) -> None:
+    def edited(compile_after: int | None) -> list[tuple[int, float]]:
+        model, tokens = model_of(), list[int]()
+
+        def stop(token: int) -> bool:
+            tokens.append(token)
+            if len(tokens) == 5:
+                EDITS[name](model, stack)
+            return False
+
+        with ExitStack() as stack:
+            engine = Engine(model, rows=2, compile_after=compile_after)
+            request = engine.add(Request(list(PROMPT), Sampling(temperature=0), 12, stop, num_logprobs=0))
+            engine.finish()
+        return [(one.token, one.logprob) for one in request.logprobs]
+
+    found = [edited(None), edited(0)]
+    assert same(*found)
+    assert not same(found[0], answer(model_of()), 0), "the edit changes the answer"
+
+
+def test_engine_compares_the_model_with_itself_only_after_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, compared, holds = model_of(), list[int](), Snapshot.holds
+    monkeypatch.setattr(Snapshot, "holds", lambda self: compared.append(1) or holds(self))
+    for calls_user, compile_after, times in (False, None, 0), (True, None, 0), (False, 0, 0), (True, 0, 10):
+        engine = Engine(model, compile_after=compile_after)
+        engine.add(Request(list(PROMPT), Sampling(temperature=0), 12, calls_user=calls_user))
+        compared.clear()
+        engine.finish()
+        assert len(compared) == times
+
+
 def blocks(model: Decoder, folder: Path) -> Kept:
     return {"cache": BlockManager(PagedKVCache(CONFIG, 2, 64, 16, block_size=2, blocks=70))}
 

@@ -17,10 +17,10 @@ from onward.base.device import choose_device
 from onward.base.errors import UserError
 from onward.checkpoint.gguf.convert import Accept, plan, write_model
 from onward.checkpoint.huggingface.save import save_model
-from onward.checkpoint.load import open_source
+from onward.checkpoint.load import load_source, open_source
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.checkpoint.peft.adapters import save_adapter as write_adapter
-from onward.checkpoint.peft.bases import BaseModel, base_folder, weights_checksum
+from onward.checkpoint.peft.bases import BaseModel, base_folder, is_adapter, weights_checksum
 from onward.checkpoint.weights import FLOATS
 from onward.hub.folder import locate
 from onward.model.adapters import adapter_names
@@ -61,9 +61,13 @@ def load(
     folder = locate(model, revision)
     folders = [adapter_folder] if isinstance(adapter_folder, str | Path) else adapter_folder
     adapter_folders = [Path(one) for one in folders]
-    decoder, hf, source = load_with_adapters(
-        folder, adapter_folders, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
-    )
+    if adapter_folders or is_adapter(folder):
+        decoder, hf, source = load_with_adapters(
+            folder, adapter_folders, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize
+        )
+    else:
+        source = open_source(folder)
+        decoder, hf = load_source(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
     return LanguageModel(decoder, source.tokenizer(), hf)

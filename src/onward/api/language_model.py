@@ -29,6 +29,7 @@ from onward.generation.prompts import Prompt, continued, default_new_tokens, pro
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
+from onward.model.decoder import without_dropout
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -281,8 +282,7 @@ class LanguageModel(TextModel):
     def search_arguments(
         self, prompt: str | Sequence[Prompt], options: GenerationOptions
     ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Prepare a beam search; return (the prompts as token ids, its arguments by name that
-        both searches take). Raises a UserError for options that a search does not support."""
+        """Return the prompts of a beam search as token ids, and its arguments by name."""
         for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
                 raise UserError(f"{name} is given, but a search does not support it: leave it out")
@@ -297,9 +297,6 @@ class LanguageModel(TextModel):
         }
 
     def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        """Make the SearchResult of a search: `before` are the tokens of the prompt, `tokens` the new ones, `finished`
-        says that a stop token ended them, and `scores` are the score and the log-probability of a beam search, if it
-        was one."""
         text = continued(self.text(), before, tokens)
         return SearchResult(text, tokens, "stop" if finished else "length", *scores)
 
@@ -345,9 +342,12 @@ def streamed(lm: LanguageModel, prompt: Prompt, keywords: Mapping[str, object]) 
         raise UserError(f"Cannot stream {options.n} answers at the same time: leave out n")
     engine = engine_for(lm, 1, rest)
     [(request, answer)] = submit(engine, lm.text(), [prompt], options).items()
-    for _ in engine.run():
-        if piece := answer.take():
-            yield piece
+    with without_dropout(lm.model):
+        while engine.busy:
+            engine.advance()
+            if piece := answer.take():
+                yield piece
+                engine.state.confirmed = False  # the caller may have changed the model
     answer.finish()
     if piece := answer.take():
         yield piece

@@ -36,7 +36,7 @@ class KeptLayers(UserWarning):
 
 def open_source(path: Path) -> ModelSource:
     """The source of the model at a path: a GGUF file, or else a folder, which need not exist yet."""
-    return GGUFFile(path) if is_gguf(path) else ModelFolder(path)
+    return GGUFFile(path) if path.is_file() and is_gguf(path) else ModelFolder(path)
 
 
 def load_model(
@@ -102,7 +102,8 @@ def load_source(
         layer = name.removesuffix(".weight")
         bias: Any = model.get_submodule(layer).bias
         layers[layer] = QuantizedLinear(codes, scales, bias)
-    replace_layers(model, layers)
+    if layers:
+        replace_layers(model, layers)
     model.load_state_dict(ours, strict=False, assign=True)
     if tied and "head" not in chosen:
         model.head.weight = model.embed.weight

@@ -35,8 +35,6 @@ class Binding:
                 self.bind(list(cache.layers), torch.get_num_threads())
 
     def bind(self, layers: list[LayerCache], threads: int) -> None:
-        """Set the kernel arguments that depend on the memory of `layers`, the cache of each layer of the model, and on
-        the number of threads. Raises Unreadable for a cache entry that the kernels cannot read."""
         if self.kinds != [(layer.table is not None, layer.quantized) for layer in layers]:
             raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
@@ -65,10 +63,8 @@ class Binding:
         self.layers, self.threads = layers, threads
 
     def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
-        """Return the memory addresses of a layer's cache entry `name` (such as the keys) and of its scales, 0 if the
-        cache is not quantized. The entry is a contiguous tensor of `dtype`, or of int8 with scales of `dtype`, with
-        vectors of `shape` for each position: (B or more, S, *shape) or, if paged, (blocks, S, *shape). Raises
-        Unreadable for any other tensor."""
+        """Return the addresses of a cache entry, (B or more, S, *shape) or (blocks, S, *shape), and of its scales (0:
+        none)."""
         entry = layer.entries[name]
         if layer.table is None and len(entry) < self.rows:
             raise Unreadable(f"a cache of {len(entry)} rows for a step of {self.rows}")

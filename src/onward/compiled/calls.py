@@ -32,7 +32,6 @@ class Call:
 
 @contextmanager
 def unreadable_is_not_compilable() -> Iterator[None]:
-    """Convert an Unreadable (a tensor that kernels cannot read) raised inside the `with` block to NotCompilable."""
     try:
         yield
     except Unreadable as reason:
@@ -40,5 +39,4 @@ def unreadable_is_not_compilable() -> Iterator[None]:
 
 
 def contiguous_address(tensor: Tensor) -> int:
-    """Return the memory address of a contiguous tensor. Raises Unreadable for any other tensor."""
     return address(tensor, tensor.dtype, *tensor.shape)

@@ -10,8 +10,6 @@ from onward.kernels.available import unavailable
 
 
 def cpu() -> type[CompiledStep]:
-    """Return `Program`, the class of compiled decoding steps on a CPU. Raises NotCompilable if this machine has no
-    compiler for it."""
     if reason := unavailable():
         raise NotCompilable(f"no compiler: {reason}")
     from onward.compiled.program import Program  # imports llvmlite

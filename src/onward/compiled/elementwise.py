@@ -19,8 +19,6 @@ from onward.kernels.memory import strided_address
 
 
 def target_of(operation: Operation) -> Tensor:
-    """Return the tensor to which a recorded operation of PyTorch writes its result: its first argument if it works in
-    place, else a new tensor."""
     result = operation.arguments[0] if operation.function._schema.is_mutable else operation.result
     return result[0] if isinstance(result, tuple) else result  # type: ignore[no-any-return]
 
@@ -39,10 +37,8 @@ def each(key: tuple[Any, ...], formula: Formula, out: Tensor, operands: Sequence
 
 
 def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], list[Call]]:
-    """Return the function that translates a recorded operation of two operands, one of which may be a number, to kernel
-    calls. `of_floats` and `of_integers` name the methods of `Code` (such as "fadd" and "add") that compute the
-    operation; `of_integers` is None if integers are not supported. The returned function raises NotCompilable for other
-    dtypes."""
+    """Lower an operation of two operands, one of which may be a number. `of_floats` and `of_integers` name methods of
+    `Code`; `of_integers` is None if integers are not supported."""
 
     def lowered(operation: Operation) -> list[Call]:
         out, pair = target_of(operation), operation.arguments[:2]
@@ -68,9 +64,7 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """Return the function that translates a recorded operation of one tensor to kernel calls. `formula` emits the code
-    of one element from the element and from the operation's further arguments, which are numbers, by default
-    `defaults`. The returned function raises NotCompilable if these arguments are tensors."""
+    """Lower an operation of one tensor, by the formula of one element, which takes the numbers after the tensor too."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]
@@ -90,8 +84,6 @@ def power(code: Code, x: Any, exponent: float) -> Any:
 
 
 def convert(operation: Operation) -> list[Call]:
-    """Translate a recorded copy of a tensor to another dtype or layout to a kernel call. Raises NotCompilable for a
-    conversion to integers."""
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
     if out.dtype == torch.int64 and source.dtype != torch.int64:
@@ -102,8 +94,6 @@ def convert(operation: Operation) -> list[Call]:
 
 
 def joined(operation: Operation) -> list[Call]:
-    """Translate a recorded `torch.cat` or `torch.stack` to one kernel call per input, which copies the input to its
-    part of the result."""
     parts, dim = operation.arguments[0], operation.arguments[1] if len(operation.arguments) > 1 else 0
     if name_of(operation) == "stack":
         targets = operation.result.unbind(dim)
@@ -113,12 +103,10 @@ def joined(operation: Operation) -> list[Call]:
 
 
 def copied(source: Tensor, out: Tensor) -> Call:
-    """Return the kernel call that copies a tensor to `out`."""
     return each(("copy", False), lambda code, x: x, out, [source])
 
 
 def rows_of(operation: Operation) -> list[Call]:
-    """Translate a choice between the rows of two tensors by number to a kernel call."""
     numbers, number, x, y = operation.arguments
 
     def formula(code: Code, of_row: Any, chosen: Any, other: Any) -> Any:

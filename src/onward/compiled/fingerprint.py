@@ -48,8 +48,6 @@ class Snapshot:
         self.compilable = not self.replaced and kinds <= {WeightAdapters.hook}
 
     def hooks_now(self) -> list[tuple[object, ...]]:
-        """Return the current forward hooks of the model's modules and the global ones, a tuple of functions for each
-        module with hooks."""
         hooks = self.inventory.hooks
         return [tuple(hooks.values()) for hooks in hooks if hooks] if any(hooks) else []
 
@@ -68,8 +66,6 @@ class Snapshot:
         )
 
     def holds(self) -> bool:
-        """Return whether the model still has the structure, the tensors (by memory address) and the hooks of this
-        snapshot."""
         if any(attributes.get(name) is not tensor for attributes, name, tensor in self.inventory.tensor_attributes):
             return False
         try:
@@ -134,9 +130,8 @@ def fingerprint(model: Decoder) -> str | None:
 
 
 def fingerprint_of_parts(model: Decoder) -> str:
-    """Return a hash of the weights of a model that the processes of a tensor axis divide, and which call this together.
-    Processes that have read different models get different hashes: each hashes the weights that it holds whole,
-    together with the hashes that all processes have of their parts."""
+    """Hash the weights of a model that the processes of a tensor axis divide: each hashes those that it holds whole,
+    and the hashes that all processes have of their parts."""
     from onward.parallel.parts import local, splits  # which imports DTensors, for half a second
 
     whole, own = hashlib.sha256(), hashlib.sha256()

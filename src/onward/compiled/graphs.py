@@ -108,7 +108,6 @@ class GraphStep(CompiledStep):
 
 @cache
 def temporary_folder() -> str:
-    """Return a folder for generated code that no later process reads; it is deleted when this process exits."""
     folder = tempfile.mkdtemp(prefix="onward-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder

@@ -67,7 +67,6 @@ class Inventory:
         return self.has_own_methods or is_patched or any(type(tensor) not in TENSORS for tensor in self.tensors)
 
     def describe_module(self, module: nn.Module) -> object:
-        """Return a description of a module without its children, and add the module's objects to the inventory."""
         attributes = vars(module)
         self.hooks += [module._forward_hooks, module._forward_pre_hooks]
         contents = module._parameters, module._buffers, module._modules
@@ -79,8 +78,6 @@ class Inventory:
         return self.describe_attributes(module, own), tensors
 
     def describe_attributes(self, value: object, own: Mapping[str, object]) -> object:
-        """Return a description of an object, `value`, from its attributes `own` (name -> value), and add the attributes
-        to the inventory."""
         self.types[type(value)] = None
         attributes, plain = vars(value), [name for name in own if not isinstance(own[name], Tensor)]
         self.tensor_attributes += [(attributes, name, one) for name, one in own.items() if isinstance(one, Tensor)]
@@ -132,13 +129,11 @@ def ambient(model: Decoder) -> tuple[object, ...]:
 
 
 def qualified_name(value: Any) -> str:
-    """Return the name of a class or function, preceded by that of its module."""
     return f"{value.__module__}.{value.__qualname__}"
 
 
 def functions_of(value: object) -> list[FunctionType]:
-    """Return the Python functions behind a class attribute: a method, or the getter and setter of a property; empty for
-    other values."""
+    """Return the Python functions behind a class attribute: a method, or the getter and setter of a property."""
     if isinstance(value, staticmethod | classmethod):
         value = value.__func__
     entries = [value.fget, value.fset] if isinstance(value, property) else [value]
@@ -153,15 +148,11 @@ def is_foreign(cls: type, function: FunctionType) -> bool:
 
 @cache
 def names_in(code: CodeType) -> frozenset[str]:
-    """Return the names of attributes and globals used by the code of a function and of the functions defined inside
-    it."""
     inner = [names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*inner)
 
 
 def describe_function(function: FunctionType) -> object:
-    """Return a description of a function for the fingerprint of a model: its name, code, defaults, and the simple
-    values of its closure."""
     names, cells = function.__code__.co_freevars, function.__closure__ or ()
     values = [(name, cell.cell_contents) for name, cell in zip(names, cells) if cell != CellType()]
     simple = [(name, one if isinstance(one, SIMPLE) else type(one).__name__) for name, one in values]
@@ -169,8 +160,6 @@ def describe_function(function: FunctionType) -> object:
 
 
 def describe_code(value: Any) -> object:
-    """Return a description of the code of a function and its inner functions, or of a constant in it, that is equal in
-    other processes."""
     if isinstance(value, CodeType):
         return value.co_code, value.co_names, [describe_code(constant) for constant in value.co_consts]
     return sorted(map(repr, value)) if isinstance(value, frozenset) else value

@@ -30,7 +30,6 @@ class LinkedCalls:
         self.table = (ctypes.c_int64 * len(addresses))(*addresses)
 
     def run(self) -> None:
-        """Run all kernel calls in order."""
         sequence()(ctypes.addressof(self.table), len(self.calls))
 
 
@@ -69,8 +68,6 @@ def sequence() -> Callable[[int, int], None]:
 
 
 def add_sequence(module: ir.Module) -> None:
-    """Add to an LLVM module the function `sequence(table, count)`, which calls `count` kernels; the table holds the
-    address of each kernel and of its arguments."""
     task = ir.FunctionType(ir.VoidType(), [BYTES])
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [BYTES, INT]), "sequence")
     code = Code(function.append_basic_block())

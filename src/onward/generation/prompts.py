@@ -27,7 +27,6 @@ def default_new_tokens(room: int) -> int:
 
 
 def prompts_of(prompt: str | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts: a text becomes a list of one prompt."""
     return [prompt] if isinstance(prompt, str) else list(prompt)
 
 

@@ -33,7 +33,6 @@ class Constraint(Protocol):
 
 
 def random_seed() -> int:
-    """Draw a random seed of 63 bits, for a request without a seed."""
     return secrets.randbits(63)
 
 
@@ -81,7 +80,6 @@ class Request:
 
     @property
     def done(self) -> bool:
-        """Whether the answer has ended."""
         return bool(self.finish_reason)
 
     @property

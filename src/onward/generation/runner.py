@@ -99,7 +99,6 @@ class Runner:
             return self.model.hidden(tokens, positions, view)
 
     def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the tokens and their positions, each (B, T), of `pieces`, token lists of equal length."""
         tokens, device = tensor_on(self.model.device, pieces), self.model.device
         return tokens, tensor_on(device, starts)[:, None] + torch.arange(tokens.size(1), device=device)
 
@@ -160,8 +159,6 @@ class Runner:
         self.sampled_for, self.sampled = list(requests), sampled
 
     def forget(self) -> None:
-        """Discard the tokens and positions kept on the device, so that the next decoding step copies them from its
-        requests."""
         self.decoding = []
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:

@@ -66,8 +66,9 @@ def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)
-    for request, _ in engine.run():
-        times[request].append(perf_counter() - start)
+    while engine.busy:
+        for request, _ in engine.advance():
+            times[request].append(perf_counter() - start)
         if perf_counter() - start > limit and all(len(seconds) > LEAST for seconds in times.values()):
             for left in requests:
                 engine.cancel(left)

@@ -77,7 +77,6 @@ class Selection:
             self.numbers = None
 
     def write_to(self, numbers: Tensor) -> None:
-        """Write the number of each row's adapter to `numbers` (B,)."""
         index = {name: number for number, name in enumerate(self.in_use)}
         numbers.copy_(torch.tensor([index[name] for name in self.rows]))
 
@@ -138,7 +137,7 @@ class Adapter(nn.Module):
         return self.scaling * (b @ a)
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Return `weight` with the adapter's change added, computed in at least fp32 and rounded once."""
+        """Add the change in at least fp32, and round once."""
         exact = weight.to(self.a.dtype) + self.change()
         if self.magnitude is not None:
             exact = exact * (self.magnitude / exact.detach().norm(dim=1))[:, None]
@@ -186,13 +185,9 @@ class TokenRows(nn.Module):
         self.rows = rows
 
     def merged(self, weight: Tensor) -> Tensor:
-        """Return the embedding weight `weight` (V, D) with the rows of the tokens `ids` replaced by the trained
-        rows."""
         return weight.index_copy(0, self.ids, self.rows.to(weight))
 
     def forward(self, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Return the output of an embedding or an output head with the trained rows, given the layer's input x, token
-        ids or hidden states, and its output y without the trained rows."""
         if not isinstance(layer, nn.Embedding):
             return y.index_copy(-1, self.ids, F.linear(x, self.rows.to(x.dtype)).to(y.dtype))
         indices = torch.searchsorted(self.ids, x.contiguous()).clamp(max=len(self.ids) - 1)
@@ -238,8 +233,6 @@ class WeightAdapters(nn.ModuleDict):
         return result
 
     def applied(self, name: str, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Return y, the output of a layer for the input x, changed by the adapter `name` and the one below it, if
-        any."""
         for one in self.selection.chain(name):
             y = self[one](layer, x, y) if one in self else y
         return y
@@ -260,7 +253,7 @@ def selection(model: nn.Module) -> Selection:
 
 
 def adapter_names(model: nn.Module) -> list[str]:
-    """Return the names of a model's LoRA adapters, in the order in which they were added to its first weight."""
+    """Return the names of a model's LoRA adapters, in the order in which they were added."""
     found = (name for module in model.modules() if isinstance(module, WeightAdapters) for name in module)
     return list(dict.fromkeys(found))
 
@@ -301,7 +294,6 @@ def each_adapter(module: nn.Module, inputs: tuple[Tensor, ...], y: Tensor) -> Te
 
 
 def rows_of(numbers: Tensor, number: int, x: Tensor, y: Tensor) -> Tensor:
-    """Return x in the rows whose number in `numbers` (B, 1, ...) is `number`, and y (B, ...) in the others."""
     return torch.where(numbers == number, x, y)
 
 

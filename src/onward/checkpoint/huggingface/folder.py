@@ -24,7 +24,9 @@ class ModelFolder(ModelSource):
         dequantized when read. Refuses files with far fewer parameters than config.json asks for, before anything large
         is allocated."""
         hf = read_config(self.path)
-        stored = dequantized(hf, self.stored())
+        stored = self.stored()
+        if "quantization_config" in hf:
+            stored = dequantized(hf, stored)
         tables = [hf, *(value for value in hf.values() if isinstance(value, dict))]
         depths = [table[key] for table in tables for key in DEPTHS if isinstance(table.get(key), int | float)]
         check_depth(max(depths, default=0), stored)  # before a family loops over the layers

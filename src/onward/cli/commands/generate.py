@@ -164,7 +164,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
             prompt_index, index = divmod(number, options.n)
             printed = Printed(prompts[prompt_index], number, len(answers))
             while not request.done:
-                engine.step()
+                engine.advance()  # only our code runs in between
                 bar.update(task, completed=sum(one.done for one in answers))
                 if not options.json:
                     printed.add(answer.take())

@@ -53,21 +53,18 @@ class BlockPool:
         return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
 
     def allocate(self) -> int:
-        """Take a block from the free list and count one reference to it; returns the number of the block."""
         block, _ = self.free.popitem(last=False)
         self.unregister(block)
         self.ref_counts[block] = 1
         return block
 
     def acquire(self, block: int) -> int:
-        """Add a reference to a block, which is then no longer free; returns the block. NULL_BLOCK has no references."""
         if block != NULL_BLOCK:
             self.ref_counts[block] += 1
             self.free.pop(block, None)
         return block
 
     def release(self, block: int) -> None:
-        """Remove a reference to a block; a block without references is free."""
         if block == NULL_BLOCK:
             return
         self.ref_counts[block] -= 1
@@ -77,7 +74,6 @@ class BlockPool:
                 self.free.move_to_end(block, last=False)
 
     def unregister(self, block: int) -> None:
-        """Remove the hash of a block, so that no other row can share the block from now on."""
         block_hash, self.block_hashes[block] = self.block_hashes[block], None
         if block_hash is not None:
             del self.hash_to_block[block_hash]
@@ -239,7 +235,6 @@ class BlockManager(CacheManager):
         return hashes
 
     def free(self, row: int) -> None:
-        """Release the blocks of a row; registered blocks keep their hash until they are allocated again."""
         for pool in self.pools.values():
             pool.assign(row, [])
         del self.hashes[row][1:]

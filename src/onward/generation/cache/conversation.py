@@ -42,7 +42,6 @@ class ConversationCache(CacheManager):
         return length
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Record `tokens` as the tokens that the row holds."""
         self.tokens = list(tokens)
 
     def free(self, row: int) -> None:

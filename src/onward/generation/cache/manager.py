@@ -152,7 +152,6 @@ def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return the length of the longest common prefix of two token sequences."""
     length = min(len(a), len(b))
     if a[:length] == b[:length]:
         return length

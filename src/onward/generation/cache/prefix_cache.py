@@ -104,8 +104,6 @@ class PrefixCache:
         return best
 
     def register(self, row: int, tokens: Sequence[int]) -> None:
-        """Record that a row holds `tokens`, so that later requests may share its cached keys and values; see
-        `CacheManager.register_prefix`."""
         self.manager.register_prefix(row, tokens)
 
     def keep(self, row: int, tokens: Sequence[int], key: str) -> None:

@@ -94,12 +94,10 @@ class PrefixFiles:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor, for a checksum."""
     return tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of a file's name and of all tensors in it, as hexadecimal text."""
     digest = hashlib.sha256(name.encode())
     for key in sorted(vectors):
         digest.update(key.encode())

@@ -47,7 +47,6 @@ class LookupIndex:
         self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the indexed text."""
         for token in tokens:
             end = len(self.tokens)
             for size in range(1, min(self.ngram, end) + 1):

@@ -111,7 +111,6 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        """Whether any request is waiting or active."""
         return bool(self.scheduler.waiting or self.scheduler.active)
 
     @checked
@@ -182,8 +181,8 @@ class Engine:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[Request, int]]:
-        """Run one step as `step` does, of a model that only functions of the requests may have changed since the last
-        one."""
+        """Run one step as `step` does, for a caller of ours: since the last step, only functions of the requests may
+        have changed the model, or the caller has set `state.confirmed` to False."""
         with without_dropout(self.model):
             schedule, start = self.scheduler.schedule(), self.clock()
             proposals = self.propose(schedule)
@@ -207,8 +206,6 @@ class Engine:
             return new
 
     def propose(self, schedule: Schedule) -> list[Proposal]:
-        """Return the draft tokens for each decoding request of `schedule`, as proposed by the engine's draft; without a
-        draft, empty proposals."""
         if self.draft and schedule.decode:
             self.state.confirmed = False  # a draft may be the user's
             return self.draft.propose(schedule.decode, schedule.room)
@@ -248,9 +245,8 @@ class Engine:
         sampled: Sequence[list[int] | Exception],
         logits: Tensor,
     ) -> list[tuple[Request, int]]:
-        """Append the `sampled` tokens to their requests, and fail each request that has an exception in place of
-        tokens; returns the new tokens as pairs (request, token). `logits` (N, V) are those from which the tokens were
-        sampled."""
+        """Append the tokens sampled from `logits` (N, V) to their requests, and fail those that have an exception
+        instead."""
         new: list[tuple[Request, int]] = []
         row = 0
         for request, proposal, tokens in zip(requests, proposals, sampled):
@@ -268,8 +264,6 @@ class Engine:
 
 
 def row_of(request: Request, tokens: int) -> Row:
-    """Return the label of a cache row for tracing, which records activations by request: it holds the row's request and
-    the number of its tokens (`tokens`) that are processed next."""
     return Row(request, tokens, len(request.tokens), request.start + request.num_cached)
 
 

@@ -72,8 +72,6 @@ PLAIN = [getattr(Sampling(), name) for name in SHAPING]
 
 
 def is_plain(request: Request, proposal: Proposal) -> bool:
-    """Return whether the temperature is the only option that changes the distribution of a request's next token, and
-    the request has no draft tokens to verify (`proposal`)."""
     return (
         not proposal.tokens
         and request.constraint is None
@@ -83,6 +81,5 @@ def is_plain(request: Request, proposal: Proposal) -> bool:
 
 
 def inverse_temperature(temperature: float) -> float:
-    """Return 1 / temperature, by which logits are multiplied; 0 for a temperature of about 0, which selects the
-    likeliest token."""
+    """Return 1 / temperature; 0 for a temperature of about 0, which selects the likeliest token."""
     return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature

@@ -38,8 +38,6 @@ class Pace:
         self.crowd = 1.0  # requests in prefill for each one that decodes; at least 1
 
     def add(self, seconds: float, decoding: bool, prefilling: bool) -> None:
-        """Count a step that took `seconds`, in which requests decoded (`decoding`), a piece of a prompt was prefilled
-        (`prefilling`), or both."""
         if not decoding:
             self.debt = 0.0
         elif prefilling:
@@ -78,25 +76,21 @@ class Scheduler:
         self.arrivals = 0
 
     def add(self, request: Request) -> None:
-        """Append a request to the waiting queue."""
         request.arrival = self.arrivals
         self.arrivals += 1
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
-        """Remove a request from the queue, or from its row, which is freed."""
         if request in self.waiting:
             self.waiting.remove(request)
         elif request in self.active:
             self.leave(self.active.index(request))
 
     def fail(self, request: Request, error: Exception) -> None:
-        """End a request with the exception `error` and the `finish_reason` "error"; its row is freed."""
         request.error, request.finish_reason = error, "error"
         self.remove(request)
 
     def schedule(self) -> Schedule:
-        """Admit waiting requests, and choose the requests and tokens of the next step."""
         self.prefixes.is_named = False
         self.check_model()
         self.admit()
@@ -228,7 +222,6 @@ class Scheduler:
         self.active.pop()
 
     def move(self, source: int, target: int) -> None:
-        """Move the request in row `source` to row `target`, which is free."""
         if source != target:
             self.active[target] = self.active[source]
             for manager in self.managers:
@@ -247,7 +240,6 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def too_large(self, request: Request) -> UserError:
-        """Return the error for a request that needs more memory than the cache has."""
         return UserError(
             f"the cache has no room for {request.num_context_tokens} tokens of one request: make it larger"
         )

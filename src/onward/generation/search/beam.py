@@ -55,8 +55,7 @@ class StoppingRules:
     early_stopping: EarlyStopping
 
     def ended(self, running: list[Beam], finished: list[Hypothesis]) -> bool:
-        """Return whether the search of a group of beams ends, given its `running` beams and its `finished` hypotheses,
-        both best first."""
+        """Whether a group has ended; `running` and `finished` are best first."""
         if not running or len(finished) < self.group_size:
             return not running
         longest = self.early_stopping == "never" and self.length_penalty > 0
@@ -110,7 +109,6 @@ class BeamGroup:
 
 
 def ranked(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Sort beam search hypotheses by score, best first; the sort is stable."""
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 

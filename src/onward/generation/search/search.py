@@ -28,7 +28,6 @@ def check_prompts(
     min_new_tokens: int,
     stop_token_ids: Collection[int],
 ) -> None:
-    """Raise a UserError if beam search cannot continue one of the prompts with these options."""
     ids = frozenset(stop_token_ids)
     for prompt in prompts:
         request = Request(prompt, sampling, max_new_tokens, min_new_tokens=min_new_tokens, stop_token_ids=ids)
@@ -36,8 +35,6 @@ def check_prompts(
 
 
 def mask_without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) -> Tensor:
-    """Return a copy of `allowed` (V,), the mask of tokens that may be chosen, with False for `tokens`. Without
-    `allowed`, all other tokens are True; `like` is a tensor (..., V) on the device of the mask."""
     mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
     mask[list(tokens)] = False
     return mask
@@ -52,8 +49,6 @@ class SearchRows:
         self.runner = Runner(model, self.manager.cache)
 
     def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        """Run the model on `pieces`, the next tokens of each row from row 0 on; piece i begins at position starts[i].
-        Returns the hidden states (B, T, D)."""
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
         return self.runner.forward_rows(0, pieces, starts)
