@@ -161,7 +161,10 @@ def test_after_an_exception_the_model_is_as_before() -> None:
         ),
         (lambda m: onward.trace(m, "blocks.9.out"), "not an activation"),
         (lambda m: onward.trace(m, "blocks.0.attn.heads.4"), r"blocks\.0\.attn\.heads has only 0 to 3"),
-        (lambda m: onward.edit(m, {"blocks.0.attn_norm.scale": zero}), "edit those that it is made of"),
+        (
+            lambda m: onward.edit(m, {"blocks.0.attn_norm.scale": zero}),
+            "computed from other activations: edit those",
+        ),
         (
             lambda m: onward.edit(m, {"blocks.0": torch.zeros(5)}),
             r"Cannot fit .*float32 \(5,\).* float32 \(2, 12, 16\)",

@@ -210,14 +210,14 @@ def test_a_mean_of_requests_leaves_out_their_padding() -> None:
     ("use", "message"),
     [
         (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=-1)}), "at -1: count them from the first"),
-        (lambda m: onward.edit(m, {"blocks.0": scale(2, at=slice(-3, None))}), r"at is slice\(-3, None, None\)"),
+        (lambda m: onward.edit(m, {"blocks.0": scale(2, at=slice(-3, None))}), r"at slice\(-3, None, None\)"),
         (
             lambda m: onward.edit(m, {"blocks.0": mean_of(onward_trace(m, "blocks.1"))}),
             r"blocks\.0\.out was not traced",
         ),
         (
             lambda m: onward.edit(m, {"blocks.0.attn.weights": mean_of([[1]])}),
-            r"it is \(B, 4, T, S\), and a mean is of",
+            r"because it is \(B, 4, T, S\): trace an",
         ),
     ],
 )

@@ -29,14 +29,13 @@ from onward.parallel.tensor import TABLE
 
 
 def own_tokens(x: Tensor, count: int, rank: int) -> Tensor:
-    """Return the part (B, T / n, ...) of a tensor (B, T, ...) for process `rank` of `count`: its two chunks, joined."""
+    """The two chunks (B, T / n, ...) of process `rank`, joined."""
     chunks = x.split(x.size(1) // (2 * count), 1)
     return torch.cat([chunks[rank], chunks[-1 - rank]], 1)
 
 
 def in_order(parts: Sequence[Tensor]) -> Tensor:
-    """Join the parts (B, T / n, ...) of all processes, in the order of their ranks, into one tensor (B, T, ...); the
-    inverse of `own_tokens`."""
+    """The inverse of `own_tokens`, given the parts of all processes by rank."""
     firsts, lasts = zip(*(part.split(part.size(1) // 2, 1) for part in parts))
     return torch.cat([*firsts, *reversed(lasts)], 1)
 
@@ -81,7 +80,6 @@ class DividedContext(AttentionContext):
         return super().num_tokens // self.count
 
     def update(self, **new: Tensor) -> tuple[Tensor, ...]:
-        """Gather the vectors (B, T, ...) of all tokens, given the vectors of this process's tokens."""
         return tuple(self.gather(vectors) for vectors in new.values())
 
     def parts(self) -> Iterator[tuple[int, AttentionContext]]:
@@ -121,11 +119,9 @@ class DividedTokens:
 
     @classmethod
     def of_group(cls, model: Decoder, group: distributed.ProcessGroup) -> DividedTokens:
-        """Divide the tokens of a decoder over the processes of a group."""
         return cls(model, distributed.get_rank(group), group.size(), lambda x: GatherTokens.apply(x, group))
 
     def own(self, x: Tensor) -> Tensor:
-        """Return the part of a tensor (B, T, ...) that belongs to the tokens of this process."""
         return own_tokens(x, self.count, self.rank)
 
     def hidden(self, plain: Any, tokens: Tensor, positions: Tensor | None = None, cache: Any = None) -> Tensor:
@@ -163,7 +159,6 @@ class DividedTokens:
 
 
 def has_all_tokens(tokens: Tensor, positions: Tensor) -> bool:
-    """Return whether a call has a token for each position, not only the tokens of one process."""
     return positions.size(-1) == tokens.size(1)
 
 

@@ -99,19 +99,15 @@ class Own(torch.autograd.Function):
 
 
 def joined(x: Tensor, dim: int, mesh: DeviceMesh) -> Tensor:
-    """Return the parts `x` of all processes of a mesh with one axis, joined along a dimension, without gradient."""
     return torch.cat(all_gathered(x, mesh.size(), mesh.get_group()), dim)
 
 
 def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
-    """Return this process's part, along dimension 1, of the sum of a tensor over the processes of a mesh with one axis,
-    without gradient."""
     return own_sum(x.split(x.size(1) // mesh.size(), 1), mesh.get_group())
 
 
 def own_sum(parts: Sequence[Tensor], group: Any) -> Tensor:
-    """Sum a sequence of tensors of equal shape, one for each process of a group, over the processes, and return the sum
-    for this process, without gradient."""
+    """The sum over the processes for this one, given a tensor for each; without gradient."""
     stacked = torch.stack([*parts]).contiguous()  # the strides of a gradient of keys may be in another order
     own = torch.empty_like(stacked[0])
     reduce_scatter(own, stacked.flatten(0, 1), group=group)
@@ -119,6 +115,5 @@ def own_sum(parts: Sequence[Tensor], group: Any) -> Tensor:
 
 
 def reduced(x: Tensor, operation: str, group: Any) -> Tensor:
-    """Return the sum (`operation` "sum") or the elementwise maximum ("max") of a tensor over the processes of a group,
-    without gradient."""
+    """The sum or the elementwise maximum ("max") over the processes, without gradient."""
     return collectives.wait_tensor(collectives.all_reduce(x.contiguous(), operation, group))

@@ -16,14 +16,14 @@ from torch.distributed.tensor import DTensor
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return this process's part of a tensor, detached, without a copy; a plain tensor is its own part."""
+    """This process's part, detached, without a copy; a plain tensor is its own part."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def splits(tensor: Tensor) -> list[tuple[int, int, int, distributed.ProcessGroup]]:
-    """List the divisions of a tensor over processes, in order, as (dimension, number of parts, part of this process,
-    group of the processes that hold the parts). Empty for a plain or replicated tensor."""
+    """The divisions of a tensor, in order: (dimension, number of parts, part of this process, group); none for a plain
+    tensor."""
     if not isinstance(tensor, DTensor):
         return []
     mesh = tensor.device_mesh
@@ -35,37 +35,33 @@ def splits(tensor: Tensor) -> list[tuple[int, int, int, distributed.ProcessGroup
 
 
 def piece(tensor: Tensor, dim: int, parts: int, part: int) -> Tensor:
-    """Return the piece with the index `part` of a tensor that is divided into `parts` equal pieces along a dimension;
-    the last pieces may be smaller or empty."""
+    """One of `parts` equal pieces along a dimension; the last ones may be smaller or empty."""
     size = -(-tensor.size(dim) // parts)
     start = min(part * size, tensor.size(dim))
     return tensor.narrow(dim, start, min(size, tensor.size(dim) - start))
 
 
 def part_of(full: Tensor, like: Tensor) -> Tensor:
-    """Return, as a view of the full tensor, the part that this process would hold if it were divided as `like` is."""
+    """A view of the part that this process would hold if `full` were divided as `like` is."""
     for dim, parts, part, _ in splits(like):
         full = piece(full, dim, parts, part)
     return full
 
 
 def divided(full: Tensor, like: Tensor) -> Tensor:
-    """Return a copy of a full tensor on the device of the parameter `like`. If `like` is divided over processes and has
-    the same shape, the copy is divided in the same way."""
+    """A copy of a full tensor on the device of `like`, divided as `like` is if it has the same shape."""
     if not isinstance(like, DTensor) or full.shape != like.shape:
         return full.to(like.device, copy=True)
     return from_part(part_of(full, like).contiguous().to(like.device, copy=True), like)
 
 
 def from_part(part: Tensor, like: DTensor) -> DTensor:
-    """Return the DTensor, divided as `like` is and of the same shape, whose part in this process is `part`."""
     shape, stride = like.shape, like.stride()
     return DTensor.from_local(part, like.device_mesh, like.placements, run_check=False, shape=shape, stride=stride)
 
 
 def allocate(module: nn.Module, device: torch.device | str) -> None:
-    """Move the parameters of a module to a device, in place; those on the meta device get memory for this process's
-    parts, and undefined values."""
+    """Move parameters to a device, in place; those on the meta device get undefined values."""
     made: dict[nn.Parameter, nn.Parameter] = {}  # a head may share the embedding's parameter
     for owner in module.modules():
         for name, parameter in owner._parameters.items():
@@ -80,14 +76,12 @@ def allocate(module: nn.Module, device: torch.device | str) -> None:
 
 
 def gathered(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor, detached; all processes that hold its parts must call this together. A plain
-    tensor is returned as it is."""
+    """The full tensor, detached; all processes that hold its parts must call this together."""
     return full_tensor(local(tensor), tensor)
 
 
 def full_tensor(part: Tensor, like: Tensor) -> Tensor:
-    """Return the full tensor that the processes hold divided as `like` is; `part` is the part of this process. All
-    these processes must call this together."""
+    """The full tensor, divided as `like` is, given this process's part; all processes must call this together."""
     divisions, shapes = splits(like), [like.shape]
     for dim, parts, index, _ in divisions:
         shapes.append(piece(torch.empty(shapes[-1], device="meta"), dim, parts, index).shape)
@@ -100,8 +94,7 @@ def full_tensor(part: Tensor, like: Tensor) -> Tensor:
 
 
 def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | None = None) -> list[Tensor]:
-    """Return the tensors, all of one shape, that the `count` processes of `group` pass to this function, by rank; the
-    group None is that of all processes."""
+    """The tensors of all processes of a group, by rank, all of one shape; the group None has all processes."""
     if count == 1:
         return [tensor]
     tensors = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(count)]
@@ -110,27 +103,24 @@ def all_gathered(tensor: Tensor, count: int, group: distributed.ProcessGroup | N
 
 
 def is_divided(model: nn.Module) -> bool:
-    """Return whether this process holds only a part of a model."""
     return hasattr(model, "pipeline") or any(isinstance(parameter, DTensor) for parameter in model.parameters())
 
 
 def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
-    """Return all parameters of a model by name; those that only other stages of a pipeline hold are on the meta
-    device."""
+    """All parameters by name; those of other pipeline stages are on the meta device."""
     own, pipeline = dict[str, Tensor](model.named_parameters()), getattr(model, "pipeline", None)
     return {name: own.get(name, outline) for name, outline in pipeline.outlines.items()} if pipeline else own
 
 
 def counted_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """List the parameters of a model, without those that an earlier stage of a pipeline holds, too."""
+    """The parameters without those that an earlier pipeline stage holds, too."""
     pipeline = getattr(model, "pipeline", None)
     return [parameter for parameter in model.parameters() if not (pipeline and pipeline.is_copy(parameter))]
 
 
 @contextmanager
 def gathered_parameters(model: nn.Module) -> Iterator[None]:
-    """A context in which the trainable parameters of a divided model, and those of adapters, are full tensors; all
-    processes must enter it together."""
+    """A context in which trainable parameters and those of adapters are full; all processes must enter it together."""
     parameters: list[tuple[nn.Module, str, Any]] = [
         (module, name, parameter)
         for path, module in model.named_modules()
@@ -147,8 +137,7 @@ def gathered_parameters(model: nn.Module) -> Iterator[None]:
 
 
 def is_first_holder(tensor: Tensor) -> bool:
-    """Return whether this process is the first of the processes that hold the same part of a DTensor; True for a plain
-    tensor."""
+    """Whether this is the first of the processes that hold the same part; True for a plain tensor."""
     if not isinstance(tensor, DTensor):
         return True
     places = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements)

@@ -34,7 +34,6 @@ LAST = "norm", "embed_out", "logit_scale", "logit_softcap"  # modules of the las
 
 
 def holds(name: str, config: DecoderConfig, stage: int, stages: int) -> bool:
-    """Return whether a stage has the parameter `name` of a decoder, outside of blocks."""
     module, is_first, is_last = name.partition(".")[0], stage == 0, stage == stages - 1
     if module == "embed":
         return is_first or (is_last and config.tied)
@@ -74,17 +73,14 @@ class Pipeline:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process has the embedding."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this process has the final norm and the head."""
         return self.stage == self.stages - 1
 
     def is_copy(self, parameter: Tensor) -> bool:
-        """Return whether a parameter of this stage is a copy of one in the first stage: the tied weight in the last
-        stage."""
+        """Whether a parameter is the copy of the tied weight in the last stage."""
         return self.model.config.tied and self.is_last and parameter is self.model.embed.weight
 
     def hidden(self, _: Any, tokens: Tensor, positions: Tensor | None = None, cache: None = None) -> Tensor:
@@ -116,13 +112,12 @@ class Pipeline:
         return logits
 
     def of_stages(self, value: Any) -> list[Any]:
-        """Gather a value of each stage, in order; all processes must call this together."""
         values = [None] * self.stages
         distributed.all_gather_object(values, value, group=self.group)
         return values
 
     def empty(self, rows: int, length: int, device: torch.device | str | None = None) -> Tensor:
-        """Allocate a tensor for the hidden states of `rows` windows, by default on the device of the model."""
+        """For the hidden states of `rows` windows."""
         model = self.model
         return torch.empty(rows, length, model.config.d_model, dtype=model.dtype, device=device or model.device)
 
@@ -163,7 +158,6 @@ class Pipeline:
         return {"loss": loss}
 
     def schedule(self, count: int, rows: int, length: int) -> Schedule1F1B:
-        """Return the schedule of `count` microbatches of `rows` windows."""
         states = self.empty(rows, length, "meta").requires_grad_()
         stage = AccumulatingStage(
             self.microbatches,
@@ -177,7 +171,6 @@ class Pipeline:
         return Schedule1F1B(stage, count, loss_fn=lambda loss, _: loss, scale_grads=False)
 
     def sum_tied(self) -> None:
-        """Sum the gradients of a tied weight over the first and the last stage."""
         weight: Any = self.model.embed.weight
         if not self.model.config.tied or weight.grad is None or not (self.is_first or self.is_last):
             return
@@ -225,7 +218,6 @@ class AccumulatingStage(PipelineStage):
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
     ) -> None:
-        """Compute the gradients of a microbatch; see `PipelineStage`."""
         model: Any = self.submod.pipeline.model  # type: ignore[union-attr]
         if isinstance(model, FSDPModule):
             model.set_requires_all_reduce(last_backward)

@@ -37,15 +37,12 @@ class Stream:
         self.between(model.blocks[0], model.blocks[-1])
 
     def between(self, first: nn.Module, last: nn.Module) -> None:
-        """Divide the tokens from the block `first` to the block `last`, for example the blocks of a pipeline stage, and
-        in no other block."""
+        """Divide the tokens from one block to another, such as those of a pipeline stage, and in no other block."""
         for hook in self.hooks:
             hook.remove()
         self.hooks = [self.attachment.before(first, self.begin), self.attachment.after(last, self.end)]
 
     def begin(self, block: nn.Module, inputs: tuple[Tensor, AttentionContext]) -> tuple[Tensor, AttentionContext]:
-        """Reduce the inputs of the first block to this process's tokens (B, T / n, D) if n divides T; otherwise return
-        the inputs unchanged. A forward pre-hook."""
         x, context = inputs
         return (Own.apply(x, self.mesh) if divides_tokens(x.size(1), self.mesh.size()) else x), context
 
@@ -60,21 +57,18 @@ class Stream:
                     module.__dict__.pop(name, None)
 
     def end(self, block: nn.Module, inputs: tuple[Tensor, AttentionContext], y: Tensor) -> Tensor:
-        """Return the output `y` of the last block with the tokens of all processes, (B, T, D); a forward hook."""
         return Join.apply(y, 1, self.mesh) if is_part(*inputs) else y  # type: ignore[no-any-return]
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the input x of a branch (attention or feed-forward) with the tokens of all processes."""
         return Gather.apply(x, self.mesh) if self.divided else Copy.apply(x, self.group)  # type: ignore[no-any-return]
 
     def leave(self, y: Tensor) -> Tensor:
-        """Sum the output `y` of a branch, computed for all tokens, over the processes, and return the sum for the
-        tokens that this process keeps between branches."""
+        """The sum of a branch's output over the processes, for the tokens that this process keeps between branches."""
         return Scatter.apply(y, self.mesh) if self.divided else Sum.apply(y, self.group)  # type: ignore[no-any-return]
 
     def weight(self, parameter: Tensor) -> Tensor:
-        """Return a parameter that is used between branches, such as a norm's weight. If the tokens are divided, the
-        backward sums its gradient over the processes."""
+        """A parameter used between branches, such as a norm's weight: if tokens are divided, the backward sums its
+        gradient."""
         return Copy.apply(parameter, self.group) if self.divided else parameter  # type: ignore[no-any-return]
 
 
@@ -83,6 +77,4 @@ def divided_layers(count: int) -> str:
 
 
 def is_part(x: Tensor, context: AttentionContext) -> bool:
-    """Return whether the hidden states x (B, T / n, D) of a block have only a part of the tokens of the call that
-    `context` describes."""
     return x.size(1) < context.num_tokens

@@ -99,8 +99,8 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
 
 
 def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
-    """Return how `n` processes hold a parameter of a branch (the attention or the feed-forward of a block), given by
-    its name in the branch, such as q.weight. Raises a UserError if no rule is defined for the parameter."""
+    """How `n` processes hold a parameter of a branch (attention or feed-forward), by its name in it, such as
+    q.weight."""
     weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
     table, path = TABLE.get(type(branch), {}), weight.split(".")
     known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
@@ -129,7 +129,6 @@ class LocalParameter:
     stream: Stream | None = None  # that the parameter belongs to, such as a norm's weight
 
     def of(self, mesh: DeviceMesh) -> Tensor:
-        """Return the part of the parameter that this process uses, as a plain tensor."""
         parameter: Any = self.owner._parameters[self.name]
         part: Tensor = parameter.to_local()
         if self.stream:
@@ -155,12 +154,10 @@ class Locally:
         attachment.after(module, self.end)  # if it were always called, each block would be compiled for itself
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
-        """Replace each parameter by this process's part, a plain tensor: a hook before the forward."""
         for one in self.parameters:
             one.owner.__dict__[one.name] = one.of(self.mesh)
 
     def end(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        """Restore the parameters: a hook after the forward."""
         for one in self.parameters:
             one.owner.__dict__.pop(one.name, None)
 
@@ -213,9 +210,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
-    """Return how `n` processes divide each parameter of a branch (attention or feed-forward), as a dict by (module,
-    name of the parameter): a Rule, or None if each process keeps the whole parameter. Raises a UserError, with the
-    branch's `name`, for a module or a parameter that is unknown here."""
+    """The rule of each parameter of a branch by (module, name); `name` is that of the branch for messages."""
     if type(branch) not in TABLE or (isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)):
         raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
     rules: dict[tuple[nn.Module, str], Rule | None] = {}
@@ -229,8 +224,7 @@ def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str]
 
 
 def rules_of_vocabulary(model: Decoder, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
-    """Return how `n` processes divide the embedding and the head, as a dict of Rules by (module, name of the
-    parameter): by rows; {} (not at all) if `n` does not divide the size of the vocabulary, or if one of them has
+    """The rules of embedding and head, divided by rows; none if `n` does not divide the vocabulary, or one has
     adapters."""
     modules = model.embed, model.head
     if not divides_vocabulary(model.config, n) or any(module._modules for module in modules):
@@ -239,8 +233,7 @@ def rules_of_vocabulary(model: Decoder, n: int) -> dict[tuple[nn.Module, str], R
 
 
 def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> nn.Parameter:
-    """Return a parameter as a DTensor on a mesh, divided by a rule; this process keeps its part. The rule None
-    replicates the parameter."""
+    """The parameter as a DTensor, divided by a rule (None: replicated); this process keeps its part."""
     split = None if rule is None else rule.split
     part = parameter.detach()
     if split is not None:
@@ -252,8 +245,8 @@ def as_dtensor(parameter: nn.Parameter, rule: Rule | None, mesh: DeviceMesh) -> 
 
 
 def narrow(branch: nn.Module, rules: dict[tuple[nn.Module, str], Rule | None], n: int) -> None:
-    """Reduce the sizes that the modules of a branch (attention or feed-forward) store as attributes, such as the number
-    of heads, to those of one of `n` processes; `rules` are those of `rules_of`."""
+    """Reduce sizes that the modules of a branch store, such as the number of heads, to those of one of `n`
+    processes."""
     for module in branch.modules():
         rule = rules.get((module, "weight"))
         if isinstance(module, Linear) and rule is not None:

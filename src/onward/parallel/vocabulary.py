@@ -58,8 +58,8 @@ class Vocabulary:
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.group, self.part = mesh.get_group(), mesh.get_local_rank()
         self.size, self.own = model.config.vocab_size, model.config.vocab_size // mesh.size()
-        self.model: Any = model
-        self.mesh, self.model.vocabulary = mesh, self
+        changed: Any = model
+        self.model, self.mesh, changed.vocabulary = changed, mesh, self
         attachment = attach(model, "tensor", divided_layers(mesh.size()))
         attachment.wrap(model.embed, "forward", self.vectors)
         attachment.wrap(model, "logits", self.logits)

@@ -66,9 +66,8 @@ class LatentContext(AttentionContext):
 
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
-        """Pass the queries, keys and values of each head to open traces: rotated queries (B, T, H, P + R), keys (B, T,
-        H, P + R) before and after the rotation, and values (B, T, H, F). The keys and values are computed from the
-        layer's compressed `latent` (B, T, L) and its rotated keys `rotary` (B, T, R), which all heads share."""
+        """Pass rotated queries (B, T, H, P + R), keys before and after the rotation, and values (B, T, H, F), made of
+        the latents (B, T, L) and of the rotated keys (B, T, R) that all heads share, to open traces."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None
@@ -82,8 +81,7 @@ class LatentContext(AttentionContext):
 
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
-    """Add the hook on the attention module `attn`, called `name`, for queries and keys before their rotation, and for
-    keys and values as they enter the cache."""
+    """Add the hook for queries and keys before their rotation; keys and values as they enter the cache."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -94,7 +92,7 @@ def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: Model
 
 
 def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
-    """Add the hook on the attention module `attn`, called `name`, for its queries after their rotation."""
+    """Add the hook for queries after their rotation."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         return hooks.visit(f"{name}.q_rotated", inputs[0], 2), *inputs[1:]
@@ -103,8 +101,7 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 
 
 def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks) -> None:
-    """Add the hooks on the attention module `attn`, called `name`, for the latent and the rotary key in the cache, and
-    for the queries, keys and values of each head."""
+    """Add the hooks for the latent and the rotary key in the cache; queries, keys and values of each head."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -121,8 +118,7 @@ def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: 
 
 
 def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
-    """Add the hook on the attention module `attn`, called `name`, for scores before and after the mask, and for
-    attention weights."""
+    """Add the hook for scores before and after the mask, and attention weights."""
     steps = [f"{name}.{step}" for step in where.names]
     attend: Any = attn.get_submodule(where.attend)
 
@@ -142,7 +138,7 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
         return None
 
     def visited_weights(q: Tensor, k: Tensor, context: AttentionContext) -> Tensor:
-        """Return the attention weights (B, H, T, S), as the `reference` backend computes them."""
+        """Attention weights (B, H, T, S), as the `reference` backend computes them."""
         bias = None if context.mask.causal_only else context.mask.dense(q.dtype)
         x = attention_scores(q, k, scale=attend.scale, softcap=attend.softcap)
         x = masked_scores(hooks.visit(steps[0], x, 1, mask=context.mask), bias)
@@ -153,6 +149,5 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
 
 
 def with_gradient_of(output: Tensor, same: Tensor) -> Tensor:
-    """Return the values of `output`, bit for bit, whose gradient also flows to `same`, a tensor of equal values that
-    was computed separately so that a trace gets the gradients of attention scores and weights."""
+    """The values of `output`, bit for bit, whose gradient also flows to `same`, equal values computed for a trace."""
     return output + (same - same.detach()).type_as(output)

@@ -44,8 +44,7 @@ class Location:
     mask: AttentionMask | None = None  # mask of an activation with keys
 
     def token_positions(self, x: Tensor) -> Tensor:
-        """Return the positions (B or 1, T) in the text of the tokens of this location's activation `x`. Raises a
-        UserError if they are unknown, as for logits of selected tokens outside of an engine."""
+        """Positions (B or 1, T) in the text of the tokens of `x`; a UserError if they are unknown."""
         positions = self.forward.positions
         if self.name == "logits" and (rows := ROWS.get()):
             positions = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
@@ -54,23 +53,20 @@ class Location:
         return positions
 
     def key_positions(self, x: Tensor) -> Tensor:
-        """Return the positions (B or 1, S) in the text of the keys, along the dimension S of this location's activation
-        `x`, such as attention weights (B, H, T, S); negative for empty cache slots."""
+        """Positions (B or 1, S) in the text of the keys of `x`; negative for empty cache slots."""
         assert self.mask is not None, "an activation with keys comes with its mask"
         offset = self.token_positions(x)[:, :1] - self.mask.query_positions[:, :1]
         return torch.where(self.mask.key_positions < 0, -1, self.mask.key_positions + offset)
 
     def along(self, letter: str, x: Tensor) -> Tensor:
-        """Return the positions in the text along one dimension of this location's activation `x`, `letter` "T" (tokens)
-        or "S" (keys), in a shape that broadcasts to `x`."""
+        """Positions along the dimension "T" (tokens) or "S" (keys), in a shape that broadcasts to `x`."""
         positions = self.token_positions(x) if letter == "T" else self.key_positions(x)
         sizes = [1] * x.ndim
         sizes[0], sizes[self.shape.index(letter)] = positions.shape
         return positions.view(sizes)
 
     def visible(self, x: Tensor) -> Tensor | None:
-        """Return a boolean mask, True where a query may attend to a key, in a shape that broadcasts to this location's
-        activation `x`; None if `x` has no dimension of keys."""
+        """True where a query may attend to a key, in a shape that broadcasts to `x`; None without keys."""
         if self.mask is None:
             return None
         seen = self.mask.visible()  # (B or 1, T, S)

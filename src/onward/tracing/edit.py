@@ -53,8 +53,7 @@ class Change:
         return new
 
     def chosen(self, x: Tensor, location: Location) -> Tensor | None:
-        """Return a boolean mask that broadcasts to the activation `x`, True at the tokens whose positions are in `at`;
-        None if the change applies to all tokens. `location` has the positions."""
+        """True at the tokens in `at`, in a shape that broadcasts to `x`; None for all tokens."""
         if self.at is None:
             return None
         positions = location.along("T", x)
@@ -74,9 +73,7 @@ class Mean:
     source: Trace | Data
 
     def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
-        """Compute the changes that insert the means, one for each wanted activation. `wanted` maps names of activations
-        to the numbers of the heads, units or experts to change, or None for the whole activation. Returns {(name,
-        number or None): change}."""
+        """The changes that insert the means, by name and number (None: whole), for the wanted numbers by name."""
         chosen = [(name, index) for name, indices in wanted.items() for index in indices]
         source = self.source
         if not isinstance(source, Trace):
@@ -86,8 +83,6 @@ class Mean:
 
 @torch.no_grad()
 def traced(model: Decoder, data: Data, names: Sequence[str]) -> Trace:
-    """Run the model, without dropout, on the texts `data`, token ids, and return the trace of the activations `names`,
-    from which `Mean` computes means."""
     batches = [data] if isinstance(data, Tensor) else [torch.tensor([list(text)]) for text in data]
     with without_dropout(model), trace(model, *names) as recorded:
         for batch in batches:
@@ -146,9 +141,8 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
-    """Return the entries of `value`, a tensor that an edit adds or inserts, for the token and key positions of the
-    activation `x`, in the dtype, on the device and in a shape that broadcasts to `x`; and a mask, True at the positions
-    for which the value has an entry (None: all). Raises a UserError for a value that does not fit."""
+    """The entries of `value` for the token and key positions of `x`, in a shape that broadcasts to it, and a mask of
+    the positions that have one (None: all)."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]

@@ -19,8 +19,8 @@ from onward.tracing.hooks import ModelHooks
 
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> None:
-    """Add the hooks on the mixture of experts `mlp`, called `name`, for the router's scores and choices, the weight of
-    each expert for each token (0 if it is not chosen), and the hidden units and outputs of each token's experts."""
+    """Add the hooks for the router's scores and choices, the share of each expert (0 if not chosen), and the units and
+    outputs of each token's experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # of one thread: another may be in the same module
 
@@ -86,8 +86,7 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 
 
 def check_rows(mlp: nn.Module) -> None:
-    """Raise a UserError if the rows of the current batch use different adapters (such as LoRA) of the experts of `mlp`:
-    these are then called once per adapter, which traces do not support."""
+    """Refuse rows with different adapters of the experts, which are then called once per adapter."""
     if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
@@ -95,8 +94,7 @@ def check_rows(mlp: nn.Module) -> None:
 
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
-    """Return the hidden units (N, A, F), the inputs of the down projection, of A experts for each of N tokens: `ids`
-    (N, A) has the numbers of the experts, and `tokens` (N, D) their inputs."""
+    """The hidden units (N, A, F) of A experts `ids` (N, A) for each of N tokens (N, D)."""
     dtype = mlp.gate.dtype
     tokens = tokens.to(dtype)
     gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
@@ -109,16 +107,14 @@ def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
 
 
 def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
-    """Return the outputs (N, A, D) of A experts for each of N tokens: `ids` (N, A) has the numbers of the experts, and
-    `units` (N, A, F) their hidden units, the inputs of the down projection."""
+    """The outputs (N, A, D) of A experts `ids` (N, A), given their hidden units (N, A, F)."""
     down = mlp.stack("down", mlp.down.dtype)
     outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
     return of_each(outputs, ids, lambda expert, n, a: project(down, expert, units[n, a]))
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """Return `result` (N, A, ...) filled expert by expert: the entries where `ids` (N, A) is the number of an expert
-    become `compute(expert, tokens, columns)`, with the row and column indices of these entries."""
+    """`result` (N, A, ...) with compute(expert, tokens, columns) where `ids` (N, A) is the expert."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
         result = result.index_put((n, a), compute(expert, n, a))
@@ -126,7 +122,6 @@ def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
 
 
 def project(stack: tuple[Tensor, Tensor | None], expert: int, x: Tensor) -> Tensor:
-    """Apply one projection, such as the gate, of the expert with number `expert` to its inputs x (N, I); `stack` has
-    the weights (X, O, I) of all experts and their biases (X, O), or None. Returns (N, O)."""
+    """One projection of an expert: inputs (N, I) to (N, O), with the weights (X, O, I) and biases of all experts."""
     weight, bias = stack
     return F.linear(x, weight[expert], None if bias is None else bias[expert])

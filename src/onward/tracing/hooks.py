@@ -48,7 +48,6 @@ class Traceable:
         return 0 if self.axis is None else self.count or int(self.shape[self.axis])
 
     def shape_of(self, index: int | None) -> tuple[str | int, ...]:
-        """Return the shape of the whole activation (index None), or of the head, unit or expert `index`."""
         return self.shape if index is None else tuple(n for axis, n in enumerate(self.shape) if axis != self.axis)
 
 
@@ -108,8 +107,7 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """Record, inside the `with` block, that the model is called with tokens (B, T) or embeddings (B, T, D) at
-        `positions` (B, T) (None: 0, 1, 2, ...), and tell open traces and edits that a call begins."""
+        """Around a call of the model, tell open traces and edits that it begins."""
         if not (active := self.active):
             yield
             return
@@ -125,40 +123,30 @@ class ModelHooks:
             forward.running = False
 
     def forward(self) -> Forward:
-        """Return the record of the current call of the model in this thread or asyncio task, or create one if there is
-        none."""
+        """The record of the current call in this thread or asyncio task; a new one if there is none."""
         return FORWARDS.get({}).get(self) or self.new_forward()
 
     def new_forward(self) -> Forward:
-        """Create the record of a new call of the model in this thread or asyncio task, in place of the last one, and
-        return it."""
         forward = Forward()
         FORWARDS.set({**FORWARDS.get({}), self: forward})
         return forward
 
     def forget(self) -> None:
-        """Discard the records of the model's calls in this thread or asyncio task."""
         FORWARDS.set({hooks: forward for hooks, forward in FORWARDS.get({}).items() if hooks is not self})
 
     def asking(self, name: str) -> Iterator[Listener]:
-        """Yield the traces and edits of this thread or asyncio task that want the activation `name`."""
         return (listener for listener in self.active if name in listener.wanted)
 
     def wants(self, *names: str) -> bool:
-        """Return whether any of the activations `names` is traced or edited in this thread or asyncio task."""
         return any(name in listener.wanted for listener in self.active for name in names)
 
     def edits(self, *names: str) -> bool:
-        """Return whether any of the activations `names` is edited in this thread or asyncio task."""
         return any(listener.edits for name in names for listener in self.asking(name))
 
     def gradients(self, *names: str) -> bool:
-        """Return whether a trace of this thread or asyncio task keeps the gradient of any of the activations
-        `names`."""
         return torch.is_grad_enabled() and any(one.gradients for name in names for one in self.asking(name))
 
     def indices(self, name: str) -> set[int]:
-        """Return the numbers of those heads, units or experts of the activation `name` that traces or edits select."""
         return {index for listener in self.asking(name) for index in listener.wanted[name] if index is not None}
 
     def visit(

@@ -61,7 +61,6 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
 
 
 def hooks_of(model: Decoder, known: Mapping[str, Traceable]) -> ModelHooks:
-    """Return the hooks of a model for its traces and edits; new ones if none is open."""
     hooks = OF_MODELS.get(model)
     if hooks is None or not hooks.listeners:
         hooks = OF_MODELS[model] = ModelHooks(known, attach(model, "traces", ""))
@@ -74,7 +73,6 @@ def hooks_of(model: Decoder, known: Mapping[str, Traceable]) -> ModelHooks:
 
 
 def describe(model: Decoder, hooks: ModelHooks) -> None:
-    """Describe the open traces and edits in the list of what is attached, or remove the hooks if none is open."""
     counts = Counter("edit" if listener.edits else "trace" for listener in hooks.listeners)
     if counts:
         attach(model, "traces", ", ".join(f"{count} {name}{'s' * (count > 1)}" for name, count in counts.items()))
@@ -83,8 +81,8 @@ def describe(model: Decoder, hooks: ModelHooks) -> None:
 
 
 def run_uncompiled(change: int) -> None:
-    """Add `change` (1 when a trace or an edit begins, -1 when it ends) to the number of open traces and edits of all
-    models, threads and tasks. While this number is not 0, torch.compile compiles nothing."""
+    """Count open traces and edits, of all models, threads and tasks: while there are any, torch.compile compiles
+    nothing."""
     global traced
     traced += change
     if not traced:
@@ -104,6 +102,5 @@ def unheard() -> Iterator[None]:
 
 
 def is_compiled(model: Decoder) -> bool:
-    """Return whether blocks of a decoder are compiled, by `compile_blocks` or by `block.compile()`."""
     own = any(block._compiled_call_impl is not None for block in model.blocks)
     return own or any(one.kind == "compilation" for one in attached(model))

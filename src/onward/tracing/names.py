@@ -27,13 +27,11 @@ def activation_names(model: Decoder) -> dict[str, str]:
 
 
 def full_name(name: str) -> str:
-    """Return the full form of an activation's name: `blocks.3` is short for `blocks.3.out`."""
+    """`blocks.3` is short for `blocks.3.out`."""
     return f"{name}.out" if re.fullmatch(r"blocks\.[\d*]+", name) else name
 
 
 def unknown(pattern: str, known: Iterable[str]) -> UserError:
-    """Return the error for `pattern`, a name given to `trace` or `edit` that matches none of the `known` activation
-    names; its message lists the nearest names."""
     near = difflib.get_close_matches(full_name(pattern), [*known], n=NEAREST, cutoff=0)
     return UserError(f"{pattern!r} is not an activation of this model: the nearest are {', '.join(near)}")
 

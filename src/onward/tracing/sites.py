@@ -157,9 +157,7 @@ HOOKS: dict[type[Steps], Callable[..., None]] = {
 
 
 def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
-    """Raise a UserError if `module` declares its activation `name` wrongly: `where`, the declared group of related
-    activations (such as attention scores and weights), has no such name, or another activation of the module declared
-    the same kind of group with other values (`known`, the groups so far by class)."""
+    """Refuse a declared step that its group does not have, or a second group of the same kind with other values."""
     kind, own = type(where).__name__, type(module).__name__
     if name not in where.names:
         raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
@@ -168,8 +166,7 @@ def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Step
 
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:
-    """Return the submodule of each layer that computes attention from queries, keys and values, by the number of the
-    layer."""
+    """The submodule of each layer that computes attention from queries, keys and values."""
     modules: dict[int, Attend] = {}
     for name, activation in activations(model).items():
         layer, site = re.match(r"blocks\.(\d+)\.", name), activation.site

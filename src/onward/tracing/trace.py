@@ -53,8 +53,6 @@ class TracedCall:
 
 
 def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
-    """Return the tensor called `name` in `activations`, the record of a trace. Raises a UserError that lists the
-    recorded names if the activation was not recorded."""
     name = full_name(name)
     if name not in activations:
         names = ", ".join([*activations][:6]) + (", ..." if len(activations) > 6 else "")
@@ -85,8 +83,6 @@ class Trace:
         call.rows, call.positions = ROWS.get(), forward.positions
 
     def call_of(self, forward: Forward) -> TracedCall:
-        """Return this trace's record of the activations of one call of the model, identified by `forward`; create the
-        record if the call has just begun."""
         if forward not in self.of_forward:
             self.of_forward[forward] = TracedCall()
             self.calls.append(self.of_forward[forward])
@@ -149,9 +145,8 @@ class Trace:
         return result
 
     def part(self, call: TracedCall, name: str, index: int, row: Row) -> Tensor:
-        """Return the part of the activation `name` that belongs to one request's tokens, without batch dimension and
-        padding, in `call`, one recorded call of the model. `index` is the request's row in the batch, and `row` has the
-        number of its tokens."""
+        """The part of an activation that belongs to the tokens of the request in this row, without batch dimension and
+        padding."""
         value = call.activations[name]
         if name == "logits":
             rows = [*call.logit_rows]
@@ -187,8 +182,6 @@ class Trace:
         return total / count
 
     def shape_of(self, key: str) -> tuple[str | int, ...]:
-        """Return the shape of the recorded activation `key`, a name that may end with the number of a head, unit or
-        expert, with the letters "B", "T" and "S" for sequences, tokens and keys."""
         if key in self.known:
             return self.known[key].shape
         base, _, index = key.rpartition(".")

@@ -33,8 +33,7 @@ class Components:
         self.same = torch.zeros(count)  # the cosine of each component with that before the last batch
 
     def add(self, x: Tensor) -> None:
-        """Update the components with a batch of vectors x (N, I); a batch of fewer vectors than components is left
-        out."""
+        """A batch of fewer vectors x (N, I) than components is left out."""
         if len(x) < self.count:
             return
         mean, before = x.mean(0), self.vectors
@@ -58,12 +57,12 @@ class Components:
         self.mean, self.seen, self.squares = mean, total, squares
 
     def shares(self) -> list[float]:
-        """Return the share of the vectors' variance that each component explains."""
+        """The share of the vectors' variance that each component explains."""
         return (self.values.double().square() / self.squares).tolist()
 
     def converged(self, rank: int, tau: float) -> bool:
-        """Return whether the last batch hardly changed the first `rank` components: their cosine similarity with the
-        components before it is at least `tau`."""
+        """Whether the last batch hardly changed the first `rank` components: their cosine similarity is at least
+        `tau`."""
         return self.seen > 0 and bool((self.same[:rank] >= tau).all())
 
 
@@ -83,8 +82,7 @@ class LayerInputs:
         self.last: tuple[Tensor | None, str] = None, ""  # the last inputs, and the first layer that had them
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """Update the components of the layer `name` with its inputs in the present batch, unless the components have
-        converged; a hook before the layer's forward."""
+        """A hook before the forward of the layer `name`, which adds its inputs until the components have converged."""
         [x] = inputs
         if name not in self.first:
             self.first[name] = self.last[1] if self.last[0] is x else name
@@ -103,12 +101,10 @@ class LayerInputs:
 
     @property
     def complete(self) -> bool:
-        """Whether the inputs of all layers have been read, so that each layer has components."""
         return all(one.seen for one in self.components.values())
 
     @property
     def converged(self) -> bool:
-        """Whether the components of all layers have converged, so that no further batch is needed."""
         return all(one.converged(self.ranks[name], self.tau) for name, one in self.components.items())
 
 

@@ -52,8 +52,7 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
 
 
 def scaling_of(kind: str, factor: float, original: int) -> Scaling:
-    """Return the scaling of rotary positions of the kind `kind` (yarn, linear, dynamic or llama3) for a context that is
-    `factor` times as long as `original`, the number of positions with which the model was trained."""
+    """The scaling for a context `factor` times as long as `original`, the number of positions of the training."""
     if kind == "linear":
         return LinearScaling(factor=factor)
     return SCALINGS[kind](factor=factor, original=original)  # type: ignore[call-arg]

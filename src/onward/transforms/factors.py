@@ -29,15 +29,14 @@ def principal(weight: Tensor, rank: int, scaling: float, iterations: int = 0) ->
 
 
 def orthonormal(weight: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return A (R, I) and B (O, R), the first values of an adapter by OLoRA: the first rows of R and columns of Q in
-    the QR decomposition of the weight (O, I)."""
+    """A (R, I) and B (O, R) by OLoRA: the first rows of R and columns of Q in the QR decomposition of the weight (O,
+    I)."""
     q, r = torch.linalg.qr(weight.to(torch.promote_types(weight.dtype, torch.float32)))
     return r[..., :rank, :], q[..., :rank]
 
 
 def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) -> tuple[Tensor, Tensor]:
-    """Return A (R, I) and B (O, R), the first values of an adapter of the given rank, by an initialization that begins
-    with a part of the weight (O, I), such as PiSSA. `scaling` is the factor of B A in the adapter's output."""
+    """A (R, I) and B (O, R), a part of the weight (O, I); `scaling` is the factor of B A in the adapter's output."""
     if isinstance(init, PiSSA):
         return principal(weight, rank, scaling, init.iterations)
     if isinstance(init, OLoRA):
@@ -48,8 +47,7 @@ def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) ->
 
 
 def check_rank(init: Initialization | None, rank: int, weight: Tensor, name: str) -> None:
-    """Raise a UserError if `rank` is more than the weight called `name` allows for an initialization of adapters, or if
-    a user's initialization has no method `factors`."""
+    """Raise a UserError if an initialization cannot begin the weight called `name` with this rank."""
     if init is None:
         return
     if init.factors is None and not isinstance(init, PiSSA | OLoRA | EVA):

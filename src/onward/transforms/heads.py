@@ -36,22 +36,18 @@ class Head(nn.Linear):
 
 
 def add_head(model: Decoder, labels: Sequence[str]) -> None:
-    """Add a Head, a linear layer with one output per label, to a model, in place, and make it trainable. Its weights
-    begin at 0. A Head with these labels is kept; one with other labels is replaced."""
+    """Add a trainable Head, whose weights begin at 0; a Head with these labels is kept, one with others replaced."""
     if head_labels(model) != tuple(labels):
         model.add_module(NAME, Head(model.config.d_model, labels, model.device, model.dtype))
     head_of(model).requires_grad_(True)
 
 
 def head_labels(model: nn.Module) -> tuple[str, ...]:
-    """Return the labels of the outputs of a model's Head, such as ("reward",); () without a Head."""
     head = model._modules.get(NAME)
     return head.labels if isinstance(head, Head) else ()
 
 
 def head_of(model: nn.Module) -> Head:
-    """Return the Head of a model, its linear layer for rewards, values or classes. Raises a UserError if the model has
-    none."""
     head = model._modules.get(NAME)
     if not isinstance(head, Head):
         raise UserError("the model has no head of outputs: train one, such as with onward finetune --method reward")

@@ -50,20 +50,17 @@ class Target(NamedTuple):
 
     @property
     def values(self) -> Tensor:
-        """The weight, read first if its values are deferred (see `model/deferred.py`)."""
         weight = values(getattr(self.module, self.parameter))
         return weight.mT if isinstance(self.module, nn.Embedding) else weight
 
     @property
     def adapters(self) -> WeightAdapters | None:
-        """The LoRA adapters of this weight; None if it has none."""
         adapters = self.module._modules.get(f"{self.parameter}_lora")
         return adapters if isinstance(adapters, WeightAdapters) else None
 
 
 def weights(model: nn.Module) -> dict[str, Target]:
-    """Return all weights of a model that can have LoRA adapters, by name: linear layers, embeddings and stacks of
-    experts."""
+    """All weights that can have adapters, by name: linear layers, embeddings and stacks of experts."""
     targets = {}
     for name, module in model.named_modules():
         if isinstance(module, Linear | QuantizedLinear | nn.Embedding):
@@ -74,8 +71,7 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """Return the dotted names of modules or weights that contain `target`, such as "attn.q", as consecutive components.
-    Raises a UserError with the nearest names if there is none; `what` names the option in the message."""
+    """The dotted names that contain `target`, such as "attn.q"; `what` names the option in the message if none does."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
@@ -99,8 +95,7 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Add LoRA adapters as `add_lora` does, but with B = 0 for every `lora.init`: their values are loaded or computed
-    later."""
+    """Add adapters as `add_lora` does, but with B = 0 for every `lora.init`: values are loaded or computed later."""
     targets = weights(model)
     chosen = dict.fromkeys(one for target in lora.targets for one in matching(list(targets), target, "target"))
     ranks = dict.fromkeys(chosen, lora.rank)
@@ -134,14 +129,13 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def fully_trained(model: Decoder, lora: LoRA) -> list[str]:
-    """Return the names of the modules that `lora.full` names. Raises a UserError for a name that does not exist."""
     modules = [one for one, module in model.named_modules() if one and list(module.parameters())]
     return [one for target in lora.full for one in matching(modules, target, "full")]
 
 
 def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
-    """Raise a UserError for tokens in `lora.tokens` that the vocabulary lacks, or if their embeddings are already
-    trained by one of the modules named in `trained`."""
+    """Raise a UserError for tokens that the vocabulary lacks, or whose embeddings modules in `trained` train
+    already."""
     size, tied = model.config.vocab_size, ("embed", "head") if model.config.tied else ("embed",)
     if lora.tokens and max(lora.tokens) >= size:
         raise UserError(
@@ -152,8 +146,7 @@ def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
 
 
 def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None:
-    """Add trainable embeddings of the tokens `ids` (N,), in ascending order, to the LoRA adapters called `name`; their
-    initial values are `rows` (N, D)."""
+    """Add trainable embeddings `rows` (N, D) of the tokens `ids` (N,), in ascending order."""
     exact = torch.promote_types(rows.dtype, torch.float32)
     parameter = nn.Parameter(rows.detach().to(exact, copy=True))
     for module in (model.embed, model.head) if model.config.tied else (model.embed,):
@@ -162,8 +155,7 @@ def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None
 
 @torch.no_grad()
 def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Initialize the new LoRA adapters called `name` from the model's weights by the method `lora.init`, such as PiSSA;
-    the method None leaves them unchanged, with B = 0. Adapters of embeddings are not changed."""
+    """Initialize new adapters from the model's weights by `lora.init`, such as PiSSA; not those of embeddings."""
     if lora.init is None:
         return
     for _, target, adapter in adapters_of(model, name):
@@ -173,21 +165,18 @@ def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def untrained(model: Decoder, name: str = "default") -> bool:
-    """Return whether the LoRA adapters called `name` still have the values that `add_adapters` gives them: B = 0."""
     layers = (adapter for _, target, adapter in adapters_of(model, name) if not isinstance(target.module, nn.Embedding))
     return not any(adapter.b.any() for adapter in layers)
 
 
 def train_fully(model: Decoder, name: str) -> None:
-    """Make all parameters of the module `name` trainable, in addition to LoRA adapters. If output head and embedding
-    share a weight, the head gets its own copy."""
+    """Make a module trainable, in addition to adapters; a head that shares the embedding's weight gets its own copy."""
     if model.config.tied and name in ("embed", "head"):
         untie(model)
     model.get_submodule(name).requires_grad_(True)
 
 
 def untie(model: Decoder) -> None:
-    """Give the output head of a model its own copy of the weight that it shares with the embedding."""
     model.config = replace(model.config, tied=False)
     shared = model.embed.weight
     model.head.weight = nn.Parameter(shared.detach().clone(), requires_grad=False)
@@ -196,8 +185,7 @@ def untie(model: Decoder) -> None:
 
 
 def resize_vocabulary(model: Decoder, size: int) -> None:
-    """Give a model, in place, an embedding and an output head of `size` tokens, with parameters of their own, whose
-    values are undefined."""
+    """Give a model an embedding and a head of `size` tokens, not tied, with undefined values."""
     model.config = replace(model.config, tied=False, vocab_size=size)
     for module in (model.embed, model.head):
         for name, parameter in module.named_parameters(recurse=False):
@@ -206,8 +194,6 @@ def resize_vocabulary(model: Decoder, size: int) -> None:
 
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
-    """Add an adapter called `name` to one weight. Raises a UserError if the weight has an adapter of this name already,
-    or for a name with other characters than letters, digits, - and _."""
     if not re.fullmatch(r"[\w-]+", name):
         raise UserError(f"the name of an adapter is {name!r}: use letters, digits, - and _")
     adapters = target.adapters
@@ -229,7 +215,7 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
-    """Yield (name of the weight, Target, adapter) for each weight with a LoRA adapter called `name`."""
+    """(name of the weight, Target, adapter) for each weight with an adapter of this name."""
     for weight, target in weights(model).items():
         adapters = target.adapters
         if adapters is not None and name in adapters and isinstance(adapter := adapters[name], Adapter):
@@ -237,8 +223,7 @@ def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adap
 
 
 def token_rows(model: Decoder, name: str) -> TokenRows | None:
-    """Return, in one TokenRows, the trained token embeddings of the LoRA adapters called `name` and of the adapters on
-    top of which they were added; None if there are none."""
+    """The trained token embeddings of an adapter and of those below it, as one; None if there are none."""
     adapters = Target(model.embed, "weight").adapters
     known = [adapters[one] for one in selection(model).chain(name) if adapters is not None and one in adapters]
     rows = [one for one in known if isinstance(one, TokenRows)]
@@ -250,8 +235,8 @@ def token_rows(model: Decoder, name: str) -> TokenRows | None:
 
 
 def raised(model: nn.Module) -> list[str]:
-    """Return the names of the trained parameters that LoRA+ trains with a raised learning rate (Hayou et al. 2024):
-    vectors, and the matrices B of all adapters except those of embeddings."""
+    """The trained parameters with a raised learning rate in LoRA+ (Hayou et al. 2024): vectors, and B except of
+    embeddings."""
     embeddings = {name for name, target in weights(model).items() if isinstance(target.module, nn.Embedding)}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     of_b = lambda name: (
@@ -275,8 +260,7 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
 
 @torch.no_grad()
 def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
-    """Return the LoRA adapters called `name`, by the name of their weight, for saving. If they were added on top of
-    other adapters, each is joined with the adapter below it to one adapter, whose rank is the sum of both ranks."""
+    """The adapters of this name for saving, by weight, each joined with the adapter below it: the rank is the sum."""
     joined = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     for weight, target, lower in adapters_of(model, selection(model).below.get(name, "")):
         parts = [lower, *([joined[weight]] if weight in joined else [])]
@@ -290,8 +274,7 @@ def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
 
 
 def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> None:
-    """Add LoRA adapters called `name` on top of the model's frozen adapters called `lower`, whose changes stay in use.
-    Raises a UserError for DoRA, whose magnitudes are those of rows of the base weights."""
+    """Add adapters on top of the frozen adapters called `lower`, whose changes stay in use."""
     if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
         raise UserError("dora does not support adapters on a frozen adapter: merge the first, or leave dora out")
     add_adapters(model, lora, name)
@@ -309,7 +292,6 @@ def remove_lora(model: Decoder, name: str = "default") -> None:
 
 
 def remove_adapter(model: Decoder, target: Target, name: str) -> None:
-    """Remove the adapter called `name` from one weight, and the weight's hook if no adapter is left."""
     module, adapters = target.module, target.adapters
     assert adapters is not None
     del adapters[name]

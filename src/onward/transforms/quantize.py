@@ -48,8 +48,7 @@ def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
 
 
 def pack(integers: Tensor, precision: Precision) -> Tensor:
-    """Pack the quantized integers (O, I) of a weight, in int8, into the codes of `precision`: two in each byte for
-    int4."""
+    """The codes of integers (O, I) in int8: for int4, two in each byte."""
     if precision == "int8":
         return integers
     low, high = (integers + 8).to(torch.uint8).unflatten(1, (-1, GROUP)).split(GROUP // 2, 2)
@@ -59,8 +58,7 @@ def pack(integers: Tensor, precision: Precision) -> Tensor:
 def quantize_rows(
     read: Callable[[int, int], tuple[Tensor, Tensor]], start: int, end: int, inputs: int
 ) -> tuple[Tensor, Tensor]:
-    """Collect the codes and scales of rows `start` to `end` - 1 of a weight with `inputs` columns. `read(start, end)`
-    returns the codes and scales of some rows; it is called for a few rows at a time, which limits memory."""
+    """Codes and scales of the rows from `start` to `end` - 1, read a few at a time, which limits memory."""
     results = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
     step = max(1, ELEMENTS // inputs)
     for first in range(start, end, step):
@@ -71,7 +69,7 @@ def quantize_rows(
 
 
 def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """Quantize a weight as `quantize_weight` does, a few rows at a time, with little temporary memory."""
+    """`quantize_weight` for a few rows at a time, with little temporary memory."""
     read = lambda start, end: quantize_weight(weight[start:end], precision)
     return quantize_rows(read, 0, len(weight), weight.size(1))
 
@@ -111,12 +109,10 @@ class QuantizedLinear(nn.Module):
 
     @staticmethod
     def of(layer: nn.Linear, precision: Precision) -> QuantizedLinear:
-        """Quantize a linear layer: return a new layer with its quantized weight and its bias."""
         return QuantizedLinear(*quantize_tensor(layer.weight, precision), layer.bias)
 
     @property
     def weight(self) -> Tensor:
-        """The weight (O, I) of the layer, dequantized."""
         dtype = torch.float32 if self.bias is None else self.bias.dtype
         return dequantize_weight(self.codes, self.scales, dtype)
 
@@ -139,7 +135,6 @@ def quantize_model(model: nn.Module, precision: str) -> list[str]:
 
 
 def replace_layers(model: nn.Module, layers: Mapping[str, QuantizedLinear]) -> None:
-    """Replace linear layers of a model by quantized ones, by name, in place."""
     for name, layer in layers.items():
         keep_hooks(model.get_submodule(name), layer)
         model.set_submodule(name, layer)
@@ -184,8 +179,7 @@ class LayerError:
 
 
 def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
-    """Return the quantization error of each quantized layer, in descending order; `plain` is the model before
-    quantization."""
+    """The error of each quantized layer, in descending order; `plain` is the model before quantization."""
     squares = squared_errors(plain, quantized)
     layers = {name: quantized.get_submodule(name) for name in squares}
     errors = [LayerError(name, layer.precision, ratio(squares[name])) for name, layer in layers.items()]  # type: ignore[arg-type]
@@ -193,8 +187,7 @@ def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
 
 
 def squared_errors(plain: nn.Module, quantized: nn.Module) -> dict[str, Tensor]:
-    """Return, for each quantized layer by name, the sums of squares (2,) of its weight's quantization error and of the
-    weight in `plain`, the model before quantization."""
+    """By layer, the sums of squares (2,) of its weight's quantization error and of the weight in `plain`."""
     squares = {}
     for name, layer in quantized.named_modules():
         if isinstance(layer, QuantizedLinear):
@@ -210,18 +203,16 @@ def squared_errors(plain: nn.Module, quantized: nn.Module) -> dict[str, Tensor]:
 
 
 def ratio(sums: Tensor) -> float:
-    """Return the relative error of a weight: the root of sums[0] / sums[1], the sums of squares of error and weight; 0
-    if the weight is 0."""
+    """The relative error from the sums of squares of error and weight; 0 if the weight is 0."""
     return float((sums[0] / sums[1]).sqrt()) if sums[1] else 0.0
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Return whether a model has quantized layers."""
     return any(isinstance(module, QuantizedLinear) for module in model.modules())
 
 
 def quantized_bytes(model: Decoder) -> tuple[int, int]:
-    """Return (the bytes of all weights of a quantized model, the bytes of the same weights before quantization)."""
+    """The bytes of all weights of a quantized model, and of the same weights before quantization."""
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLinear)}
     own = [layer for name, layer in layers.items() if not (model.config.tied and name == "head")]
     size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -22,8 +22,8 @@ def recompute_blocks(model: Decoder) -> None:
 
 
 def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Return the contexts for the forward and for its recomputation that torch's checkpointing enters: the second
-    restores the context variables of the forward, such as those of tracing."""
+    """The contexts of a forward and of its recomputation, which restores context variables, such as those of
+    tracing."""
     return nullcontext(), Variables(copy_context())
 
 
