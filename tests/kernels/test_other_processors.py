@@ -33,14 +33,14 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, bool]]] = {  # LLVM's names of a
     "x86-64": ("x86_64-unknown-linux-gnu", "x86-64", {}),  # without AVX
 }
 DTYPES = "float32", "bfloat16"
-NORM = fused.Norm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
+NORM = fused.NormForm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
 WINDOWS = causal.Causal(4, 2, 32, "bfloat16", 0.2)
-SCORES = cached_attention.Options(window=7, scale=0.2, softcap=30.0, sinks=True, slopes=True)
+SCORES = cached_attention.ScoreOptions(window=7, scale=0.2, softcap=30.0, sinks=True, slopes=True)
 KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their caches, and their arguments
     *((products.products, dtype, dtype, True) for dtype in DTYPES),
     *((products.products, form, dtype, True) for form in ("int8", "int4") for dtype in DTYPES),
     *(
-        (cached_attention.attention, cached_attention.Form(6, 2, 24, 40, dtype, SCORES, paged, 8, quantized))
+        (cached_attention.attention, cached_attention.AttentionForm(6, 2, 24, 40, dtype, SCORES, paged, 8, quantized))
         for dtype in DTYPES
         for paged, quantized in ((False, False), (True, False), (True, True))
     ),

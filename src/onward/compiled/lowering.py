@@ -66,9 +66,11 @@ def attend(record: Attention, layer: LayerCache, positions: Tensor) -> Call:
     if d_key + d_tail != d_head or {value_heads, *(n for n, _ in tails)} != {kv_heads} or heads % kv_heads:
         raise NotCompilable("attention to a cache of another form")
     given = record.sinks is not None, record.slopes is not None
-    options = cached_attention.Options(record.window, record.scale, record.softcap, *given)
+    options = cached_attention.ScoreOptions(record.window, record.scale, record.softcap, *given)
     paged, dtype = layer.table is not None, DTYPES[record.q.dtype]
-    form = cached_attention.Form(heads, kv_heads, d_head, d_value, dtype, options, paged, d_tail, layer.quantized)
+    form = cached_attention.AttentionForm(
+        heads, kv_heads, d_head, d_value, dtype, options, paged, d_tail, layer.quantized
+    )
     arguments = cached_attention.AttentionArguments(
         y=contiguous_address(record.y),
         q=contiguous_address(record.q),

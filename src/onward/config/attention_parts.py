@@ -33,7 +33,7 @@ class SelfAttention(Attention, kind="self"):
     def check(self, config: ConfigFields) -> None:
         if not self.out and (heads := config.n_heads * config.d_head) != config.d_model:
             raise UserError(
-                f"attention.self.out is false, and the heads together are {heads} wide where d_model is "
+                f"attention.self.out cannot be false, because the heads together are {heads} wide and d_model is "
                 f"{config.d_model}: keep the projection, or set d_head to d_model / n_heads"
             )
 

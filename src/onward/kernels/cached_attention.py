@@ -58,9 +58,11 @@ def attend(
     addresses = [[start for start, _ in each] + [0] * (3 - len(each)) for each in (pairs, of_scales)]
     blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
     y, target = buffer((rows, tokens, heads, d_value), dtype)
-    options = cached_attention.Options(window, scale, softcap, sinks is not None, slopes is not None)
+    options = cached_attention.ScoreOptions(window, scale, softcap, sinks is not None, slopes is not None)
     paged, quantized = table is not None, bool(scales)
-    form = cached_attention.Form(heads, kv_heads, d_head, d_value, DTYPES[dtype], options, paged, d_tail, quantized)
+    form = cached_attention.AttentionForm(
+        heads, kv_heads, d_head, d_value, DTYPES[dtype], options, paged, d_tail, quantized
+    )
     _scratch, scores = buffer((threads, form.group, length), torch.float32)
     cached_attention.attention(form)(
         target,

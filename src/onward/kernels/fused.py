@@ -21,7 +21,7 @@ class RMSNorm(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
         x, width = x.contiguous(), x.size(-1)
-        ctx.norm = fused.Norm(width, DTYPES[x.dtype], DTYPES[weight.dtype], DTYPES[dtype], eps, offset)
+        ctx.norm = fused.NormForm(width, DTYPES[x.dtype], DTYPES[weight.dtype], DTYPES[dtype], eps, offset)
         (y, target), (factors, of_rows) = buffer(x.shape, dtype), buffer((x.numel() // width,), torch.float32)
         launch(fused.rms_norm(ctx.norm), target, of_rows, x, weight, items=len(factors))
         ctx.save_for_backward(x, weight, factors)

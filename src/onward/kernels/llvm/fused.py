@@ -56,7 +56,7 @@ DERIVATIVES: dict[ActivationName, Formula] = {
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormForm:
     """The constants of an RMSNorm kernel for rows of x in `dtype`: x / sqrt(mean(x ** 2) + eps) * (weight + offset),
     written in `out_dtype`."""
 
@@ -75,7 +75,7 @@ class Norm:
 
 
 @cache
-def rms_norm(norm: Norm) -> Kernel:
+def rms_norm(norm: NormForm) -> Kernel:
     """Compile the kernel of an RMSNorm with the arguments NormArguments; threads divide the rows. The factors 1 /
     sqrt(...) of the rows are also written, in fp32, for the gradients."""
     width, dtype = norm.width, norm.dtype
@@ -97,7 +97,7 @@ def rms_norm(norm: Norm) -> Kernel:
 
 
 @cache
-def rms_norm_gradient(norm: Norm) -> Kernel:
+def rms_norm_gradient(norm: NormForm) -> Kernel:
     """Compile the kernel for the gradient of an RMSNorm with respect to x, with the arguments NormGradientArguments;
     threads divide the rows.
 
@@ -126,7 +126,7 @@ def rms_norm_gradient(norm: Norm) -> Kernel:
 
 
 @cache
-def rms_norm_weight_gradient(norm: Norm) -> Kernel:
+def rms_norm_weight_gradient(norm: NormForm) -> Kernel:
     """Compile the kernel for the gradient of an RMSNorm with respect to its weight, with the arguments
     NormWeightGradientArguments. Threads divide the columns: an item is LANES columns, or one of the remaining columns.
 
