@@ -107,9 +107,9 @@ def test_a_function_of_a_request_may_edit_the_model_while_an_engine_finishes(nam
             engine.finish()
         return [(one.token, one.logprob) for one in request.logprobs]
 
-    found = [edited(None), edited(0)]
-    assert same(*found)
-    assert not same(found[0], answer(model_of()), 0), "the edit changes the answer"
+    plain, compiled = edited(None), edited(0)
+    assert same(plain, compiled)
+    assert not same(plain, answer(model_of()), 0), "the edit changes the answer"
 
 
 def test_engine_compares_the_model_with_itself_only_after_code_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:

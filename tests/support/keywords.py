@@ -18,7 +18,7 @@ from onward.training.methods import Method
 
 SOURCE = Path(onward.__file__).parent
 Types = dict[str, str]  # as source code, by the names of arguments
-PARTS = onward.Adapters, *Part.__subclasses__()  # the first one's module is imported with its name
+PARTS: list[type] = [onward.Adapters, *Part.__subclasses__()]  # the first one's module is imported with its name
 CLASSES = {cls.__name__: cls for cls in (onward.GenerationOptions, onward.MovingWeight, *PARTS)}
 WIDER = {"json_schema": "str | Mapping[str, Any]"}  # which the class itself converts
 FROM = {"collections.abc": ("Callable", "Mapping", "Sequence"), "typing": ("Any", "Literal", "TypedDict")}
