@@ -17,7 +17,13 @@ ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
     "cli",
 ]
 LAZY = {  # modules of the three lowest folders with imports inside functions
-    "onward.kernels.available": "torch, so that --help answers at once",
+    "onward.kernels.available": "the self-test, which compiles kernels",
+    "onward.kernels.causal": "the compiler, when the first kernel is needed",
+    "onward.kernels.chosen": "the compiler",
+    "onward.kernels.cross_entropy": "the compiler",
+    "onward.kernels.draws": "the compiler",
+    "onward.kernels.operations": "the compiler",
+    "onward.kernels.requirements": "torch, so that --help answers at once",
     "onward.model.flex": "FlexAttention, which few calls need",
 }
 DISPATCHES = {  # modules that import others by a name that is not in their source

@@ -15,21 +15,21 @@ from benchmarks.decode.models import prompt
 from benchmarks.decode.peers import Onward
 from benchmarks.decode.tables import Table
 from onward.generation.engine.engine import Engine
-from onward.model import attention, blocks, context, feedforward, norms
+from onward.model import attention, context, layers
 from onward.model.cache import LayerCache
 from onward.model.decoder import Decoder
-from onward.model.linear import Linear
+from onward.model.layers import Linear
 from onward.planning.machine import peak_flops
 from onward.transforms.quantize import QuantizedLinear
 
 TIMED: dict[str, Sequence[tuple[Any, str]]] = {
     "products": ((Linear, "forward"), (QuantizedLinear, "forward")),
     "attention": ((attention, "attend"),),
-    "norms": ((norms, "rms_norm"),),
+    "norms": ((layers, "rms_norm"),),
     "rotations": ((context, "rotate"),),
-    "gates": ((feedforward, "gate"),),
+    "gates": ((layers, "gate"),),
     "writes to the cache": ((LayerCache, "update"),),
-    "residuals, modules": ((blocks.PreNormModule, "forward"),),
+    "residuals, modules": ((layers.PreNormModule, "forward"),),
     "embedding, masks": ((Decoder, "hidden_of_checked"),),
     "head": ((Decoder, "logits"),),
     "engine": ((Engine, "step"),),

@@ -17,32 +17,25 @@ if TYPE_CHECKING:  # the module of each public name; __getattr__ reads it from h
     from onward.api.language_model import LanguageModel
     from onward.api.runs import finetune, train
     from onward.base.errors import UserError
-    from onward.config.decoder import DecoderConfig
-    from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
-    from onward.config.mixtures import MovingWeight, Ramp
-    from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
-    from onward.config.parts import (
-        Alibi,
+    from onward.config.attention_parts import LatentAttention, SelfAttention
+    from onward.config.block_parts import (
         AttentionOnly,
         BranchNorm,
-        Experts,
-        Gated,
-        LatentAttention,
         LayerNorm,
-        Learned,
         NoNorm,
-        NoPosition,
         Parallel,
-        Plain,
         PostNorm,
         PreNorm,
         RMSNorm,
-        Rotary,
         Sandwich,
-        SelfAttention,
         SharedNorm,
-        Sinusoidal,
     )
+    from onward.config.decoder import DecoderConfig
+    from onward.config.feedforward_parts import Experts, Gated, Plain
+    from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
+    from onward.config.mixtures import MovingWeight, Ramp
+    from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
+    from onward.config.position_parts import Alibi, Learned, NoPosition, Rotary, Sinusoidal
     from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
     from onward.config.scaling import (
         DynamicScaling,

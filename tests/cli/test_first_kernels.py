@@ -6,7 +6,7 @@ from onward.cli.shared.loading import Loading, compile_first_kernels
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels import linear
+from onward.kernels import operations
 from onward.kernels.llvm import draws, products
 from onward.model.decoder import Decoder
 
@@ -15,7 +15,7 @@ from support.decoders import config
 
 @pytest.fixture(autouse=True)
 def nothing_compiled() -> None:
-    for kernel in products.products, draws.draws, linear.compiled:
+    for kernel in products.products, draws.draws, operations.product_kernel:
         kernel.cache_clear()
 
 
@@ -30,7 +30,7 @@ def test_the_first_token_needs_no_other_kernels() -> None:
     engine = Engine(Decoder(config()).eval(), compile_after=None)
     engine.add(Request([1, 2], Sampling(), max_new_tokens=1))
     assert len(list(engine.run())) == 1
-    assert linear.compiled.cache_info().misses == 1
+    assert operations.product_kernel.cache_info().misses == 1
     assert numbers_compiled() == [1, 1]
 
 

@@ -23,7 +23,7 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"position": Rotary(fraction=0.25)}, "rotates 1 of the 4 elements"),
     ({"position": (Rotary(), Rotary(fraction=0.25))}, "rotates 1 of the 4 elements"),
     ({"d_model": 9, "d_head": 4, "position": Sinusoidal()}, "d_model is 9"),
-    ({"d_head": 6, "attention": SelfAttention(out=False)}, "heads together are 24 wide where d_model is 16"),
+    ({"d_head": 6, "attention": SelfAttention(out=False)}, "heads together are 24 wide and d_model is 16"),
     ({"mlp": Experts(count=2, top_k=3)}, "top_k is 3"),
     ({"position": Rotary(scaling=Llama3Scaling(low_frequency=4.0))}, "must be less than high_frequency"),
     ({"attention": ()}, "attention names no part"),

@@ -11,7 +11,7 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from onward.checkpoint.load import load_model
 from onward.config.decoder import DecoderConfig
 from onward.families.falcon import FalconAlibi
-from onward.model.positions import alibi_slopes
+from onward.model.alibi import alibi_slopes
 
 from support.decoders import assert_close
 from support.parity import publish

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from onward.config.decoder import Rotary
 from onward.families import interleaved
-from onward.kernels.rotation import rotate
-from onward.model.positions import angles_at, rotary
+from onward.kernels.operations import rotate
+from onward.model.context import angles_at, rotary
 
 D, HEADS, E = 12, 3, 8
 

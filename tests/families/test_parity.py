@@ -35,9 +35,9 @@ from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.attention import Attend
-from onward.model.backends import reference
 from onward.model.cache import Keys
 from onward.model.context import AttentionContext
+from onward.model.reference import reference
 from onward.tracing.sites import attend_modules
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids

@@ -18,18 +18,18 @@ from onward.compiled.steps import compile_step
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels import available, self_test
+from onward.kernels import available, operations, requirements, self_test
 from onward.kernels import draws as draws_of
-from onward.kernels import linear as products_of
-from onward.kernels.available import NoCompiler, lacking, unavailable
-from onward.kernels.llvm import attention, draws, products, units
+from onward.kernels.available import NoCompiler, unavailable
+from onward.kernels.llvm import cached_attention, draws, products, units
 from onward.kernels.llvm.code import FLOATS
+from onward.kernels.requirements import lacking
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS
 
-CACHED = unavailable, products_of.compiled
+CACHED = unavailable, operations.product_kernel
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +74,11 @@ LACKING: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], object], str]] = {
         "LLVM does not know this processor .no JIT",
     ),
     "OpenMP": (
-        lambda m, _: m.setattr(available, "openmp", lambda: SimpleNamespace(GOMP_parallel=0)),
+        lambda m, _: m.setattr(requirements, "openmp", lambda: SimpleNamespace(GOMP_parallel=0)),
         "the OpenMP of PyTorch has no omp_get_thread_num",
     ),
     "memory to execute": (
-        lambda m, _: m.setattr(available, "may_execute", lambda: False),
+        lambda m, _: m.setattr(requirements, "may_execute", lambda: False),
         "must not execute memory",
     ),
 }
@@ -120,7 +120,7 @@ MUTANTS: dict[str, tuple[object, str, Callable[..., object], Callable[[], None]]
         lambda unit, code, a, b, total: code.fma(a, a, total),
         products.products.cache_clear,
     ),
-    "attention in float32": (attention, "exp", lambda code, x: x, attention.attention.cache_clear),
+    "attention in float32": (cached_attention, "exp", lambda code, x: x, cached_attention.attention.cache_clear),
 }
 
 
@@ -161,7 +161,7 @@ def test_the_self_test_finds_nothing_wrong_with_this_processor_and_keeps_the_ran
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel of Linux to deny it")
 def test_a_service_that_must_not_execute_written_memory_is_noticed() -> None:
     code = (
-        "import ctypes; from onward.kernels.available import may_execute\n"
+        "import ctypes; from onward.kernels.requirements import may_execute\n"
         "assert may_execute()\n"
         "denied = ctypes.CDLL(None).prctl(65, 1, 0, 0, 0) == 0  # PR_SET_MDWE, since Linux 6.3\n"
         "assert not denied or not may_execute()\n"
@@ -181,7 +181,7 @@ DEFECTS = (
 def test_a_defect_of_a_kernel_is_raised(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "products", failing(error))
     with pytest.raises(type(error), match=str(error)), torch.no_grad():
-        products_of.linear(torch.ones(1, 8), torch.ones(8, 8))
+        operations.linear(torch.ones(1, 8), torch.ones(8, 8))
     monkeypatch.setattr(draws, "draws", failing(error))
     with pytest.raises(type(error), match=str(error)):
         draws_of.draw_by_kernel(torch.zeros(1, 8), None, [1.0], [0], [0])

@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onward.kernels import norm, rules
-from onward.kernels.gate import gate
-from onward.kernels.rotation import rotate
+from onward.kernels import operations
+from onward.kernels.operations import gate, rotate
 from onward.model.decoder import Decoder
-from onward.model.feedforward import GatedFeedForwardModule
-from onward.model.norms import RMSNormModule
+from onward.model.layers import GatedFeedForwardModule, RMSNormModule
 
 from support.decoders import DECODERS
 
@@ -25,8 +23,8 @@ DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # the bound of relative d
 def kernels(used: bool) -> Iterator[None]:
     """From the first number on, or never."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rules, "COMPILED_AFTER", 0)
-        patch.setattr(rules, "MIN_PARALLEL", 1 if used else 1 << 60)
+        patch.setattr(operations, "COMPILED_AFTER", 0)
+        patch.setattr(operations, "MIN_PARALLEL", 1 if used else 1 << 60)
         yield
 
 
@@ -100,10 +98,10 @@ def test_logits_of_every_decoder_are_those_without_the_kernels(name: str) -> Non
 
 
 def test_short_work_never_waits_for_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "counted", type(rules.counted)())
-    monkeypatch.setattr(rules, "COMPILED_AFTER", 3 * rules.MIN_PARALLEL)
-    x, weight = torch.randn(64, rules.MIN_PARALLEL // 64), torch.ones(rules.MIN_PARALLEL // 64)
+    monkeypatch.setattr(operations, "counted", type(operations.counted)())
+    monkeypatch.setattr(operations, "COMPILED_AFTER", 3 * operations.MIN_PARALLEL)
+    x = torch.randn(64, operations.MIN_PARALLEL // 64)
     with torch.no_grad():
-        assert not norm.takes_kernel(x[:-1], weight, torch.float32)
-        found = [norm.takes_kernel(x, weight, torch.float32) for _ in range(5)]
+        assert not operations.is_worth("rms_norm", x[:-1])
+        found = [operations.is_worth("rms_norm", x) for _ in range(5)]
     assert found == [False, False, False, True, True]

@@ -27,15 +27,12 @@ from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
-from onward.kernels.linear import linear
-from onward.kernels.quantized import quantized_linear
-from onward.kernels.rotation import rotate
-from onward.model import backends
+from onward.kernels.operations import linear, quantized_linear, rotate
+from onward.model import attention as backends
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.feedforward import GatedFeedForwardModule
+from onward.model.layers import GatedFeedForwardModule, RMSNormModule
 from onward.model.mask import AttentionMask
-from onward.model.norms import RMSNormModule
 from onward.transforms.quantize import quantize_weight
 
 from support.decoders import DECODERS

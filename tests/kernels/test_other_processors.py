@@ -15,7 +15,7 @@ from onward.compiled import linking
 from onward.compiled.interface import NotCompilable, decoding_step
 from onward.compiled.program import Program
 from onward.compiled.recording import record_step
-from onward.kernels.llvm import attention, causal, compiler, cross_entropy, draws, experts, fused, products
+from onward.kernels.llvm import cached_attention, causal, chosen, compiler, cross_entropy, draws, fused, products
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
@@ -33,18 +33,18 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, bool]]] = {  # LLVM's names of a
     "x86-64": ("x86_64-unknown-linux-gnu", "x86-64", {}),  # without AVX
 }
 DTYPES = "float32", "bfloat16"
-NORM = fused.Norm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
+NORM = fused.NormForm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
 WINDOWS = causal.Causal(4, 2, 32, "bfloat16", 0.2)
-SCORES = attention.Options(window=7, scale=0.2, softcap=30.0, sinks=True, slopes=True)
+SCORES = cached_attention.ScoreOptions(window=7, scale=0.2, softcap=30.0, sinks=True, slopes=True)
 KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their caches, and their arguments
     *((products.products, dtype, dtype, True) for dtype in DTYPES),
     *((products.products, form, dtype, True) for form in ("int8", "int4") for dtype in DTYPES),
     *(
-        (attention.attention, attention.Form(6, 2, 24, 40, dtype, SCORES, paged, 8, quantized))
+        (cached_attention.attention, cached_attention.AttentionForm(6, 2, 24, 40, dtype, SCORES, paged, 8, quantized))
         for dtype in DTYPES
         for paged, quantized in ((False, False), (True, False), (True, True))
     ),
-    *((experts.chosen, dtype, True) for dtype in DTYPES),
+    *((chosen.chosen, dtype, True) for dtype in DTYPES),
     *((draws.draws, "bfloat16", masked) for masked in (False, True)),
     (fused.rms_norm, NORM),
     (fused.rms_norm_gradient, NORM),
@@ -156,7 +156,7 @@ def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], e
 def test_kernels_of_this_test_are_all_kernels() -> None:
     """Each function of the kernels' modules that compiles one is named above."""
     here = {kernel.__name__ for kernel, *_ in KERNELS}
-    for module in attention, causal, cross_entropy, draws, experts, fused, products:
+    for module in cached_attention, causal, chosen, cross_entropy, draws, fused, products:
         cached = {name for name, value in vars(module).items() if hasattr(value, "__wrapped__")}
         own = {name for name in cached if vars(module)[name].__module__ == module.__name__}
         assert own <= here, own - here

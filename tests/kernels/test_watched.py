@@ -11,9 +11,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from onward.kernels.linear import linear
-from onward.kernels.rules import kernels_can_read, takes_kernels
-from onward.model import linear as products
+from onward.kernels.operations import kernels_can_read, linear, takes_kernels
+from onward.model import layers as products
 
 torch.manual_seed(0)
 W, X, B = torch.randn(8, 16), torch.randn(3, 16), torch.randn(8)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import rotate
 from onward.model import mask
+from onward.model.alibi import alibi_slopes
 from onward.model.attention import Attend
-from onward.model.backends import attention_weights
-from onward.model.context import attention_contexts
+from onward.model.context import attention_contexts, rotary
 from onward.model.decoder import Decoder
-from onward.model.positions import SinusoidalPositionModule, alibi_slopes, rotary
+from onward.model.positions import SinusoidalPositionModule
+from onward.model.reference import attention_weights
 
 from support.decoders import DECODERS, assert_close
 from support.devices import on_device

@@ -11,12 +11,14 @@ from torch import Tensor
 from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CacheManager
-from onward.kernels import attention, rules
-from onward.model import backends
+from onward.kernels import operations
+from onward.model import attention as backends
 from onward.model.cache import KVCache
 from onward.model.context import AttentionContext, attention_contexts
+from onward.model.flex import flex
 from onward.model.mask import AttentionMask
 from onward.model.paged import PagedKVCache
+from onward.model.reference import reference
 
 from support.decoders import DECODERS, assert_close
 from support.devices import device
@@ -34,7 +36,7 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
     "sdpa in blocks of 2 queries": partial(backends.sdpa_blocks, block=2),
     "sdpa in blocks of 4 queries": partial(backends.sdpa_blocks, block=4),
     "sdpa in one block": backends.sdpa_blocks,
-    "flex": backends.flex,
+    "flex": flex,
     "the chosen one": backends.attend,
 }
 QUIET = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
@@ -57,7 +59,7 @@ def test_backend_equals_the_reference_without_a_cache(backend: str, positions: T
         where = torch.arange(9)[None] if positions is None else positions
         mask = attention_contexts(config, torch.float32, where, None, plain=positions is None)[layer].mask
         q, k, v = vectors(config, 9)
-        wanted = backends.reference(q, k, v, mask, scale=0.3)
+        wanted = reference(q, k, v, mask, scale=0.3)
         assert_close(BACKENDS[backend](q, k, v, mask, scale=0.3), wanted, 1e-5)
 
 
@@ -69,7 +71,7 @@ def test_part_of_the_queries_has_the_attention_of_the_whole(positions: Tensor | 
         where = torch.arange(9)[None] if positions is None else positions
         mask = attention_contexts(DECODERS[name], torch.float32, where, None, plain=positions is None)[layer].mask
         q, k, v = vectors(DECODERS[name], 9)
-        wanted = backends.reference(q, k, v, mask, scale=0.3)[:, 3:8]
+        wanted = reference(q, k, v, mask, scale=0.3)[:, 3:8]
         for backend in BACKENDS.values():
             assert_close(backend(q[:, 3:8], k[:, :8], v[:, :8], mask.part(3, 8), scale=0.3), wanted, 1e-5)
 
@@ -112,7 +114,7 @@ def test_backend_equals_the_reference_with_a_cache(backend: str, kind: str) -> N
         config = DECODERS[name]
         context, inputs = cached(CACHES[kind](config), config, layer)
         q, k, v = inputs
-        wanted = backends.reference(q, k, v, context.mask, scale=0.3)
+        wanted = reference(q, k, v, context.mask, scale=0.3)
         assert_close(BACKENDS[backend](q, k, v, context.mask, scale=0.3), wanted, 1e-5)
 
 
@@ -121,9 +123,9 @@ def test_backend_equals_the_reference_with_a_cache(backend: str, kind: str) -> N
 def test_kernel_in_the_cache_equals_the_reference(
     dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "MIN_WORK", 1)
-    monkeypatch.setattr(rules, "MIN_PARALLEL", 1)
-    monkeypatch.setattr(rules, "COMPILED_AFTER", 0)
+    monkeypatch.setattr(operations, "MIN_WORK", 1)
+    monkeypatch.setattr(operations, "MIN_PARALLEL", 1)
+    monkeypatch.setattr(operations, "COMPILED_AFTER", 0)
     sizes = {"vocab_size": 9, "d_model": 40, "n_layers": 1, "n_heads": 10, "n_kv_heads": 2, "d_head": 36}
     options: dict[str, Any] = {"scale": 0.3, "softcap": 2.0, "sinks": torch.randn(10).to(dtype)}
     for window, position, given in (0, Rotary(), options), (3, Alibi(), {"scale": 0.3}):
@@ -134,14 +136,14 @@ def test_kernel_in_the_cache_equals_the_reference(
             for cache in manager.cache.layers:
                 cache.entries.update({name: entry.to(dtype) for name, entry in cache.entries.items()})
             context, (q, k, v) = cached(manager, config, 0, dtype)
-            wanted = backends.reference(q, k, v, context.mask, **given)
+            wanted = reference(q, k, v, context.mask, **given)
             given = {"softcap": None, "sinks": None, **given}
             assert_close(k.attend(q, v, context.mask, **given), wanted, bound)
         q, k, v = (t.to(dtype) for t in vectors(config, 9))
         mask = attention_contexts(config, dtype, torch.arange(9)[None], None, plain=True)[0].mask
         y = backends.without_gathering(q, k, v, mask, **given)
         assert y is not None
-        assert_close(y, backends.reference(q, k, v, mask, **given), bound)
+        assert_close(y, reference(q, k, v, mask, **given), bound)
         for limit in 0, 1 << 30:  # other biases, packed rows, and many keys, are left to other backends
             monkeypatch.setattr(backends, "MAX_KEYS", limit)
             packed = attention_contexts(config, dtype, PACKED, None, plain=False)[0].mask
@@ -168,14 +170,14 @@ def test_long_packed_rows_never_make_their_whole_bias() -> None:
     assert max(sizes) <= backends.QUERY_BLOCK * (backends.QUERY_BLOCK + 500)
     last = slice(tokens - 96, tokens)  # the last document
     alone = attention_contexts(config, torch.float32, torch.arange(96)[None], None, plain=True)[0].mask
-    assert_close(y[:, last], backends.reference(q[:, last], k[:, last], v[:, last], alone, scale=0.3), 1e-5)
+    assert_close(y[:, last], reference(q[:, last], k[:, last], v[:, last], alone, scale=0.3), 1e-5)
 
 
 def test_chosen_backend_has_the_gradients_of_the_reference() -> None:
     for positions in PACKED, BRANCHED, torch.arange(9)[None]:
         results = []
         chosen: list[Callable[..., Tensor]] = [
-            backends.reference,
+            reference,
             backends.sdpa,
             partial(backends.sdpa_blocks, block=4),
         ]

@@ -27,15 +27,14 @@ from onward.config.decoder import (
 )
 from onward.config.routing import Routing, SoftmaxRouting
 from onward.config.scaling import LinearScaling, Scaling
+from onward.model.alibi import alibi_slopes
 from onward.model.attention import SelfAttentionModule
-from onward.model.blocks import PreNormModule
 from onward.model.build import build_branches, layer_norms
-from onward.model.context import AttentionContext
+from onward.model.context import AttentionContext, rotary
 from onward.model.decoder import Decoder
 from onward.model.experts import SoftmaxRoutingModule
-from onward.model.feedforward import PlainFeedForwardModule
-from onward.model.norms import LayerNormModule
-from onward.model.positions import LearnedPositionModule, alibi_slopes, rotary
+from onward.model.layers import LayerNormModule, PlainFeedForwardModule, PreNormModule
+from onward.model.positions import LearnedPositionModule
 
 from support.decoders import config, decoder, token_ids
 
@@ -185,15 +184,24 @@ class Bare:
 
 
 MISSING: dict[str, tuple[dict[str, Any], str]] = {
-    "attention": ({"attention": Bare.OfAttention()}, r"OfAttention has no module: .* build\(config, layer\)"),
-    "feed-forward": ({"mlp": Bare.OfFeedForward()}, r"OfFeedForward has no module: .* build\(config, layer\)"),
-    "norm": ({"norm": Bare.OfNorm()}, r"OfNorm has no module: .* build\(config, layer, width\)"),
-    "block": ({"block": Bare.OfBlock()}, r"OfBlock has no module: .* build\(config, layer\)"),
+    "attention": (
+        {"attention": Bare.OfAttention()},
+        r"OfAttention, because .* build\(config, layer\)",
+    ),
+    "feed-forward": (
+        {"mlp": Bare.OfFeedForward()},
+        r"OfFeedForward, because .* build\(config, layer\)",
+    ),
+    "norm": ({"norm": Bare.OfNorm()}, r"OfNorm, because .* build\(config, layer, width\)"),
+    "block": ({"block": Bare.OfBlock()}, r"OfBlock, because .* build\(config, layer\)"),
     "routing": (
         {"mlp": Experts(router=Bare.OfRouting())},
-        r"OfRouting has no module: .* build\(width, experts, top_k\)",
+        r"OfRouting, because .* build\(width, experts, top_k\)",
     ),
-    "vectors of positions": ({"position": Bare.OfVectors()}, r"OfVectors has no module: .* build\(config, layer\)"),
+    "vectors of positions": (
+        {"position": Bare.OfVectors()},
+        r"OfVectors, because .* build\(config, layer\)",
+    ),
     "frequencies": (
         {"position": Rotary(scaling=Bare.OfScaling())},
         r"OfScaling has no frequencies: .* frequencies\(plain, theta",

@@ -160,7 +160,7 @@ def call(positions: list[int] | None, view: str = "whole") -> None:
     ("positions", "view", "message"),
     [
         (None, "whole", "give the positions"),
-        ([0, 1, 2, 3, 4], "whole", "5 tokens to a cache made for 4"),
+        ([0, 1, 2, 3, 4], "whole", "5 tokens in one call to a cache made for 4"),
         ([12], "whole", "position 12 is outside the 12"),
         ([-1], "whole", "position -1 is outside"),
         ([6], "upto", "position 6 is outside the 6"),

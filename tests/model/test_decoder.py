@@ -11,10 +11,11 @@ import torch
 from onward.base import fields
 from onward.config import decoder as parts
 from onward.config.decoder import DecoderConfig, Experts, at
+from onward.config.feedforward_parts import ActivationName
 from onward.config.routing import Routing
 from onward.config.scaling import Scaling
 from onward.model.cache import KVCache, LayerCache
-from onward.model.mask import Segments
+from onward.model.segments import Segments
 
 from support.decoders import DECODERS, LENGTH, decoder, token_ids
 from support.ways import WAYS, assert_equals_the_plain_run
@@ -54,7 +55,7 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
                 f"{cls.__name__}.{field.name} is always {field.default}: vary it in {TABLE}"
             )
     acts = set().union(*(used[cls, "act"] for cls in ("Plain", "Gated", "Experts")))
-    assert acts == set(get_args(parts.Activation))
+    assert acts == set(get_args(ActivationName))
 
 
 @every_decoder

@@ -8,8 +8,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from onward.config.decoder import LatentAttention
-from onward.model.context import AttentionContext, AttentionMask, attention_contexts
+from onward.model.context import AttentionContext, attention_contexts
 from onward.model.latent import LatentAttentionModule
+from onward.model.mask import AttentionMask
 
 from support.decoders import assert_close, config
 from support.devices import on_device

@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onward.kernels import rules
-from onward.model.linear import Linear, is_plain, outputs_of
+from onward.kernels import operations
+from onward.model.layers import Linear, is_plain, outputs_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
 
 
 @pytest.fixture(autouse=True)
 def every_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "MIN_PARALLEL", 1)
+    monkeypatch.setattr(operations, "MIN_PARALLEL", 1)
 
 
 def layers(dtype: torch.dtype = torch.float32, bias: bool = False) -> list[Linear]:

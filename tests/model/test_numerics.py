@@ -5,11 +5,11 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, LayerNorm, RMSNorm, Rotary
-from onward.kernels.rotation import rotate
-from onward.model.backends import attention_weights
+from onward.kernels.operations import rotate
 from onward.model.build import build_norm
-from onward.model.decoder import Scale
-from onward.model.positions import rotary
+from onward.model.context import rotary
+from onward.model.reference import attention_weights
+from onward.model.scales import Scale
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.devices import on_device

@@ -15,9 +15,9 @@ import onward
 from onward.config.decoder import Rotary
 from onward.config.lora import LoRA
 from onward.model.attention import Attend, SelfAttentionModule
+from onward.model.context import rotary
 from onward.model.decoder import Decoder
-from onward.model.norms import RMSNormModule
-from onward.model.positions import rotary
+from onward.model.layers import RMSNormModule
 from onward.transforms.lora import adapters_of, add_lora, merge_lora
 from onward.transforms.quantize import quantize_model
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from onward.compiled import recording
 from onward.compiled.needed import memory as addresses
 from onward.compiled.needed import tensors_in
-from onward.kernels import attention, cross_entropy, memory, rules
+from onward.kernels import cross_entropy, memory, operations
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 
@@ -86,10 +86,10 @@ def kernels_used(side: str | None = None) -> Iterator[Allocator]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(memory, "allocate", allocator)
-        patch.setattr(rules, "COMPILED_AFTER", 0)
-        patch.setattr(rules, "MIN_PARALLEL", 1)
+        patch.setattr(operations, "COMPILED_AFTER", 0)
+        patch.setattr(operations, "MIN_PARALLEL", 1)
         patch.setattr(cross_entropy, "MIN_KERNEL", 1)
-        patch.setattr(attention, "MIN_WORK", 1)
+        patch.setattr(operations, "MIN_WORK", 1)
         if side is not None:
             patch.setattr(recording, "Recorder", Recorder)
         yield allocator

@@ -19,21 +19,21 @@ from onward.generation.drafts.proposal import Proposal
 from onward.generation.engine.sampler import Sampler
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels.attention import attend, plain_attend
+from onward.kernels.cached_attention import attend
+from onward.kernels.chosen import chosen_linear, plain_chosen_linear
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
-from onward.kernels.experts import chosen_linear, plain_chosen_linear
-from onward.kernels.gate import ACTIVATIONS, gate
-from onward.kernels.linear import linear
 from onward.kernels.llvm.code import LANES
-from onward.kernels.quantized import quantized_linear
-from onward.kernels.rotation import rotate
-from onward.model import backends
+from onward.kernels.operations import gate, linear, quantized_linear, rotate
+from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.self_test import plain_attend
+from onward.model import attention as backends
 from onward.model.cache import SCALE, CacheView, KVCache, quantize
 from onward.model.context import attention_contexts
 from onward.model.decoder import Decoder
+from onward.model.layers import RMSNormModule
 from onward.model.mask import AttentionMask
-from onward.model.norms import RMSNormModule
 from onward.model.paged import PagedKVCache
+from onward.model.reference import reference
 from onward.training.step.loss import IGNORE_INDEX
 from onward.transforms.quantize import Precision, quantize_weight
 
@@ -181,7 +181,7 @@ def attentions(memory: Allocator) -> Found:
             given: Any = q, *entries, context.mask
             found = entries[0].attend(q, entries[1], context.mask, **options)
             assert found is not None
-            yield found, backends.reference(*given, **options), 2 * DTYPES[dtype]
+            yield found, reference(*given, **options), 2 * DTYPES[dtype]
             layer = entries[0].cache
             cached = [layer.entries[name] for name in ("k", "v")]
             scales = [layer.entries[name + SCALE] for name in ("k", "v")] if quantized else []
@@ -205,7 +205,7 @@ def causal_windows(memory: Allocator) -> Found:
         q, k, v = given
         y = backends.attend(q, k, v, mask, scale=0.3)
         q, k, v = exact
-        wanted = backends.reference(q, k, v, mask, scale=0.3)
+        wanted = reference(q, k, v, mask, scale=0.3)
         yield y.detach(), wanted.detach(), bound
         found = torch.autograd.grad(y, given, outer), torch.autograd.grad(wanted, exact, outer.double())
         yield from ((a, b, bound) for a, b in zip(*found))

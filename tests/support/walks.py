@@ -25,7 +25,7 @@ from onward.cli import main as command_line
 from onward.families import express, preset, read
 
 SOURCE = Path(onward.__file__).parent
-SHARED = {"__init__.py", "base"}  # folders and files
+SHARED = "base", "__init__.py"  # which all folders use
 
 
 def entered(walk: Callable[[], object]) -> dict[Path, set[int]]:
@@ -77,6 +77,13 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
         with torch.no_grad():
             onward.Decoder(config)(tokens, positions=torch.arange(8)[None], cache=cache)
 
+    def without_kernels() -> None:
+        torch.set_default_dtype(torch.float64)  # which no kernel takes
+        try:
+            forward()
+        finally:
+            torch.set_default_dtype(torch.float32)
+
     def engine() -> Walk:
         engine = onward.Engine(model, rows=4, compile_after=None)
         for start in range(4):
@@ -102,6 +109,7 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
             assert command_line(["generate", str(saved), "Once upon", "--max-new-tokens", "4"]) == 0
 
     yield "forward pass", (), lambda: forward
+    yield "forward pass, kernels off", (), lambda: without_kernels
     yield "engine step", decoder, engine
     yield "lm.generate", (), lambda: lambda: lm.generate("Once upon", 4)
     yield "onward generate", (), lambda: command

@@ -11,9 +11,10 @@ from onward.base.errors import UserError
 from onward.data.windows import Batch
 from onward.model.activations import Activation, ContextVectors, Declarations, Output, Scores, attention
 from onward.model.attention import Attend
-from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule, PreNormModule
+from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule
 from onward.model.build import build_branches
 from onward.model.context import AttentionContext
+from onward.model.layers import PreNormModule
 from onward.tracing.edit import zero
 from onward.training.step.health import measure
 

@@ -15,11 +15,11 @@ from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, Gated, 
 from onward.data.windows import Batch
 from onward.families.gpt_oss import ClampedExperts
 from onward.model.attention import Attend
-from onward.model.backends import attention_weights
 from onward.model.blocks import AttentionOnlyModule
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
-from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
+from onward.model.layers import GatedFeedForwardModule, PlainFeedForwardModule
+from onward.model.reference import attention_weights
 from onward.training.step.health import DEAD, Spikes, matrices, measure, update_ratio
 from onward.training.step.loss import CrossEntropy
 from onward.transforms.compiling import compile_blocks

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.kernels import causal, cross_entropy, gate, norm, rotation, rules
+from onward.kernels import causal, cross_entropy, fused, operations
 from onward.model.decoder import Decoder
 from onward.training.step.average import Average
 from onward.training.step.balance import Balance
@@ -256,17 +256,17 @@ def test_trainer_goes_on_from_its_state_bit_for_bit(stop: int) -> None:
 
 WITH_KERNELS = replace(CONFIG, d_head=16)  # as causal attention needs
 FUNCTIONS: list[Any] = [
-    norm.RMSNorm,
-    rotation.Rotation,
+    fused.RMSNorm,
+    fused.Rotation,
     causal.CausalAttention,
-    gate.Gate,
+    fused.Gate,
     cross_entropy.KernelCrossEntropy,
 ]
 
 
 def step_with_kernels(monkeypatch: pytest.MonkeyPatch, anomalies: bool) -> tuple[float, list[torch.Tensor]]:
     """The loss of a step on the CPU, with all of its kernels, and the weights after it."""
-    monkeypatch.setattr(rules, "MIN_PARALLEL", 1)
+    monkeypatch.setattr(operations, "MIN_PARALLEL", 1)
     monkeypatch.setattr(cross_entropy, "MIN_KERNEL", 1)
     torch.manual_seed(0)
     model = Decoder(WITH_KERNELS)

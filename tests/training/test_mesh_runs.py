@@ -253,17 +253,17 @@ def test_fine_tuning_on_a_mesh_is_that_of_one_process(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a product": ({"mesh": "shard=2 tensor=2"}, "takes 2 x 2 = 4 processes, and there are 2"),
+    "a product": ({"mesh": "shard=2 tensor=2"}, "takes 2 x 2 = 4 processes, but there are 2"),
     "heads": ({"mesh": "tensor=2", "model": {"n_heads": 3, "d_head": 8}}, "2 does not divide n_heads 3"),
     "batches": ({"mesh": "shard=2", "accumulation": 3}, "accumulation is 3.*give --accumulation 4"),
     "fp16": ({"mesh": "shard=2", "precision": "fp16"}, "precision fp16 is not for a divided model"),
     "stages": ({"mesh": "pipeline=2", "accumulation": 1}, "accumulation is 1.*2 stages.*give --accumulation 2"),
     "a length": (
         {"mesh": "context=2", "model": {"context_length": 30}},
-        "4 does not divide the 30 tokens.*length of 32",
+        "4 does not divide their 30 tokens.*length of 32",
     ),
     "compile": ({"mesh": "context=2", "compile": True}, "compile is not for a context axis"),
-    "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "fewer blocks than stages.*at most 1"),
+    "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "more stages than the decoder has blocks.*at most 1"),
     "a time": ({"mesh": "shard=2", "steps": 0, "time": "5m", "preset": "mini"}, "time is not for a divided model"),
     "tasks": ({"mesh": "shard=2", "evaluate_tasks": "cloze"}, "evaluate_tasks is not for a divided model"),
 }

@@ -9,7 +9,7 @@ from onward.config.decoder import LatentAttention
 from onward.kernels.quantized import dequantize_weight
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
-from onward.model.linear import Linear
+from onward.model.layers import Linear
 from onward.transforms.quantize import Precision, QuantizedLinear, quantize_model, quantize_weight
 
 from support.decoders import DECODERS, config, decoder

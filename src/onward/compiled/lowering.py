@@ -13,7 +13,7 @@ from onward.compiled.interface import NotCompilable
 from onward.compiled.needed import label, name_of, tensors_in
 from onward.compiled.recording import Attention, Operation, StepRecord, Write
 from onward.compiled.rows import ROWS
-from onward.kernels.llvm import attention, writes
+from onward.kernels.llvm import cached_attention, writes
 from onward.kernels.memory import address
 from onward.model.cache import KVCache, LayerCache
 
@@ -66,10 +66,12 @@ def attend(record: Attention, layer: LayerCache, positions: Tensor) -> Call:
     if d_key + d_tail != d_head or {value_heads, *(n for n, _ in tails)} != {kv_heads} or heads % kv_heads:
         raise NotCompilable("attention to a cache of another form")
     given = record.sinks is not None, record.slopes is not None
-    options = attention.Options(record.window, record.scale, record.softcap, *given)
+    options = cached_attention.ScoreOptions(record.window, record.scale, record.softcap, *given)
     paged, dtype = layer.table is not None, DTYPES[record.q.dtype]
-    form = attention.Form(heads, kv_heads, d_head, d_value, dtype, options, paged, d_tail, layer.quantized)
-    arguments = attention.AttentionArguments(
+    form = cached_attention.AttentionForm(
+        heads, kv_heads, d_head, d_value, dtype, options, paged, d_tail, layer.quantized
+    )
+    arguments = cached_attention.AttentionArguments(
         y=contiguous_address(record.y),
         q=contiguous_address(record.q),
         sinks=address(record.sinks, record.q.dtype, heads),
@@ -79,7 +81,9 @@ def attend(record: Attention, layer: LayerCache, positions: Tensor) -> Call:
         tokens=tokens,
         items=rows * tokens * heads // form.group,
     )
-    return Call(("attend", form), attention.attend(form), arguments, heads * d_head >= MIN_PARALLEL_HEADS, record)
+    return Call(
+        ("attend", form), cached_attention.attend(form), arguments, heads * d_head >= MIN_PARALLEL_HEADS, record
+    )
 
 
 def operation_calls(operation: Operation) -> list[Call]:

@@ -13,14 +13,13 @@ from onward.compiled.elementwise import copied
 from onward.compiled.interface import NotCompilable, TooManyRows
 from onward.compiled.needed import name_of
 from onward.compiled.recording import Operation
-from onward.kernels.experts import max_assignments
-from onward.kernels.linear import max_rows
-from onward.kernels.llvm import batches, elementwise, experts
+from onward.kernels.chosen import max_assignments
+from onward.kernels.llvm import batches, chosen, elementwise
 from onward.kernels.llvm.elementwise import Layout
 from onward.kernels.llvm.products import ProductArguments, emit
-from onward.kernels.memory import address, strided_address
-from onward.kernels.quantized import addresses as weight_addresses
-from onward.kernels.rules import MIN_PARALLEL
+from onward.kernels.memory import MIN_PARALLEL, address, strided_address
+from onward.kernels.operations import max_rows
+from onward.kernels.quantized import weight_addresses
 
 
 def product(operation: Operation) -> list[Call]:
@@ -88,7 +87,7 @@ def chosen_product(operation: Operation) -> list[Call]:
     (count, outputs, inputs), dtype, biased = weights.shape, DTYPES[x.dtype], biases is not None
     if len(ids) > max_assignments(x.dtype, count):
         raise TooManyRows(f"{len(ids)} assignments to experts")
-    arguments = experts.ChosenArguments(
+    arguments = chosen.ChosenArguments(
         y=contiguous_address(operation.result),
         x=address(x, x.dtype, len(x), inputs),
         experts=address(ids, torch.int64, len(ids)),
@@ -101,7 +100,7 @@ def chosen_product(operation: Operation) -> list[Call]:
         inputs=inputs,
         items=outputs,
     )
-    emitted = experts.emit_chosen(dtype, biased)
+    emitted = chosen.emit_chosen(dtype, biased)
     return [Call(("chosen", dtype, biased), emitted, arguments, parallel=outputs * inputs >= MIN_PARALLEL)]
 
 
@@ -117,8 +116,8 @@ def of_rows(operation: Operation, dim: int) -> tuple[Tensor, int]:
 def softmax(operation: Operation) -> list[Call]:
     x, width = of_rows(operation, operation.arguments[1])
     out = contiguous_address(operation.result)
-    arguments = experts.SoftmaxArguments(out=out, x=contiguous_address(x), items=x.numel() // width)
-    return [Call(("softmax", width), experts.softmax(width), arguments)]
+    arguments = chosen.SoftmaxArguments(out=out, x=contiguous_address(x), items=x.numel() // width)
+    return [Call(("softmax", width), chosen.softmax(width), arguments)]
 
 
 def top(operation: Operation) -> list[Call]:
@@ -129,8 +128,8 @@ def top(operation: Operation) -> list[Call]:
     if not largest:
         raise NotCompilable("topk of the smallest")
     values, indices = map(contiguous_address, operation.result)
-    arguments = experts.TopArguments(values=values, indices=indices, x=contiguous_address(x), items=x.numel() // width)
-    return [Call(("top", width, count), experts.top(width, count), arguments)]
+    arguments = chosen.TopArguments(values=values, indices=indices, x=contiguous_address(x), items=x.numel() // width)
+    return [Call(("top", width, count), chosen.top(width, count), arguments)]
 
 
 def picked(operation: Operation) -> list[Call]:
@@ -140,13 +139,13 @@ def picked(operation: Operation) -> list[Call]:
     indices = operation.arguments[2]
     if indices.shape[:-1] != x.shape[:-1]:
         raise NotCompilable("gather of other rows")
-    arguments = experts.PickArguments(
+    arguments = chosen.PickArguments(
         out=contiguous_address(operation.result),
         x=contiguous_address(x),
         indices=contiguous_address(indices),
         items=indices.numel(),
     )
-    return [Call(("pick", width, indices.size(-1)), experts.pick(width, indices.size(-1)), arguments)]
+    return [Call(("pick", width, indices.size(-1)), chosen.pick(width, indices.size(-1)), arguments)]
 
 
 def scattered(operation: Operation) -> list[Call]:
@@ -158,11 +157,11 @@ def scattered(operation: Operation) -> list[Call]:
     out = operation.result
     if isinstance(value, Tensor) or operation.options or indices.shape[:-1] != x.shape[:-1]:
         raise NotCompilable("scatter of a tensor or of other rows")
-    arguments = experts.PlaceArguments(
+    arguments = chosen.PlaceArguments(
         out=contiguous_address(out), indices=contiguous_address(indices), items=indices.numel()
     )
     form = float(value), width, indices.size(-1)
-    return [copied(x, out), Call(("place", *form), experts.place(*form), arguments)]
+    return [copied(x, out), Call(("place", *form), chosen.place(*form), arguments)]
 
 
 def batched_product(operation: Operation) -> list[Call]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from onward.compiled.devices import IMPLEMENTATIONS
 from onward.compiled.interface import CompiledStep, NotCompilable, StepShape, TooManyRows
 from onward.compiled.model_state import ModelState
-from onward.kernels.rules import is_watched
+from onward.kernels.operations import is_watched
 from onward.model.cache import SCALE, KVCache, LayerCache
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedLayerCache

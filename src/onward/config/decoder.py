@@ -1,6 +1,6 @@
 """DecoderConfig: a decoder as a value, its sizes and its parts. Does not import torch.
 
-Every part of parts.py can be imported from here. A part may be a tuple, which repeats over the layers:
+Every part can be imported from here. A part may be a tuple, which repeats over the layers:
 `attention=(SelfAttention(window=128), SelfAttention())` alternates local and global layers.
 """
 
@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from onward.base.arguments import check_fields, named
 from onward.base.errors import UserError
 from onward.base.notebook import Shown
+from onward.config.attention_parts import *  # noqa: F403
+from onward.config.attention_parts import SelfAttention
+from onward.config.block_parts import *  # noqa: F403
+from onward.config.block_parts import PreNorm, RMSNorm
+from onward.config.feedforward_parts import *  # noqa: F403
+from onward.config.feedforward_parts import Gated, Plain
 from onward.config.part_types import (
     Attention,
     Block,
@@ -26,8 +32,8 @@ from onward.config.part_types import (
     at,
     each,
 )
-from onward.config.parts import *  # noqa: F403
-from onward.config.parts import Gated, Plain, PreNorm, RMSNorm, Rotary, SelfAttention
+from onward.config.position_parts import *  # noqa: F403
+from onward.config.position_parts import Rotary
 
 
 @named

@@ -11,7 +11,7 @@ from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.base.fields import Part
 
-Share = Annotated[float, Range(0, 1)]  # of a run
+RunFraction = Annotated[float, Range(0, 1)]  # of a run
 WeightOrZero = Annotated[float, Range(0, 1e9)]
 Points = tuple[tuple[float, float], ...]  # shares of the run, ascending, and the weight at each
 
@@ -33,8 +33,8 @@ class Ramp(MovingWeight, kind="ramp"):
 
     first: WeightOrZero = 0.0
     last: WeightOrZero = 1.0
-    begin: Share = 0.0  # fraction of the run after which the share begins to change
-    end: Share = 1.0  # fraction of the run at which the change ends; equal to begin: a sudden change
+    begin: RunFraction = 0.0  # fraction of the run after which the share begins to change
+    end: RunFraction = 1.0  # fraction of the run at which the change ends; equal to begin: a sudden change
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,13 +54,10 @@ def check_weights(weights: Sequence[float | MovingWeight]) -> None:
 
 
 def at(points: Points, share: float) -> float:
-    """Return the weight of a data source at `share`, a fraction of the run strictly between two corners, by linear
-    interpolation between the corners `points`."""
+    """The weight at a fraction of the run strictly between two corners, by linear interpolation."""
     (begin, first), (end, last) = next(p for p in pairwise(points) if p[0][0] < share < p[1][0])
     return first + (last - first) * (share - begin) / (end - begin)
 
 
 def points_of(weight: float | MovingWeight) -> Points:
-    """Return the weight of a data source as corners (fraction of the run, weight); a constant weight has the same
-    corner at 0 and at 1."""
     return weight.points() if isinstance(weight, MovingWeight) else ((0.0, weight), (1.0, weight))

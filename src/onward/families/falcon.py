@@ -56,7 +56,7 @@ class FalconAlibi(Position, kind="falcon_alibi", internal=True):
     scaled like the scores. A rounded product depends on the position of the key, not on the distance alone."""
 
     def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor:
-        from onward.model.positions import alibi_slopes
+        from onward.model.alibi import alibi_slopes
 
         return alibi_slopes(config.n_heads).to(device).bfloat16()
 

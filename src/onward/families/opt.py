@@ -52,7 +52,7 @@ class FixedLayerNorm(Norm, kind="fixed_layer", internal=True):
     false."""
 
     def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
-        from onward.model.norms import LayerNormModule
+        from onward.model.layers import LayerNormModule
 
         return LayerNormModule(width or config.d_model, elementwise_affine=False)
 

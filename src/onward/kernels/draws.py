@@ -13,8 +13,7 @@ from torch import Tensor
 
 from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.kernels.available import unavailable
-from onward.kernels.memory import Unreadable, address, buffer, filled
-from onward.kernels.rules import DTYPES, MIN_PARALLEL, emitter
+from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer, filled
 
 
 def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
@@ -46,21 +45,19 @@ def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
 
 
 def scramble(x: Tensor) -> Tensor:
-    """Mix the bits of the int64 numbers x, elementwise, by the output function of the random number generator
-    SplitMix64; the hash of `counter_hash` uses it."""
+    """Mix the bits of int64 numbers, by the output function of SplitMix64."""
     for bits, multiplier in zip((30, 27), MULTIPLIERS):
         x = shift_right(x, bits).bitwise_xor_(x).mul_(signed(multiplier))
     return shift_right(x, 31).bitwise_xor_(x)
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift the bits of the int64 numbers x to the right and fill with zeros; PyTorch's own shift repeats the sign
-    bit."""
+    """Shift bits to the right and fill with zeros; PyTorch's own shift repeats the sign bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def signed(x: int) -> int:
-    """Return the signed 64-bit integer with the same bits as x, a number from 0 to 2 ** 64 - 1."""
+    """The signed 64-bit integer with the same bits as x, from 0 to 2 ** 64 - 1."""
     return x - (1 << 64) if x >> 63 else x
 
 
@@ -75,6 +72,8 @@ def draw_by_kernel(
     """
     if logits.dtype not in DTYPES or unavailable():
         return None
+    from onward.kernels.llvm.draws import draws
+
     logits, (rows, size) = logits.contiguous(), logits.shape
     tokens, target = buffer((rows,), torch.int64)
     try:
@@ -82,7 +81,7 @@ def draw_by_kernel(
     except Unreadable:
         return None
     given = filled(factors, torch.float32), filled(seeds, torch.int64), filled(index, torch.int64)
-    kernel = emitter("draws").draws(DTYPES[logits.dtype], allowed is not None)
+    kernel = draws(DTYPES[logits.dtype], allowed is not None)
     threads = torch.get_num_threads() if rows * size >= MIN_PARALLEL else 1
     kernel(target, *operands, *(pointer for _, pointer in given), size, rows, threads)
     return tokens

@@ -1,22 +1,23 @@
 """A test of the kernels on the CPU of this machine: results of a few kernels are compared with plain PyTorch.
 
-Shapes: N rows, I inputs, O outputs.
+Shapes: N rows, I inputs, O outputs. Those of attention are in `cached_attention.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from onward.kernels.attention import attend, plain_attend
-from onward.kernels.linear import run
-from onward.kernels.memory import address
-from onward.kernels.norm import RMSNorm, plain_rms_norm
-from onward.kernels.quantized import GROUP, addresses, dequantize_weight
-from onward.kernels.rules import DTYPES, emitter
+from onward.kernels.cached_attention import attend
+from onward.kernels.fused import RMSNorm
+from onward.kernels.llvm import products as kernels
+from onward.kernels.memory import DTYPES, address, multiply
+from onward.kernels.plain import plain_rms_norm
+from onward.kernels.quantized import GROUP, dequantize_weight, weight_addresses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # of an error, relative to the greatest number of a result
 QUANTIZED = {torch.float32: "int4", torch.bfloat16: "int8"}  # the format that is tested with each dtype
@@ -50,7 +51,7 @@ def results(dtype: torch.dtype, random: Random) -> Iterator[Result]:
         codes = (50 * random(OUTPUTS, INPUTS // 2)).to(torch.int8).view(torch.uint8)
         scales = random(OUTPUTS, INPUTS // GROUP).bfloat16()
     exact = dequantize_weight(codes, scales, torch.float64)
-    yield from products(QUANTIZED[dtype], x, addresses(codes, scales, INPUTS), exact)
+    yield from products(QUANTIZED[dtype], x, weight_addresses(codes, scales, INPUTS), exact)
     q, keys, values = random(2, 3, 4, 24).to(dtype), random(2, 20, 2, 24).to(dtype), random(2, 20, 2, 40).to(dtype)
     positions = torch.tensor([[16, 17, 18], [9, 10, 11]], device="cpu")
     inputs = q, keys, values, positions
@@ -63,10 +64,49 @@ def results(dtype: torch.dtype, random: Random) -> Iterator[Result]:
 def products(weight_format: str, x: Tensor, weight: tuple[int, int], exact: Tensor) -> Iterator[Result]:
     """Yield products of one row and of all rows of x (N, I) with a weight, given by the addresses of its numbers and
     of its scales; `exact` is the weight (O, I)."""
-    kernel = emitter("products").products(weight_format, DTYPES[x.dtype], False)
+    kernel = kernels.products(weight_format, DTYPES[x.dtype], False)
     for rows in x[:1], x:
         yield (
             f"products with {weight_format}",
-            run(kernel, rows, *weight, None, OUTPUTS),
+            multiply(kernel, rows, *weight, None, OUTPUTS),
             rows.double() @ exact.double().T,
         )
+
+
+def plain_attend(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    positions: Tensor,
+    table: Tensor | None = None,
+    tails: Tensor | None = None,
+    scales: Sequence[Tensor] = (),
+    *,
+    window: int,
+    scale: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+    slopes: Tensor | None = None,
+) -> Tensor:
+    """What `attend` computes, in plain PyTorch."""
+    entries = [entry for entry in (keys, values, tails) if entry is not None]
+    if scales:
+        entries = [codes.float() * scale.float() for codes, scale in zip(entries, scales, strict=True)]
+    keys, values = torch.cat([entries[0], *entries[2:]], -1), entries[1]
+    if table is None:
+        key_positions = positions[:, -1:] - (positions[:, -1:] - torch.arange(keys.size(1))) % keys.size(1)
+    else:
+        keys, values = (entry[table].flatten(1, 2) for entry in (keys, values))
+        key_positions = torch.arange(keys.size(1))[None]
+    distance = positions[:, :, None] - key_positions[:, None]  # (B, T, S)
+    seen = (distance >= 0) & (key_positions >= 0)[:, None] & (distance < (window or math.inf))
+    keys, values = (entry.repeat_interleave(q.size(2) // entry.size(2), 2).float() for entry in (keys, values))
+    scores = torch.einsum("bthe,bshe->bhts", q.float(), keys) * scale
+    scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    if slopes is not None:
+        scores = scores - slopes.float()[:, None, None] * distance[:, None]
+    scores = scores.masked_fill(~seen[:, None], -math.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)], -1)
+    weights = scores.softmax(-1)[..., : keys.size(1)]
+    return torch.einsum("bhts,bshf->bthf", weights, values).to(q.dtype)

@@ -20,7 +20,7 @@ from onward.config.decoder import DecoderConfig
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.generation.sampling import Sampling
-from onward.kernels.linear import linear
+from onward.kernels.operations import linear
 from onward.model.decoder import Decoder
 from onward.planning.flops import attention_flops, causal_attention_flops, weight_flops
 from onward.planning.machine import best_seconds

@@ -18,7 +18,7 @@ from functools import partial
 
 from torch import nn
 
-Shape = tuple[str | int, ...]
+ActivationShape = tuple[str | int, ...]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Activation:
     location at which hooks reach it, and its shape."""
 
     where: Where
-    shape: Shape
+    shape: ActivationShape
     axis: int | None = None  # axis of heads, units or experts; a number after the name selects one of them
     count: int = 0  # number of heads, units or experts, if it differs from the axis
     editable: bool = True

@@ -18,8 +18,7 @@ from torch.nn import functional as F
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
-from onward.kernels.linear import linear
-from onward.kernels.rules import unrecorded
+from onward.kernels.operations import linear, unrecorded
 
 
 class Selection:

@@ -1,49 +1,41 @@
-"""Self-attention, in methods that a subclass may override one by one.
+"""Self-attention: projections, then softmax attention by the fastest backend for the shape, dtype and device.
 
-Shapes: B batch, T tokens in this call, S keys, D d_model, H heads, K key/value heads, E d_head, F width of a value.
+A backend takes queries q (B, T, H, E), keys k (B, S, K, E), values v (B, S, K, F) and an AttentionMask, and returns
+(B, T, H, F); `reference.reference` computes every step in plain PyTorch, and the others equal it.
+Shapes: B batch, T tokens in this call, S keys, D d_model, H heads, K key/value heads, G = H / K, E d_head, F width of a
+value.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from onward.config.decoder import DecoderConfig, SelfAttention
+from onward.kernels import causal
+from onward.kernels.memory import Unreadable
+from onward.kernels.operations import attention_kernel, is_worth
 from onward.model.activations import Activation, Child, ContextVectors, Declarations, Queries, attention, output
-from onward.model.backends import attend
-from onward.model.cache import Keys
+from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
-from onward.model.linear import Linear, outputs_of
-from onward.model.norms import HeadNorms, NewNorm
+from onward.model.flex import flex
+from onward.model.layers import HeadNorms, Linear, NewNorm, outputs_of
+from onward.model.mask import AttentionMask
+from onward.model.reference import reference
 
-
-class Attend(nn.Module):
-    """Softmax attention, the function `backends.attend` as a module, so that forward hooks can reach its queries, keys
-    and values.
-
-    `scale` multiplies the scores, `dropout` is the rate for the attention weights in training, `softcap` caps the
-    scores (None: no cap), and `sinks` is the number of learned sink scores: one per head, or 0 for none.
-    """
-
-    def __init__(self, scale: float, dropout: float, softcap: float | None = None, sinks: int = 0) -> None:
-        super().__init__()
-        self.scale, self.dropout, self.softcap = scale, dropout, softcap
-        self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
-
-    def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
-        """Compute attention with queries (B, T, H, E), keys (B, S, K, E) and values (B, S, K, F), under the mask in
-        `context`; return (B, T, H, F).
-
-        Keys and values are tensors, or entries of the KV cache.
-        """
-        dropout = self.dropout if self.training else 0.0
-        return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
+MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
+QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
+MAX_KEYS = 3 << 17  # bytes of a row's keys and values for each query head up to which the kernel is faster than SDPA
+MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or window layer is made as a whole
 
 
 class SelfAttentionModule(nn.Module):
-    """Self-attention, x (B, T, D) -> (B, T, D): project to queries, keys and values, attend, project back.
+    """Self-attention, x (B, T, D) -> (B, T, D): project to queries, keys and values, attend, project back. A subclass
+    may override these steps one by one.
 
     `part` is the attention part of the config; `norm` is a function from a width to a new norm, for norms of queries
     and keys.
@@ -99,3 +91,133 @@ class SelfAttentionModule(nn.Module):
             "q_rotated": Activation(Queries(), q, 2, rotary=True),
             **attention(self.n_heads, self.d_head),
         }
+
+
+class Attend(nn.Module):
+    """Softmax attention, the function `attend` as a module, so that forward hooks can reach its queries, keys and
+    values.
+
+    `scale` multiplies the scores, `dropout` is the rate for the attention weights in training, `softcap` caps the
+    scores (None: no cap), and `sinks` is the number of learned sink scores: one per head, or 0 for none.
+    """
+
+    def __init__(self, scale: float, dropout: float, softcap: float | None = None, sinks: int = 0) -> None:
+        super().__init__()
+        self.scale, self.dropout, self.softcap = scale, dropout, softcap
+        self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
+
+    def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
+        dropout = self.dropout if self.training else 0.0
+        return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)
+
+
+def attend(
+    q: Tensor,
+    k: Keys,
+    v: Keys,
+    mask: AttentionMask,
+    *,
+    scale: float,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    dropout: float = 0.0,
+) -> Tensor:
+    """Compute attention by the fastest backend that supports the options; they are those of `reference`."""
+    if not dropout:
+        y = without_gathering(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+        if y is not None:
+            return y
+    plain = softcap is None and sinks is None
+    if (
+        (plain and not dropout and mask.causal_only)
+        and (isinstance(k, Tensor) and isinstance(v, Tensor))
+        and causal.takes_kernel(q, k, v)
+    ):
+        return causal.causal_attention(q, k, v, scale)
+    if not plain or reference_is_faster(q, k):
+        return reference(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks, dropout=dropout)
+    long = q.size(1) * mask.key_positions.size(1) > MAX_DENSE
+    if long and not mask.causal_only and not isinstance(k, CacheEntry):
+        if q.device.type == "cuda" and not dropout:
+            return flex(q, k, v, mask, scale=scale)
+        return sdpa_blocks(q, k, v, mask, scale=scale, dropout=dropout)
+    return sdpa(q, k, v, mask, scale=scale, dropout=dropout)
+
+
+def reference_is_faster(q: Tensor, k: Keys) -> bool:
+    # in bf16 training on a CPU the backward of the fused kernel is slower than plain matmuls, up to 512 keys
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not q.requires_grad:
+        return False
+    return isinstance(k, Tensor) and k.size(1) <= 512
+
+
+def without_gathering(
+    q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, softcap: float | None, sinks: Tensor | None
+) -> Tensor | None:
+    """Compute attention by the CPU kernel, which reads keys and values where they are stored in the KV cache, without a
+    copy, or in tensors; None if the kernel does not support the arguments or is not faster."""
+    if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
+        return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
+    if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or not mask.linear:
+        return None
+    size = (k[0].numel() + v[0].numel()) * k.element_size()
+    kernel = attention_kernel(q, [k, v], k.size(1)) if size <= MAX_KEYS * q.size(2) else None
+    if kernel is None or not is_worth("attention", q):
+        return None
+    positions = mask.query_positions.expand(len(q), -1)
+    with suppress(Unreadable):
+        vectors = q, k.contiguous(), v.contiguous(), positions
+        return kernel(*vectors, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes)
+    return None
+
+
+def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0) -> Tensor:
+    """Compute attention by PyTorch's `scaled_dot_product_attention` (SDPA), with the mask as a dense bias, or with
+    `is_causal`."""
+    k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
+    return biased_sdpa(q, k, v, None if mask.causal_only else mask.dense(q.dtype), scale, dropout)
+
+
+def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
+    """Compute SDPA with `bias` (B or 1, 1 or H, T, S) added to the scores, or None for the causal mask.
+
+    Few queries with grouped heads are folded, the G heads of a group into the query length: in bf16 on a CPU this is
+    five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
+    """
+    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+    heads, kv_heads = q.size(1), k.size(1)
+    if heads == kv_heads or bias is None or q.size(2) > MAX_FOLDED:
+        causal = bias is None
+        y = F.scaled_dot_product_attention(q, k, v, bias, dropout, causal, scale=scale, enable_gqa=heads != kv_heads)
+        return y.transpose(1, 2)
+    rows, _, tokens, _ = q.shape
+    q = q.unflatten(1, (kv_heads, -1)).flatten(2, 3)  # (B, K, G * T, E)
+    if tokens > 1 or bias.size(1) > 1:
+        bias = bias.expand(-1, heads, -1, -1).unflatten(1, (kv_heads, -1)).flatten(2, 3)
+    y = F.scaled_dot_product_attention(q, k, v, bias, dropout, scale=scale)
+    return y.view(rows, heads, tokens, -1).transpose(1, 2)
+
+
+def sdpa_blocks(
+    q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = QUERY_BLOCK
+) -> Tensor:
+    """Compute SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see, so
+    that the (T, S) bias of a long row of packed documents or of a window layer is never made at once.
+
+    Keys and values must be tensors, not entries of a cache; the queries are those of the last T of the S tokens.
+    """
+    k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
+    out, before = [], k.size(1) - q.size(1)
+    for start in range(0, q.size(1), block):
+        end = min(start + block, q.size(1))
+        first, branched, s = 0, False, mask.segments
+        if s is not None and mask.key_segments is not None:
+            # from where the document of the block's first token begins, in any row
+            first = int((mask.key_segments < s.documents[:, start, None]).sum(1).min())
+            branched = bool((s.ids != s.documents)[:, start:end].any())  # the window reaches back to the document
+        if mask.window and not branched:
+            first = max(first, before + start - mask.window + 1)
+        keys = slice(first, before + end)
+        bias = mask.score_bias(q.dtype, slice(start, end), keys)
+        out.append(biased_sdpa(q[:, start:end], k[:, keys], v[:, keys], bias, scale, dropout))
+    return torch.cat(out, 1)

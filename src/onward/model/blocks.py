@@ -1,43 +1,12 @@
-"""Blocks: how attention and feed-forward are added to the residual stream.
+"""Other blocks than the pre-norm block: how attention and feed-forward are added to the residual stream.
 
 Shapes: x (B, T, D) -> (B, T, D).
 """
 
 from torch import Tensor, nn
 
-from onward.model import activations
-from onward.model.activations import Declarations
 from onward.model.context import AttentionContext
-from onward.model.norms import NewNorm
-
-
-class PreNormModule(nn.Module):
-    """A pre-norm block: x + attn(norm(x)), then x + mlp(norm(x)).
-
-    `attn` and `mlp` are the attention and feed-forward modules of the layer; `norm` is a function that returns a new
-    norm.
-
-    The class attribute `mid` tells tracing how to reach the activation `mid`, the residual stream between attention and
-    feed-forward: the name of the submodule that reads it, and of the submodule whose input is its sum with the
-    feed-forward's output ("": the sum is the block's output). It is None in a subclass whose forward has no such
-    stream.
-    """
-
-    mid: tuple[str, str] | None = ("mlp_norm", "")
-
-    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm) -> None:
-        super().__init__()
-        self.attn_norm = norm()
-        self.attn = attn
-        self.mlp_norm = norm()
-        self.mlp = mlp
-
-    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
-        x = x + self.attn(self.attn_norm(x), context)
-        return x + self.mlp(self.mlp_norm(x))
-
-    def activations(self) -> Declarations:
-        return activations.block(self, self.mid)
+from onward.model.layers import NewNorm, PreNormModule
 
 
 class ScaledPreNormModule(PreNormModule):

@@ -1,32 +1,39 @@
-"""Which module each part of a DecoderConfig builds.
+"""Which module each part of a DecoderConfig builds, and the initial values of the weights.
 
 A part of your own with a method `build` builds its module itself; a subclass of one of Onward's parts without that
-method builds the module of its base.
+method builds the module of its base. Any other part raises a UserError.
 Shapes: B batch, T tokens in this call, D d_model, N tokens, K experts per token (top_k).
 """
 
+from collections.abc import Iterable
 from functools import partial
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from onward.base.errors import UserError
 from onward.base.fields import Part
-from onward.config import parts, routing
-from onward.config.decoder import DecoderConfig
-from onward.config.part_types import Attention, Block, FeedForward, Norm, Position, at
+from onward.config import decoder as parts
+from onward.config import routing
+from onward.config.decoder import DecoderConfig, at
 from onward.model import blocks
 from onward.model.attention import SelfAttentionModule
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule
-from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.latent import LatentAttentionModule
-from onward.model.norms import LayerNormModule, NewNorm, RMSNormModule
+from onward.model.layers import (
+    GatedFeedForwardModule,
+    LayerNormModule,
+    NewNorm,
+    PlainFeedForwardModule,
+    PreNormModule,
+    RMSNormModule,
+)
 from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
 
 
-def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
-    """Build the module that adds position vectors to the embeddings: it maps positions (B, T) and a dtype to vectors
-    (B, T, D). `part` is the position part of the config, such as Learned; returns None for parts that add no vectors,
-    such as Rotary. Raises a UserError for a part that adds vectors and has no module."""
+def build_position(part: parts.Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
+    """Build the module from positions (B, T) and a dtype to vectors (B, T, D) that are added to the embeddings; None
+    for parts that add none, such as Rotary."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -39,9 +46,8 @@ def build_position(part: Position, config: DecoderConfig, layer: int = 0) -> nn.
     return None
 
 
-def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0) -> nn.Module:
-    """Build the norm that `part` describes, such as RMSNorm, over a last dimension of size `width`; 0 stands for
-    d_model. Raises a UserError for a part without a module."""
+def build_norm(part: parts.Norm, config: DecoderConfig, layer: int = 0, width: int = 0) -> nn.Module:
+    """Build a norm over a last dimension of size `width` (0: d_model)."""
     if part.build is not None:
         return part.build(config, layer, width)
     width = width or config.d_model
@@ -55,9 +61,8 @@ def build_norm(part: Norm, config: DecoderConfig, layer: int = 0, width: int = 0
     raise no_module(part, "config, layer, width")
 
 
-def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the attention module of a layer that `part` describes, such as SelfAttention: from x (B, T, D) and an
-    AttentionContext to (B, T, D). Raises a UserError for a part without a module."""
+def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0) -> nn.Module:
+    """Build the attention module of a layer: from x (B, T, D) and an AttentionContext to (B, T, D)."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -68,9 +73,8 @@ def build_attention(part: Attention, config: DecoderConfig, layer: int = 0) -> n
     raise no_module(part)
 
 
-def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the feed-forward module of a layer that `part` describes, such as Gated: from x (..., D) to (..., D).
-    Raises a UserError for a part without a module."""
+def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
+    """Build the feed-forward module of a layer: from x (..., D) to (..., D)."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
@@ -84,8 +88,8 @@ def build_mlp(part: FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Mo
 
 
 def build_router(part: parts.Experts, width: int) -> nn.Module:
-    """Build the router of a mixture of experts, a module from tokens (N, D) to the weights and the ids of their
-    experts, both (N, K); D is `width`. Raises a UserError for a routing without a module."""
+    """Build the router of a mixture of experts: from tokens (N, D), where D is `width`, to the weights and the ids of
+    their experts, both (N, K)."""
     router, sizes = part.router, (width, part.count, part.top_k)
     if router.build is not None:
         return router.build(*sizes)
@@ -97,14 +101,14 @@ def build_router(part: parts.Experts, width: int) -> nn.Module:
     raise no_module(router, "width, experts, top_k")
 
 
-def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module:
-    """Build the block of a layer that `part` describes, such as PreNorm, with its attention and feed-forward: from x
-    (B, T, D) and an AttentionContext to (B, T, D). Raises a UserError for a part without a module."""
+def build_block(part: parts.Block, config: DecoderConfig, layer: int = 0) -> nn.Module:
+    """Build the block of a layer, with its attention and feed-forward: from x (B, T, D) and an AttentionContext to
+    (B, T, D)."""
     if part.build is not None:
         return part.build(config, layer)
     match part:
         case parts.PreNorm(residual_scale=1.0):
-            return blocks.PreNormModule(*build_branches(config, layer))
+            return PreNormModule(*build_branches(config, layer))
         case parts.PreNorm():
             return blocks.ScaledPreNormModule(*build_branches(config, layer), part.residual_scale)
         case parts.PostNorm():
@@ -124,20 +128,48 @@ def build_block(part: Block, config: DecoderConfig, layer: int = 0) -> nn.Module
 
 
 def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:
-    """Build the arguments of the constructor of a layer's block: the attention module, the feed-forward module, and a
-    function that returns a new norm, given its width (by default d_model)."""
+    """Return the arguments of the constructor of a layer's block: attention, feed-forward, and a function that makes
+    norms."""
     attn = build_attention(at(config.attention, layer), config, layer)
     return attn, build_mlp(at(config.mlp, layer), config, layer), layer_norms(config, layer)
 
 
 def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
-    """Return a function that makes the norms of layer number `layer`, of the kind that the config gives for it; its
-    argument is the width, by default d_model."""
+    """Return a function that makes the norms of layer number `layer`; its argument is the width, by default d_model."""
     return partial(build_norm, at(config.norm, layer), config, layer)
 
 
 def no_module(part: Part, arguments: str = "config, layer") -> UserError:
-    """Return the error for a part of a config, such as a norm class of a user, that has neither a module in Onward nor
-    a `build` method. `arguments` are the arguments that a `build` method of this part would take, for the message."""
     name = type(part).__name__
-    return UserError(f"the part {name} has no module: give the class a method build({arguments}) that returns one")
+    return UserError(
+        f"Cannot build the part {name}, because it has no module: give the class a method build({arguments}) that "
+        "returns one"
+    )
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> None:
+    """Draw the weights of a decoder in place, from torch's default generator; on the meta device there are none.
+
+    | parameters                                        | values                                                    |
+    | ------------------------------------------------- | --------------------------------------------------------- |
+    | `attn.out`, `mlp.down` (the ends of branches)     | normal, std / sqrt(N), N additions to the residual stream |
+    | every other matrix, embeddings, stacks of experts | normal, std                                               |
+    | biases, sinks                                     | 0                                                         |
+    | norms                                             | unchanged: weights 1 - offset, biases 0                   |
+
+    A block with attention and feed-forward adds 2 to N. The division keeps the variance of the residual stream from
+    growing with depth (Radford et al. 2019, section 2.3).
+    """
+    if not next(model.parameters()).is_meta:
+        draw(model.named_parameters(), config, std)
+
+
+def draw(parameters: Iterable[tuple[str, Tensor]], config: DecoderConfig, std: float = 0.02) -> None:
+    additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
+    for name, parameter in parameters:
+        if parameter.ndim >= 2:
+            ends_branch = name.removesuffix(".weight").endswith(("attn.out", ".down"))
+            nn.init.normal_(parameter, std=std / additions**0.5 if ends_branch else std)
+        elif name.endswith("bias"):
+            nn.init.zeros_(parameter)

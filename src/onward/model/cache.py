@@ -15,8 +15,8 @@ from onward.base.arguments import checked, explained
 from onward.base.device import known_device
 from onward.config.decoder import DecoderConfig, at
 from onward.config.part_types import Size, SizeOrZero
-from onward.kernels.attention import attend, takes_kernel
 from onward.kernels.memory import Unreadable
+from onward.kernels.operations import attention_kernel
 from onward.model.mask import AttentionMask
 
 SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
@@ -24,8 +24,8 @@ SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantiz
 
 @dataclass(frozen=True, eq=False)
 class SlotIndices:
-    """The indices of the KV cache slots that one call of the model writes and reads; all layers with the same window
-    and number of slots share one SlotIndices."""
+    """The cache slots that one call of the model writes and reads; layers with the same window and number of slots
+    share one SlotIndices."""
 
     write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
     key_positions: Tensor  # (B or 1, S): position stored in each slot after the write; < 0: the slot is empty
@@ -49,29 +49,25 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        """The number of slots of a row of this cache, S."""
         return next(iter(self.entries.values())).size(1)
 
     @property
     def quantized(self) -> bool:
-        """Whether the entries of this cache are int8 codes, with one scale for each vector."""
         return any(name.endswith(SCALE) for name in self.entries)
 
     def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the row and slot indices, the first two indices into every entry, for positions (B, T)."""
+        """Return the first two indices into every entry, rows and slots, for positions (B, T)."""
         slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
         return torch.arange(positions.size(0), device=positions.device)[:, None], slot
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
-        """Return the slots that a call of the model with positions (B, T) writes and reads."""
         last = positions[:, -1:]
         if not self.wraps:
             last = last.clamp(max=self.slots - 1)
         return SlotIndices(self.locate(positions), slot_positions(self.slots, last))
 
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
-        """Write the vectors (B, T, ...) of this call's tokens to the cache entry `name`, such as keys, at the slots in
-        `indices`; returns the entry."""
+        """Write the vectors (B, T, ...) of this call's tokens to the entry `name`, such as k; return the entry."""
         scales = self.entries.get(name + SCALE)
         if scales is not None:
             vectors, scale = quantize(vectors, scales.dtype)
@@ -82,9 +78,8 @@ class LayerCache:
 
 @dataclass(frozen=True, eq=False)
 class CacheEntry:
-    """One named tensor of a layer's KV cache, such as its keys, in the form in which attention backends receive it. The
-    method `read` gathers and dequantizes the tensor. `tail` names a second tensor with the last elements of each
-    vector, if they are stored apart."""
+    """One named tensor of a layer's KV cache, such as its keys, in the form in which attention backends receive it.
+    `tail` names a second tensor with the last elements of each vector, if they are stored apart."""
 
     cache: LayerCache
     name: str
@@ -92,7 +87,7 @@ class CacheEntry:
     tail: str = ""
 
     def read(self, dtype: torch.dtype) -> Tensor:
-        """Return the vectors (B, S, ...) of all slots that this call of the model reads, in this dtype."""
+        """Gather and dequantize the vectors (B, S, ...) of all slots that this call of the model reads."""
         if self.tail:
             return torch.cat([replace(self, name=name, tail="").read(dtype) for name in (self.name, self.tail)], -1)
         tensors = [self.cache.entries[n] for n in (self.name, self.name + SCALE) if n in self.cache.entries]
@@ -114,35 +109,21 @@ class CacheEntry:
         sinks: Tensor | None,
     ) -> Tensor | None:
         """Compute attention with queries q (B, T, H, E), this entry as the keys and `v` as the values, read from the
-        cache memory without a copy; returns (B, T, H, F). `scale` multiplies the scores, `softcap` caps them (None: no
-        cap), `sinks` (H,) are learned sink scores.
-
-        Returns None if the kernel cannot do this, for example for a biased mask or a cache in another dtype; the caller
-        then computes attention from the result of `read`.
-        """
+        cache memory without a copy; return (B, T, H, F), or None if the kernel cannot do this, for example for a cache
+        in another dtype. The options are those of `reference`."""
         names = [name for name in (self.name, v.name, self.tail) if name]
         keys, values, *tails = (self.cache.entries[name] for name in names)
         scales = [self.cache.entries[name + SCALE] for name in names] if self.cache.quantized else []
-        if not mask.linear or not takes_kernel(q, scales or [keys, values], mask.key_positions.size(1)):
+        slots = mask.key_positions.size(1)
+        kernel = attention_kernel(q, scales or [keys, values], slots) if mask.linear else None
+        if kernel is None:
             return None
         positions = mask.query_positions.expand(len(q), -1).to(torch.int64)
         if not self.cache.wraps:  # padding beyond the slots sees the tokens of the last slot
             positions = positions.clamp(max=self.cache.slots - 1)
+        stored = keys, values, positions, self.cache.table, tails[0] if tails else None, scales
         with suppress(Unreadable):
-            return attend(
-                q,
-                keys,
-                values,
-                positions,
-                self.cache.table,
-                tails[0] if tails else None,
-                scales,
-                window=mask.window,
-                scale=scale,
-                softcap=softcap,
-                sinks=sinks,
-                slopes=mask.slopes,
-            )
+            return kernel(q, *stored, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes)
         return None
 
 
@@ -150,18 +131,7 @@ Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor
 
 
 def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
-    """Return keys or values (B, S, ...) as a tensor; entries of a cache are gathered and dequantized to this dtype."""
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
-
-
-def joined(keys: Keys, tails: Keys) -> Keys:
-    """Join the vectors of keys (B, S, K, E) and `tails` (B, S, K, R), both tensors or both entries of one cache, to
-    keys (B, S, K, E + R)."""
-    if isinstance(keys, CacheEntry) and isinstance(tails, CacheEntry):
-        return replace(keys, tail=tails.name)
-    assert isinstance(keys, Tensor)
-    assert isinstance(tails, Tensor)
-    return torch.cat([keys, tails], -1)
 
 
 def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -173,8 +143,8 @@ def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def slot_positions(slots: int, last: Tensor) -> Tensor:
-    """Return which position each of a row's `slots` cache slots holds, (B, S), if the greatest position written to the
-    row is `last` (B, 1). A negative number means an empty slot."""
+    """Return the position that each slot of a row holds, (B, S), negative if it is empty; `last` (B, 1) is the greatest
+    position written to the row."""
     return last - (last - torch.arange(slots, device=last.device)) % slots
 
 
@@ -186,8 +156,8 @@ def empty_entries(
     device: torch.device | str | None,
     dtype: torch.dtype | None,
 ) -> dict[str, Tensor]:
-    """Allocate the KV cache entries of a layer as zeros, each (*size, ...), where `size` is (rows, slots) or (blocks,
-    block size). With `quantized` they are int8 codes and have scales (*size, ..., 1)."""
+    """Allocate the cache entries of a layer, each (*size, ...), where `size` is (rows, slots) or (blocks, block size);
+    quantized, they are int8 codes with scales (*size, ..., 1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
     for name, shape in at(config.attention, layer).entries(config).items():
         entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantized else dtype)
@@ -287,8 +257,6 @@ class KVCache:
         return CacheView(layers, self.rope_length[start:end], min(self.length, self.capacity, last), last, self.chunk)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
-        """Return `cache`, the cache of one layer, restricted to the rows `rows` and their first `slots` slots; it
-        shares the memory."""
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:

@@ -1,4 +1,4 @@
-"""AttentionContext: the positions, mask, rotation and cache of one layer, for one call of the model.
+"""The inputs of one layer's attention besides x, for one call of the model: positions, mask, rotation and cache.
 
 Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 """
@@ -10,11 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from onward.config.decoder import DecoderConfig, at
-from onward.kernels.rotation import rotate
+from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary, at
+from onward.config.scaling import Scaling
+from onward.kernels.operations import rotate
+from onward.model.alibi import score_bias
 from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
-from onward.model.mask import AttentionMask, Segments
-from onward.model.positions import rotation, score_bias
+from onward.model.frequencies import scaled_frequencies
+from onward.model.mask import AttentionMask
+from onward.model.segments import Segments
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,12 +32,9 @@ class AttentionContext:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens T of this call."""
         return self.mask.query_positions.size(1)
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotate queries or keys x (B, T, H, E) by the angles of their positions; return x unchanged if positions are
-        not rotary."""
         return x if self.rotation is None else rotate(x, *self.rotation)
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
@@ -48,20 +48,15 @@ class AttentionContext:
 def attention_contexts(
     config: DecoderConfig, dtype: torch.dtype, positions: Tensor, cache: CacheView | None, *, plain: bool
 ) -> list[AttentionContext]:
-    """Return one AttentionContext per layer, for tokens at positions (B, T) and, if not None, a KV cache. Layers with
-    equal attention and position parts of the config share masks and rotations. `plain` says that positions are 0, 1, 2,
-    ... in all rows, without a cache. Rotary angles are computed in at least fp32; `dtype` is that of the hidden
-    states."""
+    """Return one AttentionContext per layer, for tokens at positions (B, T). Layers with equal attention and position
+    parts share masks and rotations. `plain`: positions are 0, 1, 2, ... in all rows, without a cache. Rotary angles are
+    computed in at least fp32; `dtype` is that of the hidden states."""
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else Segments.of(positions)
     indices: dict[tuple[int, int], SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
-    biases = {
-        part: score_bias(part, config, positions.device) or (None, None)
-        for part in {at(config.position, i) for i in range(config.n_layers)}
-    }
     contexts = []
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
@@ -71,7 +66,9 @@ def attention_contexts(
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
         if (position, slots_key) not in masks:
-            slopes, bias_of = biases[position]
+            is_biased = position.slopes is not None or isinstance(position, Alibi)
+            bias = score_bias(position, config, positions.device) if is_biased else None
+            slopes, bias_of = bias or (None, None)
             masks[position, slots_key] = AttentionMask(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,
@@ -88,3 +85,37 @@ def attention_contexts(
             AttentionContext(masks[position, slots_key], rotations[rotation_key], layer_cache, slot_indices)
         )
     return contexts
+
+
+def rotates(part: Position) -> bool:
+    return part.rotation is not None or isinstance(part, Rotary)
+
+
+def rotation(part: Position, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return the cosines and sines, each (B, T, 1, rope_dim / 2), by which heads of size `width` are rotated; None if
+    `part` rotates nothing.
+
+    `positions` (B, T) and `rope_length` (B, 1, 1), the length for which each row's frequencies are scaled, have the
+    dtype to compute in, at least fp32.
+    """
+    if part.rotation is not None:
+        return part.rotation(width, positions, rope_length)
+    return rotary(part, width, positions, rope_length) if isinstance(part, Rotary) else None
+
+
+def rotary(part: Rotary, width: int, positions: Tensor, rope_length: Tensor) -> tuple[Tensor, Tensor]:
+    angles = angles_at(positions, part.theta, part.rope_dim(width), part.scaling, rope_length)[:, :, None]
+    magnitude = part.scaling.magnitude if part.scaling else 1.0
+    return angles.cos() * magnitude, angles.sin() * magnitude
+
+
+def angles_at(
+    positions: Tensor, theta: float, rope_dim: int, scaling: Scaling | None = None, rope_length: Tensor | None = None
+) -> Tensor:
+    """Return the angle of each pair i of elements, position * theta ** (-2 i / rope_dim), as (B, T, rope_dim / 2), or
+    with the frequencies of a `scaling` (such as YaRN) for rows of the lengths `rope_length` (B, 1, 1)."""
+    pairs = torch.arange(0, rope_dim, 2, device=positions.device, dtype=positions.dtype)
+    frequencies = theta ** (-pairs / rope_dim)
+    if scaling is not None and rope_length is not None:
+        frequencies = scaled_frequencies(scaling, frequencies, theta, rope_length)
+    return positions[..., None] * frequencies

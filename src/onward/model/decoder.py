@@ -16,41 +16,11 @@ from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, at
 from onward.model import activations
 from onward.model.activations import NORM, Activation, Child, Declarations, Output
-from onward.model.build import build_block, build_norm, build_position
+from onward.model.build import build_block, build_norm, build_position, initialize
 from onward.model.cache import CacheView, KVCache
-from onward.model.context import AttentionContext, attention_contexts
-from onward.model.initialize import initialize
-from onward.model.linear import Linear
-from onward.model.positions import rotates
-
-
-class Scale(nn.Module):
-    """A module that multiplies x by the constant `factor`."""
-
-    def __init__(self, factor: float) -> None:
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-class RoundedScale(Scale):
-    """A module that multiplies x by the constant `factor`, which is first rounded to the dtype of x (Gemma)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * x.new_full((), self.factor)
-
-
-class Softcap(nn.Module):
-    """A module that limits values smoothly to between -cap and cap: cap * tanh(x / cap) (Gemma 2)."""
-
-    def __init__(self, cap: float) -> None:
-        super().__init__()
-        self.cap = cap
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.cap * torch.tanh(x / self.cap)
+from onward.model.context import AttentionContext, attention_contexts, rotates
+from onward.model.layers import Linear
+from onward.model.scales import RoundedScale, Scale, Softcap
 
 
 class Decoder(Shown, nn.Module):
@@ -164,47 +134,44 @@ class Decoder(Shown, nn.Module):
             raise
 
 
-@contextmanager
-def without_dropout(model: nn.Module) -> Iterator[None]:
-    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards. Costs nothing if the
-    model is in evaluation mode."""
-    training = model.training
-    if training:
-        model.eval()
-    try:
-        yield
-    finally:
-        if training:
-            model.train()
+def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
+    """Raise a UserError unless `tokens` are token ids (B, T) or vectors (B, T, D); on a CPU, the range of the ids is
+    checked."""
+    if not isinstance(tokens, Tensor):
+        raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, D)")
+    is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
+    if not ((is_ids and len(shape) == 2) or (tokens.is_floating_point() and shape[2:] == (config.d_embed,))):
+        vectors = f"vectors (B, T, {config.d_embed}) in place of their embeddings"
+        raise UserError(f"tokens are {described(tokens)}: give ids (B, T) as int64, or {vectors}")
+    if tokens.size(1) < 1:
+        raise UserError(f"tokens are {described(tokens)}: give at least one token in each row")
+    if is_ids and tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
+        least, greatest = tokens.aminmax()
+        check_ids(int(least), int(greatest), config)
 
 
-def described(value: object) -> str:
-    """Return the dtype and shape of a tensor, or the type of any other value, for error messages."""
-    if not isinstance(value, Tensor):
-        return type(value).__name__
-    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
+    for token in least, greatest:
+        if not 0 <= token < config.vocab_size:
+            vocabulary = f"a vocabulary of {config.vocab_size}: the tokenizer belongs to another model"
+            raise UserError(f"token id {token} is out of range for {vocabulary}")
 
 
 def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: CacheView | None) -> None:
     """Raise a UserError if `positions` are not integers (B, `tokens`), are negative, or are beyond the positions of the
-    model or of its cache, or if `tokens`, the number of tokens per row, exceeds the number that one call may add to the
-    cache."""
+    model or of its cache, or if one call may not add `tokens` tokens per row to the cache."""
     limit = at(config.position, 0).limit(config)
     if not isinstance(cache, CacheView | None):
         raise UserError(f"cache is {type(cache).__name__}: give a KVCache, a view of one, or None")
-    try:
-        fit = positions is None or (positions.shape[1:] == (tokens,) and positions.dtype in (torch.int64, torch.int32))
-    except AttributeError:
-        fit = False
-    if not fit:
+    integers = isinstance(positions, Tensor) and positions.dtype in (torch.int64, torch.int32)
+    if positions is not None and not (integers and positions.shape[1:] == (tokens,)):
         raise UserError(f"positions are {described(positions)}: give integers (B, {tokens}), one for each token")
     if cache:
         if positions is None:
-            raise UserError("with a cache, give the positions (B, T) of the tokens")
+            raise UserError("Cannot use a cache without positions: give the positions (B, T) of the tokens")
         if tokens > cache.chunk:
-            raise UserError(
-                f"a call adds {tokens} tokens to a cache made for {cache.chunk} at a time: use a larger chunk"
-            )
+            chunk = f"a cache made for {cache.chunk} at a time"
+            raise UserError(f"Cannot add {tokens} tokens in one call to {chunk}: use a larger chunk")
         limit = min(limit, cache.length)
     if positions is None:
         first, last, real = 0, tokens - 1, tokens - 1
@@ -214,37 +181,27 @@ def check(config: DecoderConfig, positions: Tensor | None, tokens: int, cache: C
     else:  # on an accelerator, reading positions would force a sync
         return
     if real >= limit or first < 0:
-        raise UserError(
-            f"position {real if first >= 0 else first} is outside the {limit} positions of the model or its cache"
-        )
+        position = real if first >= 0 else first
+        raise UserError(f"position {position} is outside the {limit} positions of the model or its cache")
     if cache and last >= cache.end:
         raise UserError(f"position {last}, padding included, is past the {cache.end} slots of this view of a cache")
 
 
-def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
-    """Raise a UserError unless `tokens` are token ids (B, T) or vectors (B, T, D); on a CPU, the range of the ids is
-    checked."""
-    if not isinstance(tokens, Tensor):
-        raise UserError(f"tokens are {described(tokens)}: give a tensor of ids (B, T), or of vectors (B, T, D)")
-    is_ids, shape = tokens.dtype in (torch.int64, torch.int32), tuple(tokens.shape)
-    if not ((is_ids and len(shape) == 2) or (tokens.is_floating_point() and shape[2:] == (config.d_embed,))):
-        raise UserError(
-            f"tokens are {described(tokens)}: give ids (B, T) as int64, or vectors "
-            f"(B, T, {config.d_embed}) in place of their embeddings"
-        )
-    if tokens.size(1) < 1:
-        raise UserError(f"tokens are {described(tokens)}: give at least one token in each row")
-    if is_ids and tokens.device.type == "cpu" and tokens.numel() and not torch.compiler.is_compiling():
-        least, greatest = tokens.aminmax()
-        check_ids(int(least), int(greatest), config)
+def described(value: object) -> str:
+    """The dtype and shape of a tensor, or the type of any other value, for messages."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
-def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
-    """Raise a UserError if the token ids of a batch, of which `least` and `greatest` are the extremes, are outside the
-    vocabulary."""
-    for token in least, greatest:
-        if not 0 <= token < config.vocab_size:
-            raise UserError(
-                f"token id {token} is out of range for a vocabulary of {config.vocab_size}: the tokenizer belongs to "
-                "another model"
-            )
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()

@@ -16,17 +16,15 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional as F
 
 from onward.base.timing import fastest
-from onward.config import parts
 from onward.config.decoder import DecoderConfig, Experts
+from onward.config.feedforward_parts import ActivationName
 from onward.config.routing import Routing
-from onward.kernels.experts import takes_kernel
-from onward.kernels.gate import ACTIVATIONS
-from onward.kernels.rules import is_recorded
+from onward.kernels.chosen import takes_kernel
+from onward.kernels.operations import is_recorded
+from onward.kernels.plain import ACTIVATIONS
 from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
-from onward.model.feedforward import GatedFeedForwardModule
-from onward.model.linear import Linear
-from onward.model.norms import working_dtype
+from onward.model.layers import GatedFeedForwardModule, Linear, working_dtype
 
 
 class SoftmaxRoutingModule(nn.Module):
@@ -54,9 +52,7 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores (N, X) by which each token's experts are selected, given the router's scores (N, X), from
-        which the weights of the experts' outputs are computed. Both are equal here; a subclass adds a bias for the
-        selection."""
+        """The scores (N, X) by which experts are selected; weights come from the router's own `scores`."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
@@ -89,7 +85,7 @@ class GatedSharedExpertModule(GatedFeedForwardModule):
     """The shared expert of a mixture of experts: a feed-forward applied to all tokens, in addition to the routed
     experts. Its output is multiplied by sigmoid(share(x)), one number per token (Qwen2-MoE)."""
 
-    def __init__(self, width: int, d_ff: int, act: parts.Activation) -> None:
+    def __init__(self, width: int, d_ff: int, act: ActivationName) -> None:
         super().__init__(width, d_ff, act, False, 0.0)
         self.share = Linear(width, 1, bias=False)
 
@@ -132,8 +128,7 @@ class ExpertsModule(nn.Module):
         return self.dropout(y.view_as(x))
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Compute the input of an expert's down projection from the outputs of its gate and up projections, by default
-        act(gate) * up."""
+        """The input of an expert's down projection."""
         own = self.part.combine
         return self.act(gate) * up if own is None else own(self.act, gate, up)
 
@@ -184,8 +179,7 @@ class ExpertsModule(nn.Module):
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
-        """Return the weights (X, O, I) of one projection of all experts and their biases (X, O), or None without
-        biases, in this dtype; `name` is the projection: "gate", "up" or "down"."""
+        """The weights (X, O, I) of the projection "gate", "up" or "down" of all experts, and their biases (X, O)."""
         bias = getattr(self, f"{name}_bias")
         return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 

@@ -3,18 +3,19 @@
 Shapes: B batch, T tokens in this call, S keys, D d_model, H heads; L d_latent, P d_nope, R d_rope, F d_value.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig, LatentAttention
-from onward.kernels.rules import is_recorded
+from onward.kernels.operations import is_recorded
 from onward.model.activations import Activation, Declarations, Latents, Output, attention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
-from onward.model.cache import Keys, joined, to_tensor
+from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
-from onward.model.linear import Linear
-from onward.model.norms import RMSNormModule
+from onward.model.layers import Linear, RMSNormModule
 
 
 class LatentAttentionModule(nn.Module):
@@ -97,3 +98,13 @@ class LatentAttentionModule(nn.Module):
         return (
             tokens * projection + tokens * keys * (2 * p.d_latent + p.d_rope) < keys * projection + tokens * keys * pair
         )
+
+
+def joined(keys: Keys, tails: Keys) -> Keys:
+    """Join the vectors of keys (B, S, K, E) and `tails` (B, S, K, R), both tensors or both entries of one cache, to
+    keys (B, S, K, E + R)."""
+    if isinstance(keys, CacheEntry) and isinstance(tails, CacheEntry):
+        return replace(keys, tail=tails.name)
+    assert isinstance(keys, Tensor)
+    assert isinstance(tails, Tensor)
+    return torch.cat([keys, tails], -1)

@@ -7,62 +7,20 @@ from __future__ import annotations
 
 import math
 from copy import copy
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from onward.model.positions import ScoreBias, linear_bias
+from onward.model.alibi import ScoreBias, linear_bias
+from onward.model.segments import Segments
 
 ALL = slice(None)
 
 
 def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
-    """Return whether the token at position `query` attends to the token at position `key`, elementwise; an empty cache
-    slot has key < 0.
-
-    `window` is the number of positions that a query attends to, itself included; 0: all.
-    """
+    # an empty cache slot has key < 0
     seen = (key <= query) & (key >= 0)
     return seen & (query - key < window) if window else seen
-
-
-@dataclass(frozen=True, eq=False)
-class Segments:
-    """The segments of the rows of a batch, each tensor (B, T): a segment begins where a position is not the previous
-    one plus one.
-
-    A segment that begins at position 0 is a packed document. One that begins at a position s > 0 is a branch of the
-    nearest document before it: it continues the first s tokens of this document, as several completions of one prompt
-    do.
-    """
-
-    ids: Tensor  # index of each token's segment
-    documents: Tensor  # index of the document that contains the segment
-    starts: Tensor  # position where the segment begins
-
-    @staticmethod
-    def of(positions: Tensor) -> Segments:
-        """Return the segments of rows of tokens at positions (B, T), from the places where a position is not the
-        previous one plus one."""
-        begins = torch.nn.functional.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
-        ids = begins.cumsum(1) - 1
-        indices = torch.arange(positions.size(1), device=positions.device)
-        starts = positions.gather(1, torch.where(begins, indices, 0).cummax(1).values)
-        documents = torch.where(begins & (positions == 0), ids, 0).cummax(1).values
-        return Segments(ids, documents, starts)
-
-    def part(self, start: int, end: int) -> Segments:
-        """Return the segments of the tokens from index `start` to `end` of each row."""
-        return Segments(self.ids[:, start:end], self.documents[:, start:end], self.starts[:, start:end])
-
-    def visible(self, query: tuple[Any, ...], key_ids: Tensor, key_positions: Tensor) -> Tensor:
-        """Return whether tokens at the indices `query` may attend to tokens of the segments `key_ids`, at the positions
-        `key_positions`: both are in the same segment, or the key is in the prefix that the query's branch continues.
-        Windows and causality are not considered."""
-        same = self.ids[query] == key_ids
-        return same | (self.documents[query] == key_ids) & (key_positions < self.starts[query])
 
 
 class AttentionMask:
@@ -100,13 +58,11 @@ class AttentionMask:
 
     @property
     def linear(self) -> bool:
-        """Whether the scores have no bias, or one that is linear in the distance of query and key (ALiBi), which
-        attention kernels can compute."""
+        """Whether the scores have no bias, or that of ALiBi, which attention kernels can compute."""
         return self.slopes is None or self.bias_of is linear_bias
 
     def with_slopes(self, slopes: Tensor) -> AttentionMask:
-        """Return this mask with `slopes` (H,) as the slopes of the score bias, for attention over some of the heads
-        only."""
+        """Return this mask for attention over some of the heads only, whose slopes are `slopes`."""
         other = copy(self)
         other.slopes, other._biases, other._parts = slopes, {}, {}
         return other
@@ -125,8 +81,7 @@ class AttentionMask:
         return self._parts[start, end]
 
     def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """Return whether each query of the slice `queries` attends to each key of the slice `keys`, (B or 1, T, S) of
-        bool."""
+        """Return whether each query attends to each key, (B or 1, T, S) of bool."""
         query, key = self.query_positions[:, queries, None], self.key_positions[:, None, keys]
         seen = visible(query, key, self.window)
         if self.segments is not None and self.key_segments is not None:
@@ -134,8 +89,8 @@ class AttentionMask:
         return seen
 
     def score_bias(self, dtype: torch.dtype, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        """Return the bias added to the scores, (B or 1, H or 1, T, S): the bias of the positions, as in ALiBi, and -inf
-        where a query does not attend to a key. `queries` and `keys` are the slices to compute."""
+        """Return the bias added to the scores, (B or 1, H or 1, T, S): that of the positions, as in ALiBi, and -inf
+        where a query does not attend to a key."""
         seen = self.visible(queries, keys)[:, None]
         if self.slopes is None or self.bias_of is None:
             return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -math.inf)
@@ -146,8 +101,7 @@ class AttentionMask:
         return bias.masked_fill(~seen, -math.inf).to(dtype)
 
     def dense(self, dtype: torch.dtype) -> Tensor:
-        """Return `score_bias` of all queries and keys, (B or 1, H or 1, T, S) in `dtype`; it is computed once per dtype
-        and kept."""
+        """Return `score_bias` of all queries and keys; it is kept for the other layers."""
         if dtype not in self._biases:
             self._biases[dtype] = self.score_bias(dtype)
         return self._biases[dtype]

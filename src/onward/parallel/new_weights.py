@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.config.decoder import DecoderConfig
+from onward.model.build import draw
 from onward.model.decoder import Decoder
-from onward.model.initialize import draw
 from onward.parallel.parts import local, part_of, whole_parameters
 
 ALLOCATIONS = [getattr(torch.ops.aten, name) for name in ("empty", "zeros", "ones", "full")]

@@ -32,9 +32,8 @@ from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, GatedSharedExpertModule
-from onward.model.feedforward import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.latent import LatentAttentionModule
-from onward.model.linear import Linear
+from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule
 from onward.model.mask import AttentionMask
 from onward.parallel.functions import Copy, Join
 from onward.parallel.parts import piece

@@ -10,7 +10,7 @@ from time import perf_counter
 import torch
 
 from onward.base.limits import memory_size
-from onward.kernels.linear import linear
+from onward.kernels.operations import linear
 from onward.planning.memory import DTYPES
 
 READ = 1 << 28  # bytes of an array that no processor's cache holds

@@ -28,7 +28,7 @@ from onward.model.attachments import attach, detach
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
-from onward.model.linear import Linear
+from onward.model.layers import Linear
 from onward.transforms.factors import check_rank, parts_of
 from onward.transforms.quantize import QuantizedLinear
 

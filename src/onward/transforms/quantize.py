@@ -22,7 +22,7 @@ from onward.kernels.quantized import GROUP, dequantize_weight
 from onward.model.attachments import attach, keep_hooks
 from onward.model.decoder import Decoder
 from onward.model.latent import LatentAttentionModule
-from onward.model.linear import Linear
+from onward.model.layers import Linear
 
 Precision = Literal["int8", "int4"]
 ALREADY = "the weights are quantized already: take plain ones, or use the model as it is"

@@ -17,9 +17,9 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import KVCache, LayerCache
+from onward.model.context import rotation
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
-from onward.model.positions import rotation
 from onward.parallel.replicas import cache_config
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks

@@ -6,7 +6,7 @@ each key, so that a softmax needs no sum over the numbers of a vector. Keys afte
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +19,7 @@ from onward.kernels.llvm.compiler import Values, arguments, callable_kernel
 from onward.kernels.llvm.draws import LOWEST
 from onward.kernels.llvm.elementwise import exp
 from onward.kernels.llvm.units import ZERO, shuffle
+from onward.kernels.memory import Kernel
 
 INPUTS = "q", "k", "v", "q_stride", "k_stride", "v_stride", "tokens", "scratch"
 CausalArguments = arguments("CausalArguments", "out", "statistics", *INPUTS)
@@ -212,7 +213,7 @@ class Work:
 
 
 @cache
-def causal(shape: Causal) -> Callable[..., None]:
+def causal(shape: Causal) -> Kernel:
     """Compile the kernel of causal self-attention with the fields of CausalArguments; an item is a window and a
     key/value head.
 
@@ -239,7 +240,7 @@ def causal(shape: Causal) -> Callable[..., None]:
 
 
 @cache
-def causal_gradient(shape: Causal) -> Callable[..., None]:
+def causal_gradient(shape: Causal) -> Kernel:
     """Compile the kernel for the gradients of `causal` with the fields of CausalGradientArguments, an item as there.
 
     `of_q`, `of_k` and `of_v` are the gradients, and `outer` (B, T, H, width) is the gradient of the output; all are

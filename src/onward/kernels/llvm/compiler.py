@@ -20,9 +20,10 @@ import llvmlite.binding as llvm
 import torch
 from llvmlite import ir
 
-from onward.kernels.available import OPENMP, openmp
 from onward.kernels.llvm import kept
 from onward.kernels.llvm.code import BYTES, INT, Code
+from onward.kernels.memory import Kernel
+from onward.kernels.requirements import OPENMP, openmp
 
 llvm.initialize_native_target()
 llvm.initialize_native_asmprinter()
@@ -118,9 +119,8 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def host_features() -> Any:
-    """Return LLVM's map of the features of this CPU. PyTorch is asked for the bf16 instructions of ARM, which LLVM does
-    not detect."""
     features = llvm.get_host_cpu_features()
+    # LLVM does not detect the bf16 instructions of ARM
     if platform.machine() in ("aarch64", "arm64") and torch.cpu.get_capabilities().get("bf16"):
         features["bf16"] = True
     return features
@@ -136,17 +136,9 @@ def optimized(text: str, target: Any) -> Any:
     return parsed
 
 
-def callable_kernel(structure: type[Arguments], emit: Emit, cpu: str | None = None) -> Callable[..., None]:
-    """Compile the kernel whose code `emit` emits; return it as a function whose arguments are the fields of
-    `structure`, in their order or by name."""
+def callable_kernel(structure: type[Arguments], emit: Emit, cpu: str | None = None) -> Kernel:
     module = ir.Module()
     add_kernel(module, "kernel", structure, emit)
     engine = load(module, cpu)
     prototype = ctypes.PYFUNCTYPE(None, ctypes.POINTER(structure))  # keeps the lock of Python
-    function = prototype(engine.get_function_address("kernel"))
-
-    def call(*fields: int, **named: int) -> None:
-        function(structure(*fields, **named))
-
-    call.engine = engine  # type: ignore[attr-defined]  # the code lives as long as this
-    return call
+    return Kernel(prototype(engine.get_function_address("kernel")), structure, engine)

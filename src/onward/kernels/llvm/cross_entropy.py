@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -10,12 +9,13 @@ from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Values, arguments, callable_kernel
 from onward.kernels.llvm.draws import LOWEST
 from onward.kernels.llvm.elementwise import by_element, exp, like, row_sum, spans
+from onward.kernels.memory import Kernel
 
 CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient", "logits", "targets")
 
 
 @cache
-def cross_entropy(width: int, dtype: str, ignored: int, with_gradient: bool = True) -> Callable[..., None]:
+def cross_entropy(width: int, dtype: str, ignored: int, with_gradient: bool = True) -> Kernel:
     """Compile the cross-entropy kernel with the arguments CrossEntropyArguments, for logits (N, width) in `dtype`;
     threads divide the rows. For each row it writes the loss and, if `with_gradient`, the gradient of the losses' sum,
     in the dtype of the logits; both are 0 where the target is the number `ignored`."""

@@ -12,6 +12,7 @@ from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like
+from onward.kernels.memory import Kernel
 
 DOUBLE = ir.DoubleType()
 HALF = LANES // 2
@@ -170,7 +171,7 @@ def spread(code: Code, value: Any, count: int) -> Any:
 
 
 @cache
-def draws(dtype: str, masked: bool) -> Callable[..., None]:
+def draws(dtype: str, masked: bool) -> Kernel:
     """Compile the kernel that draws one token per row of logits; `masked`: a mask of allowed tokens is given. Return it
     as a function whose arguments are the fields of DrawArguments, the number of rows, and that of threads."""
     return callable_kernel(DrawArguments, emit(dtype, masked))

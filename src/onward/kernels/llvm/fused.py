@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from onward.config.decoder import Activation
+from onward.config.feedforward_parts import ActivationName
 from onward.kernels.llvm.code import FLOAT, INT, LANES, Code
 from onward.kernels.llvm.compiler import Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import (
@@ -30,20 +30,21 @@ from onward.kernels.llvm.elementwise import (
     total,
 )
 from onward.kernels.llvm.units import ZERO
+from onward.kernels.memory import Kernel
 
 NormArguments = arguments("NormArguments", "out", "factors", "x", "weight")
 NormGradientArguments = arguments("NormGradientArguments", "out", "outer", "x", "weight", "factors")
 NormWeightGradientArguments = arguments("NormWeightGradientArguments", "out", "outer", "x", "factors", "rows")
 RotationArguments = arguments("RotationArguments", "out", "x", "cosines", "sines")
 GateGradientArguments = arguments("GateGradientArguments", "of_x", "of_y", "outer", "x", "y")
-ACTIVATIONS: dict[Activation, Formula] = {
+ACTIVATIONS: dict[ActivationName, Formula] = {
     "relu": relu,
     "relu2": lambda code, x: code.fmul(relu(code, x), relu(code, x)),
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "silu": lambda code, x: code.fmul(x, sigmoid(code, x)),
 }
-DERIVATIVES: dict[Activation, Formula] = {
+DERIVATIVES: dict[ActivationName, Formula] = {
     "relu": lambda code, x: code.select(
         code.fcmp_ordered(">", x, like(code, x, 0.0)), like(code, x, 1.0), like(code, x, 0.0)
     ),
@@ -55,7 +56,7 @@ DERIVATIVES: dict[Activation, Formula] = {
 
 
 @dataclass(frozen=True)
-class Norm:
+class NormForm:
     """The constants of an RMSNorm kernel for rows of x in `dtype`: x / sqrt(mean(x ** 2) + eps) * (weight + offset),
     written in `out_dtype`."""
 
@@ -74,7 +75,7 @@ class Norm:
 
 
 @cache
-def rms_norm(norm: Norm) -> Callable[..., None]:
+def rms_norm(norm: NormForm) -> Kernel:
     """Compile the kernel of an RMSNorm with the arguments NormArguments; threads divide the rows. The factors 1 /
     sqrt(...) of the rows are also written, in fp32, for the gradients."""
     width, dtype = norm.width, norm.dtype
@@ -96,7 +97,7 @@ def rms_norm(norm: Norm) -> Callable[..., None]:
 
 
 @cache
-def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
+def rms_norm_gradient(norm: NormForm) -> Kernel:
     """Compile the kernel for the gradient of an RMSNorm with respect to x, with the arguments NormGradientArguments;
     threads divide the rows.
 
@@ -125,7 +126,7 @@ def rms_norm_gradient(norm: Norm) -> Callable[..., None]:
 
 
 @cache
-def rms_norm_weight_gradient(norm: Norm) -> Callable[..., None]:
+def rms_norm_weight_gradient(norm: NormForm) -> Kernel:
     """Compile the kernel for the gradient of an RMSNorm with respect to its weight, with the arguments
     NormWeightGradientArguments. Threads divide the columns: an item is LANES columns, or one of the remaining columns.
 
@@ -160,7 +161,7 @@ def column_items(width: int) -> int:
 
 
 @cache
-def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., None]:
+def rotation(heads: int, d_head: int, half: int, dtype: str) -> Kernel:
     """Compile the kernel that rotates queries or keys (B, T, heads, d_head) by their positions (rotary embedding), with
     the arguments RotationArguments; threads divide the tokens. `half` is the number of rotated pairs of elements in a
     head."""
@@ -183,7 +184,7 @@ def rotation(heads: int, d_head: int, half: int, dtype: str) -> Callable[..., No
 
 
 @cache
-def gate(activation: Activation, dtype: str) -> Callable[..., None]:
+def gate(activation: ActivationName, dtype: str) -> Kernel:
     """Compile the kernel that writes activation(x) * y, elementwise, as in a gated feed-forward; its arguments are
     those of `operands(2)`: the addresses of the result, x and y. Threads divide the elements."""
 
@@ -194,7 +195,7 @@ def gate(activation: Activation, dtype: str) -> Callable[..., None]:
 
 
 @cache
-def gate_gradient(activation: Activation, dtype: str) -> Callable[..., None]:
+def gate_gradient(activation: ActivationName, dtype: str) -> Kernel:
     """Compile the kernel for the gradients of activation(x) * y with respect to x and y, from that of the product,
     `outer`. Its arguments are GateGradientArguments; threads divide the numbers."""
 

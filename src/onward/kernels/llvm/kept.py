@@ -14,8 +14,8 @@ from pathlib import Path
 
 from onward.base.errors import UserError
 from onward.base.files import atomic_write
-from onward.kernels.available import OPENMP
 from onward.kernels.llvm import loadable
+from onward.kernels.requirements import OPENMP
 
 CHECKSUM = 32  # bytes of SHA-256, with which a file begins
 MAX_BYTES = 1 << 26  # of a file; the code of a step has some 100 kB

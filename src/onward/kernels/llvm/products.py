@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ from onward.kernels.llvm import int4
 from onward.kernels.llvm.code import FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
+from onward.kernels.memory import Kernel
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
 PREFETCHED = 48  # rows of x from which prefetching the weight costs more time than it saves
@@ -262,7 +263,7 @@ def emit(weight_format: str, dtype: str, biased: bool, features: Mapping[str, bo
 
 
 @cache
-def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Callable[..., None]:
+def products(weight_format: str, dtype: str, biased: bool, cpu: str | None = None) -> Kernel:
     """Compile the kernel for products with a weight in `weight_format` (float32, bfloat16, int8 or int4); x, y and, if
     `biased`, a bias are in `dtype` (float32 or bfloat16). `cpu` is LLVM's name of a CPU, by default this one. Return
     the kernel as a function whose arguments are the fields of ProductArguments."""

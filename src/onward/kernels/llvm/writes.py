@@ -1,4 +1,4 @@
-"""Code of the kernels that write to a contiguous or a paged KV cache, which is described in `kernels/attention.py`."""
+"""Code of the kernels that write to a contiguous or a paged KV cache, as `kernels/cached_attention.py` describes it."""
 
 from __future__ import annotations
 

@@ -12,16 +12,13 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, Sinusoidal
-from onward.kernels.rotation import rotate
+from onward.kernels.operations import rotate
+from onward.model.alibi import alibi_slopes, linear_bias
 from onward.model.cache import KVCache
-from onward.model.mask import AttentionMask, Segments
-from onward.model.positions import (
-    LearnedPositionModule,
-    SinusoidalPositionModule,
-    alibi_slopes,
-    linear_bias,
-    rotary,
-)
+from onward.model.context import rotary
+from onward.model.mask import AttentionMask
+from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
+from onward.model.segments import Segments
 from onward.reports.pictures.diagram import block
 from onward.reports.pictures.panels import cells, curves
 from onward.reports.pictures.picture import Panel, Picture

@@ -16,6 +16,7 @@ from onward.kernels.llvm.elementwise import exp, like, tanh
 from onward.kernels.llvm.products import Matrix, least, tile
 from onward.kernels.llvm.units import shuffle, sums, unit_for
 from onward.kernels.llvm.writes import block_of
+from onward.kernels.memory import Kernel
 
 AttentionArguments = arguments(
     "AttentionArguments",
@@ -32,7 +33,7 @@ LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
 
 @dataclass(frozen=True)
-class Options:
+class ScoreOptions:
     """The options of an attention kernel, constants of its code: the window in positions (0: all), the scale of the
     scores, their softcap (None: no cap), and whether the heads have learned sink scores and ALiBi slopes."""
 
@@ -44,7 +45,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Form:
+class AttentionForm:
     """The constants for which an attention kernel is compiled: the numbers of heads and key/value heads, the sizes of
     their keys and values, the dtype of all tensors, the options, whether the KV cache is paged, `d_tail`, how many of
     the last elements of each key are in a cache entry of their own, and whether the cache is `quantized`: its entries
@@ -55,7 +56,7 @@ class Form:
     d_head: int
     d_value: int
     dtype: str
-    options: Options
+    options: ScoreOptions
     paged: bool
     d_tail: int = 0
     quantized: bool = False
@@ -79,7 +80,7 @@ class Form:
         return [range(g, min(g + KEYS, self.group)) for g in range(0, self.group, KEYS)]
 
 
-def attend(form: Form) -> Emit:
+def attend(form: AttentionForm) -> Emit:
     """Return the function that emits the code of the attention kernel with the arguments AttentionArguments. Threads
     divide the pairs of a group of heads and a token.
 
@@ -94,7 +95,7 @@ def attend(form: Form) -> Emit:
         group = range(form.group)
         weights = [code.mul(code.add(code.mul(code.thread, INT(form.group)), INT(g)), given.length) for g in group]
         with code.loop(first, end) as (item, _):
-            heads = Group(form, code, given, weights, item)
+            heads = HeadGroup(form, code, given, weights, item)
             peaks = heads.write_scores()
             factors = heads.write_weights(peaks)
             heads.write_sums(factors)
@@ -112,7 +113,7 @@ class KeyPart(NamedTuple):
     width: int
 
 
-class Run(NamedTuple):
+class SlotRun(NamedTuple):
     """A range of visible cache slots that are adjacent in memory, while the code of an attention kernel is emitted."""
 
     offset: Any  # offset of the run's first slot among the visible slots
@@ -120,14 +121,14 @@ class Run(NamedTuple):
     vector: Any  # index of the first slot's key, value or tail among these vectors
 
 
-class Group:
+class HeadGroup:
     """The code of the attention kernel for one token and one group of query heads, which share a key/value head: they
     attend to the positions that the token sees.
 
     The scores of head g are in `scratch` from weights[g] on, and are replaced by the softmax weights, not normalized.
     """
 
-    def __init__(self, form: Form, code: Code, given: Values, weights: Sequence[Any], item: Any) -> None:
+    def __init__(self, form: AttentionForm, code: Code, given: Values, weights: Sequence[Any], item: Any) -> None:
         self.form, self.code, self.given, self.weights = form, code, given, weights
         d_key = form.d_head - form.d_tail
         self.keys = [KeyPart(Matrix(given.k, form.entry_dtype), given.k_scales, 0, d_key)]
@@ -147,7 +148,7 @@ class Group:
         self.head = code.add(code.mul(query, INT(form.heads)), code.mul(number, INT(form.group)))
 
     @contextmanager
-    def runs(self, carried: Sequence[Any]) -> Iterator[tuple[Run, list[Any]]]:
+    def runs(self, carried: Sequence[Any]) -> Iterator[tuple[SlotRun, list[Any]]]:
         """Emit a loop over the ranges of visible cache slots that are adjacent in memory: one or two in a contiguous
         cache, one per block of a paged cache. The `with` body emits the code for one range. `carried` are the initial
         values of variables that the loop changes, as in `Code.loop`."""
@@ -162,9 +163,9 @@ class Group:
                 start = code.mul(block_of(code, self.given, self.row, code.add(self.column, run)), slots)
             slot = code.add(start, code.select(initial, self.begin, INT(0)))
             vector = code.add(code.mul(slot, INT(self.form.kv_heads)), self.kv_head)
-            yield Run(offset, size, vector), values
+            yield SlotRun(offset, size, vector), values
 
-    def place(self, run: Run, index: Any, width: int) -> Any:
+    def place(self, run: SlotRun, index: Any, width: int) -> Any:
         """Emit code for the index, in a cache entry, of the first number of this head's vector in slot number `index`
         of a run; vectors have `width` numbers."""
         code = self.code
@@ -344,7 +345,7 @@ class Group:
 
 
 @cache
-def attention(form: Form) -> Callable[..., None]:
+def attention(form: AttentionForm) -> Kernel:
     """Compile the attention kernel for these constants; return it as a function whose arguments are the fields of
     AttentionArguments."""
     return callable_kernel(AttentionArguments, attend(form))

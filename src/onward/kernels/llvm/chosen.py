@@ -13,6 +13,7 @@ from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kerne
 from onward.kernels.llvm.elementwise import exp, like, spans, total
 from onward.kernels.llvm.products import SIZES, Product
 from onward.kernels.llvm.units import unit_for
+from onward.kernels.memory import Kernel
 
 ChosenArguments = arguments(
     "ChosenArguments",
@@ -39,7 +40,7 @@ class ChosenProduct(Product):
 
 def emit_chosen(dtype: str, biased: bool) -> Emit:
     """Return the function that emits the code of the kernel for products with the weights of chosen experts
-    (`kernels/experts.py`), with the arguments ChosenArguments. Threads divide the outputs; each of the `count` experts
+    (`kernels/chosen.py`), with the arguments ChosenArguments. Threads divide the outputs; each of the `count` experts
     multiplies all rows assigned to it together, so its weight is read once."""
     product = ChosenProduct(dtype, dtype, biased, unit_for(dtype))
 
@@ -72,7 +73,7 @@ def write_unknown(code: Code, given: Values, dtype: str, first: Any, end: Any) -
 
 
 @cache
-def chosen(dtype: str, biased: bool) -> Callable[..., None]:
+def chosen(dtype: str, biased: bool) -> Kernel:
     """Compile the kernel of `emit_chosen`; return it as a function whose arguments are the fields of
     ChosenArguments."""
     return callable_kernel(ChosenArguments, emit_chosen(dtype, biased))

@@ -1,0 +1,75 @@
+"""The choices of `DecoderConfig.mlp`. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from onward.base.errors import UserError
+from onward.config.part_types import ConfigFields, FeedForward, OwnMethod, Size, SizeOrZero
+from onward.config.routing import Routing, SoftmaxRouting
+
+ActivationName = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
+
+
+@dataclass(frozen=True)
+class Plain(FeedForward, kind="plain"):
+    """down(act(up(x))). The feed-forward of the original Transformer: `up` projects from d_model to d_ff, `act` is the
+    activation function, `down` projects back."""
+
+    act: ActivationName = "gelu"  # the activation function
+    bias: bool = False  # whether both projections have biases
+
+    def describe(self, config: ConfigFields) -> str:
+        return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
+
+
+@dataclass(frozen=True)
+class Gated(FeedForward, kind="gated"):
+    """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu. A feed-forward whose projections
+    `gate` and `up` go from d_model to d_ff, and `down` back."""
+
+    act: ActivationName = "silu"  # the activation function
+    bias: bool = False  # whether the three projections have biases
+
+    def describe(self, config: ConfigFields) -> str:
+        return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
+
+
+@dataclass(frozen=True)
+class Experts(FeedForward, kind="experts"):
+    """Mixture of experts: each token uses a few of many gated feed-forwards (Mixtral, DeepSeek-MoE).
+
+    `combine(act, gate, up)` of a part of your own returns the input of an expert's down projection, from the activation
+    function `act` and the outputs of the gate and up projections; without it, act(gate) * up.
+    """
+
+    combine: ClassVar[OwnMethod] = None
+
+    count: Size = 8  # number of experts
+    top_k: Size = 2  # number of experts per token
+    d_ff: SizeOrZero = 0  # width inside one expert; 0: the config's d_ff
+    router: Routing = SoftmaxRouting()  # how a token's experts are selected
+    d_shared: SizeOrZero = 0  # width of a shared feed-forward, which every token also uses; 0: no shared feed-forward
+    shared_gate: bool = False  # multiply the output of the shared feed-forward by a learned gate per token (Qwen2-MoE)
+    act: ActivationName = "silu"  # the activation function
+    bias: bool = False  # whether the three projections of each expert have biases
+    backend: Literal["auto", "loop", "grouped"] = "auto"  # one matmul per expert, or grouped matmuls; auto: the fastest
+
+    def describe(self, config: ConfigFields) -> str:
+        sizes = [f"{self.count} of width {self.d_ff or config.d_ff:,}, {self.top_k} per token"]
+        sizes += [f"one more of width {self.d_shared:,} for all tokens"] * (self.d_shared > 0)
+        return self.in_words(*sizes, self.act, shown=("count", "d_ff", "top_k", "d_shared", "act"))
+
+    def check(self, config: ConfigFields) -> None:
+        where = f"mlp.{self.kind}"
+        if self.top_k > self.count:
+            raise UserError(f"{where}.top_k is {self.top_k}: it must be at most count ({self.count})")
+        r = self.router
+        if not 1 <= r.top_k_groups <= r.n_groups or self.count % r.n_groups:
+            raise UserError(
+                f"{where}.router selects {r.top_k_groups} of {r.n_groups} groups of {self.count} experts: count must "
+                "be a multiple of n_groups, and top_k_groups between 1 and n_groups"
+            )
+        if self.top_k > self.count // r.n_groups * r.top_k_groups:
+            raise UserError(f"{where}.top_k is {self.top_k}, more than the experts in the selected groups: lower it")

@@ -1,0 +1,49 @@
+"""Biases of attention scores, as in ALiBi: slopes of heads times distances of positions.
+
+A position part of your own may bring its own slopes and bias (`config/part_types.py`). Shapes: H heads.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from onward.base.errors import UserError
+from onward.config.decoder import Alibi, DecoderConfig, Position
+
+ScoreBias = Callable[[Tensor, Tensor, Tensor], Tensor]  # slope, query position, key position -> bias, elementwise
+
+
+def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:
+    """Return the slope of each head, (H,), and the function that computes the bias of an attention score from a slope
+    and two positions; None if `part`, the position part of the config, adds no bias. Raises a UserError for a part with
+    slopes and no `score_bias`."""
+    if part.slopes is not None:
+        slopes = part.slopes(config, device)
+    else:
+        slopes = alibi_slopes(config.n_heads, part.steepness).to(device) if isinstance(part, Alibi) else None
+    if slopes is None:
+        return None
+    if part.score_bias is not None:
+        return slopes, partial(part.score_bias, config)
+    if isinstance(part, Alibi):
+        return slopes, linear_bias
+    raise UserError(
+        f"the position {type(part).__name__} has slopes and no bias: give the class a method "
+        "score_bias(config, slope, query, key) that returns it"
+    )
+
+
+def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
+    """Return the slope of each head, (H,), the amount that ALiBi subtracts from a score per token of distance: 2 **
+    (-steepness (h + 1) / H), and between the powers of two as in Press et al. (2021)."""
+    power = 2 ** math.floor(math.log2(n_heads))
+    slopes = [2 ** (-steepness * (h + 1) / power) for h in range(power)]
+    slopes += [2 ** (-steepness * (2 * h + 1) / (2 * power)) for h in range(n_heads - power)]
+    return torch.tensor(slopes, dtype=torch.float64)
+
+
+def linear_bias(slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    return slope.to(query) * (key - query)
