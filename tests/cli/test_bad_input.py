@@ -126,7 +126,7 @@ OTHERS = {
     "evaluate nowhere story.txt": "there is no folder nowhere: name the folder of a model",
     "evaluate RUN gone.txt": "gone.txt does not exist",
     "evaluate RUN story.txt --stride 999": "stride is 999",
-    "evaluate RUN story.txt --mesh tensor=2": "--mesh is 'tensor=2', which takes 2 processes, and there is 1",
+    "evaluate RUN story.txt --mesh tensor=2": "--mesh 'tensor=2' takes 2 processes, but there is 1",
     "evaluate RUN story.txt --stide 9": "did you mean --stride",
     "generate nowhere Once": "there is no folder nowhere: name the folder of a model",
     "generate folder Once": "there is no config.json in folder: name a folder that holds a model",

@@ -28,7 +28,7 @@ def test_axes_may_come_in_any_order_and_be_left_out() -> None:
     "text", ["", "2", "shard", "shard=", "shard=0", "shard=-1", "shard=2 shard=2", "shard=²", "shard=1e3"]
 )
 def test_other_texts_are_refused_in_a_sentence(text: str) -> None:
-    with pytest.raises(UserError, match="mesh is"):
+    with pytest.raises(UserError, match=r"^mesh (is )?'"):
         Mesh.parse(text)
 
 
@@ -38,7 +38,7 @@ def test_an_unknown_axis_gets_the_nearest() -> None:
 
 
 def test_a_mesh_of_another_number_of_processes_is_refused() -> None:
-    with pytest.raises(UserError, match="takes 2 x 2 = 4 processes, and there are 3"):
+    with pytest.raises(UserError, match="takes 2 x 2 = 4 processes, but there are 3"):
         Mesh.parse("shard=2 tensor=2").check_count(3)
 
 

@@ -181,7 +181,7 @@ def assert_refused(ranks: Ranks, folder: Path, mesh: str, sentence: str, **optio
 QUANTIZE = "Cannot quantize a model that 'tensor=2' divides: leave quantize out, or use replicas only"
 AXES = "mesh is '{}', but evaluation divides a model only by a tensor axis: give replicate and tensor"
 REFUSED = {
-    "bloom": "mesh is 'tensor=2', and 2 does not divide n_heads 3: choose tensor among 1",
+    "bloom": "mesh 'tensor=2' cannot divide the decoder, because 2 does not divide n_heads 3: choose tensor among 1",
     "no-output": "blocks.0.attn, a SelfAttentionModule, has no rule for tensor parallelism: use tensor=1",
     "int8": "{folder} has quantized weights, which processes cannot divide: use replicas only",
 }

@@ -51,5 +51,5 @@ def test_modules_and_losses_without_a_rule_are_refused() -> None:
     processes = Processes(count=2, mesh=Mesh(context=2))
     with pytest.raises(UserError, match="Cannot divide the loss LossOfFunction over a context axis"):
         build_trainer(RunConfig(steps=1), Decoder(config()), processes, LossOfFunction(CrossEntropy()))
-    with pytest.raises(UserError, match="pipeline does not go together with context"):
+    with pytest.raises(UserError, match="cannot combine pipeline with context"):
         Mesh(pipeline=2, context=2).check_decoder(config())

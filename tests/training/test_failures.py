@@ -139,7 +139,7 @@ MISTAKES = {
     "too few batches": ("story.txt", "accumulation is 1, too few batches for 2 processes"),
     "a mesh of more": (
         "story.txt --accumulation 4 --mesh 'shard=2 tensor=2'",
-        "mesh is 'shard=2 tensor=2', which takes 2 x 2 = 4 processes, and there are 2",
+        "mesh 'shard=2 tensor=2' takes 2 x 2 = 4 processes, but there are 2",
     ),
     "a full disk": ("story.txt --accumulation 2", "cannot write run/data"),
 }

@@ -253,14 +253,14 @@ def test_fine_tuning_on_a_mesh_is_that_of_one_process(
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a product": ({"mesh": "shard=2 tensor=2"}, "takes 2 x 2 = 4 processes, and there are 2"),
+    "a product": ({"mesh": "shard=2 tensor=2"}, "takes 2 x 2 = 4 processes, but there are 2"),
     "heads": ({"mesh": "tensor=2", "model": {"n_heads": 3, "d_head": 8}}, "2 does not divide n_heads 3"),
     "batches": ({"mesh": "shard=2", "accumulation": 3}, "accumulation is 3.*give --accumulation 4"),
     "fp16": ({"mesh": "shard=2", "precision": "fp16"}, "Cannot use precision fp16 with a divided model"),
     "stages": ({"mesh": "pipeline=2", "accumulation": 1}, "accumulation is 1.*2 stages.*give --accumulation 2"),
     "a length": (
         {"mesh": "context=2", "model": {"context_length": 30}},
-        "4 does not divide the 30 tokens.*length of 32",
+        "4 does not divide their 30 tokens.*length of 32",
     ),
     "compile": ({"mesh": "context=2", "compile": True}, "Cannot compile over a context axis"),
     "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "fewer blocks than stages.*at most 1"),

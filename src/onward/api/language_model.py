@@ -285,7 +285,7 @@ class LanguageModel(TextModel):
         """Return the prompts of a beam search as token ids, and its arguments by name."""
         for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
             if getattr(options, name) != getattr(GenerationOptions, name):
-                raise UserError(f"{name} is given, but a search does not support it: leave it out")
+                raise UserError(f"Cannot use {name} in a search: leave it out")
         prompts = [prompt_tokens(self.text(), one) for one in prompts_of(prompt)]
         room = self.config.context_length - max(map(len, prompts), default=0)
         return prompts, {

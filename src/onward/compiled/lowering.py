@@ -11,7 +11,7 @@ from onward.compiled.calls import DTYPES, Call, contiguous_address, unreadable_i
 from onward.compiled.elementwise import ELEMENTWISE
 from onward.compiled.interface import NotCompilable
 from onward.compiled.needed import label, name_of, tensors_in
-from onward.compiled.recording import Attention, Operation, Record, Write
+from onward.compiled.recording import Attention, Operation, StepRecord, Write
 from onward.compiled.rows import ROWS
 from onward.kernels.llvm import cached_attention, writes
 from onward.kernels.memory import address
@@ -21,7 +21,7 @@ OPERATIONS = ELEMENTWISE | ROWS  # by the name of the operation
 MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several threads are faster than one
 
 
-def lower(records: Sequence[Record], cache: KVCache, positions: Tensor) -> list[Call]:
+def lower(records: Sequence[StepRecord], cache: KVCache, positions: Tensor) -> list[Call]:
     """Translate the records of a decoding step (operations, cache writes and attention) to calls of kernels. `cache`
     has the kinds of layers that the kernels read; `positions` (B, T) is the tensor of positions in the recording.
     Raises NotCompilable for an operation or tensor without a kernel."""

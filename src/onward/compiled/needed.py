@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from onward.compiled.interface import NotCompilable
-from onward.compiled.recording import Attention, Operation, Record, Recording, Write
+from onward.compiled.recording import Attention, Operation, Recording, StepRecord, Write
 
 FACTORIES = {"new_full", "new_zeros", "new_ones", "new_empty", "zeros_like", "ones_like", "empty_like", "full_like"}
 
@@ -30,7 +30,7 @@ def memory(value: Any) -> set[int]:
     return {tensor.untyped_storage().data_ptr() for tensor in tensors_in(value)}
 
 
-def reads_and_writes(record: Record) -> tuple[set[int], set[int]]:
+def reads_and_writes(record: StepRecord) -> tuple[set[int], set[int]]:
     """Return (read, written), the addresses of the storages that a recorded operation reads and of those that it
     writes. A view of a tensor counts as writing none."""
     if isinstance(record, Write):
@@ -48,12 +48,12 @@ def name_of(operation: Operation) -> str:
     return str(operation.function.overloadpacket.__name__)
 
 
-def is_read(tensor: Tensor, records: Sequence[Record]) -> bool:
+def is_read(tensor: Tensor, records: Sequence[StepRecord]) -> bool:
     """Return whether any of the recorded operations reads the storage of a tensor."""
     return any(memory(tensor) & reads_and_writes(record)[0] for record in records)
 
 
-def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
+def needed(recording: Recording, weights: Sequence[Tensor]) -> list[StepRecord]:
     """Return the recorded operations of a decoding step that a compiled step must repeat, in order: those that depend
     on tokens, positions, the cache, the rows' adapters or `weights`, and on which the result or the cache depends.
     `weights` are the tensors that may change between steps. Raises NotCompilable if an operation overwrites a
@@ -70,7 +70,7 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
             kept.append((record, reads, writes))
         else:
             constant |= writes
-    live, result = memory(recording.result), list[Record]()
+    live, result = memory(recording.result), list[StepRecord]()
     for record, reads, writes in reversed(kept):
         if isinstance(record, Write) or writes & live:
             live |= reads
@@ -78,7 +78,7 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[Record]:
     return result[::-1]
 
 
-def label(record: Record) -> str:
+def label(record: StepRecord) -> str:
     """Return the name of a recorded operation for error messages, such as "mm", "write" (to the cache) or
     "attention"."""
     return name_of(record) if isinstance(record, Operation) else type(record).__name__.lower()

@@ -60,7 +60,7 @@ class Operation:
     result: Any
 
 
-Record = Write | Attention | Operation
+StepRecord = Write | Attention | Operation
 VALUE_READS = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the recorded value
 HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.data_ptr}
 
@@ -73,7 +73,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: list[Record] = []
+        self.records: list[StepRecord] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:  # True, the default of PyTorch, imports its compiler, which takes a second
@@ -166,7 +166,7 @@ class RecordedEntry(CacheEntry):
 class Recording:
     """The recorded operations of one decoding step, in order, and the tensors that the step reads and writes."""
 
-    records: list[Record]
+    records: list[StepRecord]
     tokens: Tensor  # (B, T)
     positions: Tensor  # (B, T)
     rope_length: Tensor  # (B,)

@@ -21,10 +21,10 @@ from onward.tracing.listening import Uncompiled, is_traced
 
 MAX_STEPS = 128  # compiled steps that a runner and a pool keep: each has memory of its own
 Kind = tuple[StepShape, tuple[str, ...]]  # the shape of a step, and the LoRA adapters that its rows use
-Layout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
+CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
 
 
-def layout(model: Decoder, cache: KVCache) -> Layout:
+def layout(model: Decoder, cache: KVCache) -> CacheLayout:
     """Return the layout of a cache for a model: a compiled step fits every cache of the same layout."""
     return model.dtype, type(cache), cache.layers[0].quantized
 
@@ -34,7 +34,7 @@ class StepPool:
     model when they were compiled."""
 
     def __init__(self) -> None:
-        self.free: defaultdict[tuple[Kind, *Layout], list[CompiledStep]] = defaultdict(list)
+        self.free: defaultdict[tuple[Kind, *CacheLayout], list[CompiledStep]] = defaultdict(list)
         self.key: tuple[object, ...] = ()  # see `Snapshot.key`
         self.refusals: dict[tuple[str, ...], str] = {}  # by adapters, the reason why no step can be compiled
 

@@ -40,7 +40,7 @@ class Mesh:
         for word in text.replace(",", " ").split():
             axis, _, size = word.partition("=")
             if axis not in axes:
-                raise UserError(f"mesh is {text!r}, and {axis!r} is not an axis of it: {nearest(axis, axes)}")
+                raise UserError(f"mesh {text!r} has no axis {axis!r}: {nearest(axis, axes)}")
             if not (size.isascii() and size.isdecimal() and 1 <= int(size[:9]) <= MOST) or axis in sizes:
                 raise UserError(
                     f"mesh is {text!r}: give each axis once, with its number of processes, such as {axis}=2"
@@ -94,7 +94,7 @@ class Mesh:
             sizes = [str(size) for size in vars(self).values() if size > 1]
             product = f"{' x '.join(sizes)} = " * (len(sizes) > 1)
             raise UserError(
-                f"mesh is {str(self)!r}, which takes {product}{self.count} process{'es' * (self.count > 1)}, and there "
+                f"mesh {str(self)!r} takes {product}{self.count} process{'es' * (self.count > 1)}, but there "
                 f"{'are' if count > 1 else 'is'} {count}: start {self.count}, or give another mesh"
             )
 
@@ -103,41 +103,38 @@ class Mesh:
         decoder evenly, or if the decoder has fewer blocks than the pipeline has stages, or if there are both stages and
         a context axis. Key/value heads that are fewer than the processes are copied to several of them."""
         if self.pipeline > 1 and self.context > 1:
-            raise UserError(
-                f"mesh is {str(self)!r}, and pipeline does not go together with context: choose one of them"
-            )
+            raise UserError(f"mesh {str(self)!r} cannot combine pipeline with context: choose one of them")
         if self.pipeline > config.n_layers:
             raise UserError(
-                f"mesh is {str(self)!r}, and the decoder has fewer blocks than stages: choose "
-                f"pipeline of at most {config.n_layers}"
+                f"mesh {str(self)!r} has more stages than the decoder has blocks: choose pipeline of at most "
+                f"{config.n_layers}"
             )
         uneven = undivided(config, self.tensor)
         if uneven:
             known = [n for n in range(1, config.n_heads + 1) if not undivided(config, n)]
             raise UserError(
-                f"mesh is {str(self)!r}, and {self.tensor} does not divide {uneven}: choose tensor among "
-                f"{', '.join(map(str, known))}"
+                f"mesh {str(self)!r} cannot divide the decoder, because {self.tensor} does not divide {uneven}: choose "
+                f"tensor among {', '.join(map(str, known))}"
             )
 
     def check_length(self, length: int) -> None:
         """Raise a UserError unless the processes of the context axis can divide windows of `length` tokens: each has
         two equal parts of them."""
         if self.context > 1 and length % (2 * self.context):
+            fitting = f"{length + -length % (2 * self.context):,}"
             raise UserError(
-                f"mesh is {str(self)!r}, and {2 * self.context} does not divide the {length:,} tokens of a window: "
-                f"choose a context_length of {length + -length % (2 * self.context):,}, or another context"
+                f"mesh {str(self)!r} cannot divide windows, because {2 * self.context} does not divide their "
+                f"{length:,} tokens: choose a context_length of {fitting}, or another context"
             )
 
 
 def divides_tokens(length: int, tensor: int) -> bool:
-    """Return whether the devices of a tensor axis divide the `length` tokens of each window between the branches of the
-    blocks: if `tensor`, their number, divides it evenly."""
+    """Whether a tensor axis of this size divides the tokens of each window between the branches of the blocks."""
     return length % tensor == 0
 
 
 def divides_vocabulary(config: DecoderConfig, n: int) -> bool:
-    """Return whether `n` processes of a tensor axis can divide the rows of the embedding and the head of a decoder
-    evenly; if not, each process holds both whole."""
+    """Whether a tensor axis of size `n` divides the embedding and the head; if not, each process holds both whole."""
     return config.vocab_size % n == 0
 
 

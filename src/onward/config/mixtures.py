@@ -54,13 +54,10 @@ def check_weights(weights: Sequence[float | MovingWeight]) -> None:
 
 
 def at(points: Points, share: float) -> float:
-    """Return the weight of a data source at `share`, a fraction of the run strictly between two corners, by linear
-    interpolation between the corners `points`."""
+    """The weight at a fraction of the run strictly between two corners, by linear interpolation."""
     (begin, first), (end, last) = next(p for p in pairwise(points) if p[0][0] < share < p[1][0])
     return first + (last - first) * (share - begin) / (end - begin)
 
 
 def points_of(weight: float | MovingWeight) -> Points:
-    """Return the weight of a data source as corners (fraction of the run, weight); a constant weight has the same
-    corner at 0 and at 1."""
     return weight.points() if isinstance(weight, MovingWeight) else ((0.0, weight), (1.0, weight))

@@ -27,14 +27,11 @@ OwnMethod = Callable[..., Any] | None  # a method that a part of your own may de
 
 
 def at(parts: P | tuple[P, ...], layer: int) -> P:
-    """Return the part, such as the attention, that `layer` uses. `parts` is the value of a field of DecoderConfig: a
-    single part for all layers, or a tuple that is repeated over the layers."""
+    """The part that `layer` uses: a tuple of parts repeats over the layers."""
     return parts[layer % len(parts)] if isinstance(parts, tuple) else parts
 
 
 def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
-    """Return the value of a field of DecoderConfig as a tuple of parts; a single part becomes a tuple of one
-    element."""
     return parts if isinstance(parts, tuple) else (parts,)
 
 

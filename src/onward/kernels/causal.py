@@ -18,8 +18,6 @@ LANES = 16  # tokens and numbers of a head are multiples of it
 
 
 def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Return whether the CPU kernel, not PyTorch, should compute causal attention with gradients for q (B, T, H, E), k
-    and v (B, T, K, E)."""
     if not torch.is_grad_enabled() or not any(each.requires_grad for each in (q, k, v)) or not q.dim() == k.dim() == 4:
         return False
     (rows, tokens, heads, width), kv_heads = q.shape, k.size(2)
@@ -34,8 +32,6 @@ def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Compute causal self-attention of q (B, T, H, E), k and v (B, T, K, E) by the CPU kernel, with gradients; `scale`
-    multiplies the scores. Returns (B, T, H, E)."""
     return CausalAttention.apply(q, k, v, scale)  # type: ignore[no-any-return]
 
 
@@ -71,8 +67,7 @@ class CausalAttention(torch.autograd.Function):
 
 
 def with_tokens(x: Tensor) -> Tensor:
-    """Return x (B, T, H, E) in a layout that the kernel reads: x itself if the heads of each token are contiguous and
-    all tokens are equally far apart in memory, else a contiguous copy."""
+    """x (B, T, H, E), or a copy, in a layout that the kernel reads: contiguous heads, all tokens equally far apart."""
     rows, tokens, heads, width = x.shape
     of_row, of_token, of_head, of_number = x.stride()
     heads_are_contiguous = of_number == 1 and (of_head == width or heads == 1)
@@ -80,9 +75,7 @@ def with_tokens(x: Tensor) -> Tensor:
 
 
 def launch(kernel: Any, shape: Any, inputs: tuple[Tensor, ...], *outputs: int) -> None:
-    """Call a compiled kernel of causal attention for `inputs`, the tensors q, k and v in the layout of `with_tokens`.
-    `shape` has the constants for which the kernel was compiled; `outputs` are the memory addresses of the kernel's
-    first arguments, before the inputs."""
+    """Call a kernel for q, k and v of `with_tokens`; `outputs` are the addresses of its first arguments."""
     (rows, tokens, _, _), threads = inputs[0].shape, torch.get_num_threads()
     _scratch, numbers = buffer((threads, shape.scratch(tokens)), torch.float32)
     strides = (x.stride(1) for x in inputs)

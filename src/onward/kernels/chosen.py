@@ -20,15 +20,12 @@ MAX_ROWS = {torch.bfloat16: 128}  # rows of an expert from which the products of
 
 
 def max_assignments(dtype: torch.dtype, experts: int) -> int:
-    """Return the greatest number of assignments of tokens to experts for which the CPU kernel is at least as fast as
-    one matrix product per expert, for `experts` experts; 0 in dtypes without a kernel."""
+    """The most assignments of tokens to experts for which the kernel is at least as fast as one product per expert."""
     rows = max_rows(dtype)
     return experts * min(rows, MAX_ROWS.get(dtype, rows))
 
 
 def takes_kernel(tokens: Tensor, experts: Tensor, count: int) -> bool:
-    """Return whether the CPU kernel computes the products of tokens (N, I) with the weights of their experts, given the
-    ids of these experts, `experts`, and the number of all experts, `count`."""
     few = 0 < experts.numel() <= max_assignments(tokens.dtype, count)
     return few and takes_kernels(tokens) and not unavailable()
 
@@ -46,8 +43,7 @@ def plain_chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Ten
 
 
 def chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Multiply rows of x with the weights of their experts as `plain_chosen_linear` does; on a CPU by a kernel that
-    reads only the weights of the chosen experts."""
+    """`plain_chosen_linear`, on a CPU by a kernel that reads only the weights of the chosen experts."""
     if takes_kernel(x, experts, len(weights)):
         with suppress(Unreadable):
             return by_kernel(x, experts, weights, biases)
@@ -55,7 +51,6 @@ def chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | 
 
 
 def by_kernel(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Compute `plain_chosen_linear` by the CPU kernel. Raises Unreadable for tensors that the kernel cannot read."""
     from onward.kernels.llvm.chosen import chosen
 
     (count, outputs, inputs), dtype, assignments = weights.shape, x.dtype, len(experts)

@@ -20,15 +20,13 @@ MIN_KERNEL = 1 << 18  # logits from which compiling a kernel, in some 50 ms, pay
 
 
 def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int, reduction: str = "sum") -> Tensor:
-    """Return the sum of the cross-entropies of logits (N, V) for targets (N,), in at least fp32, or each of them (N,)
-    if `reduction` is "none"; they are 0 for targets equal to `ignored`."""
+    """`cross_entropy` in at least fp32, or each of them (N,) if `reduction` is "none"."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=ignored, reduction=reduction)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """Return the sum of the cross-entropies of logits (N, V) for targets (N,), 0 for targets equal to `ignored`:
-    computed by `plain_cross_entropy`, or on a CPU by a kernel if there are many logits."""
+    """The sum of the cross-entropies of logits (N, V) for targets (N,), 0 for targets equal to `ignored`."""
     if logits.requires_grad and takes_kernel(logits, targets, ignored):
         return KernelCrossEntropy.apply(logits, targets, ignored)  # type: ignore[no-any-return]
     if not torch.is_grad_enabled() and takes_kernel(logits, targets, ignored):
@@ -37,8 +35,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 def cross_entropies(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """Return the cross-entropies (N,) of logits (N, V) for targets (N,), without a gradient, 0 for targets equal to
-    `ignored`; computed on a CPU by a kernel if there are many logits."""
+    """The cross-entropies (N,) of which `cross_entropy` is the sum, without a gradient."""
     with torch.no_grad():
         if takes_kernel(logits, targets, ignored):
             return by_kernel(logits, targets, ignored)
@@ -46,8 +43,7 @@ def cross_entropies(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
-    """Return whether the CPU kernel computes the cross-entropies of these logits (N, V). Targets outside the
-    vocabulary, other than `ignored`, are left to PyTorch, which raises an error."""
+    """Whether a kernel reads these logits (N, V). Targets outside the vocabulary are left to PyTorch, which raises."""
     if logits.numel() < MIN_KERNEL or logits.dtype not in DTYPES or logits.dim() != 2:
         return False
     if not kernels_can_read(logits) or not fits(targets, torch.int64, len(logits)) or unavailable():
@@ -58,8 +54,8 @@ def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
 def by_kernel(
     logits: Tensor, targets: Tensor, ignored: int, gradient: tuple[Tensor, int] | tuple[None, int] = (None, 0)
 ) -> Tensor:
-    """Compute the cross-entropies (N,) of logits (N, V) by the CPU kernel. The kernel also writes the gradient of their
-    sum to `gradient`, a pair of a tensor (N, V) and its memory address; (None, 0): no gradient."""
+    """The cross-entropies (N,); the kernel also writes the gradient of their sum to `gradient`, a tensor (N, V) and its
+    address; (None, 0): no gradient."""
     from onward.kernels.llvm import cross_entropy as kernels
 
     logits, targets = logits.contiguous(), targets.contiguous()

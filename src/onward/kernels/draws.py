@@ -45,21 +45,19 @@ def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
 
 
 def scramble(x: Tensor) -> Tensor:
-    """Mix the bits of the int64 numbers x, elementwise, by the output function of the random number generator
-    SplitMix64; the hash of `counter_hash` uses it."""
+    """Mix the bits of int64 numbers, by the output function of SplitMix64."""
     for bits, multiplier in zip((30, 27), MULTIPLIERS):
         x = shift_right(x, bits).bitwise_xor_(x).mul_(signed(multiplier))
     return shift_right(x, 31).bitwise_xor_(x)
 
 
 def shift_right(x: Tensor, bits: int) -> Tensor:
-    """Shift the bits of the int64 numbers x to the right and fill with zeros; PyTorch's own shift repeats the sign
-    bit."""
+    """Shift bits to the right and fill with zeros; PyTorch's own shift repeats the sign bit."""
     return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def signed(x: int) -> int:
-    """Return the signed 64-bit integer with the same bits as x, a number from 0 to 2 ** 64 - 1."""
+    """The signed 64-bit integer with the same bits as x, from 0 to 2 ** 64 - 1."""
     return x - (1 << 64) if x >> 63 else x
 
 

@@ -46,6 +46,4 @@ def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
 
 
 def linear_bias(slope: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """Return the ALiBi bias slope * (key - query) of an attention score, for the positions `query` and `key`: 0 or
-    less, in proportion to their distance."""
     return slope.to(query) * (key - query)

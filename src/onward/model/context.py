@@ -32,12 +32,9 @@ class AttentionContext:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens T of this call."""
         return self.mask.query_positions.size(1)
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Rotate queries or keys x (B, T, H, E) by the angles of their positions; return x unchanged if positions are
-        not rotary."""
         return x if self.rotation is None else rotate(x, *self.rotation)
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
@@ -51,10 +48,9 @@ class AttentionContext:
 def attention_contexts(
     config: DecoderConfig, dtype: torch.dtype, positions: Tensor, cache: CacheView | None, *, plain: bool
 ) -> list[AttentionContext]:
-    """Return one AttentionContext per layer, for tokens at positions (B, T) and, if not None, a KV cache. Layers with
-    equal attention and position parts of the config share masks and rotations. `plain` says that positions are 0, 1, 2,
-    ... in all rows, without a cache. Rotary angles are computed in at least fp32; `dtype` is that of the hidden
-    states."""
+    """Return one AttentionContext per layer, for tokens at positions (B, T). Layers with equal attention and position
+    parts share masks and rotations. `plain`: positions are 0, 1, 2, ... in all rows, without a cache. Rotary angles are
+    computed in at least fp32; `dtype` is that of the hidden states."""
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else Segments.of(positions)

@@ -11,19 +11,15 @@ Read = Callable[[], Tensor]
 
 
 def defer(parameter: nn.Parameter, read: Read) -> None:
-    """Defer the values of a parameter on the meta device: the function `read` returns them when they are needed."""
     deferred: Any = parameter
     deferred.read = read
 
 
 def read_of(parameter: Tensor) -> Read | None:
-    """Return the function that reads the values of a parameter on the meta device; None if its values are in memory or
-    unknown."""
     return getattr(parameter, "read", None) if parameter.is_meta else None
 
 
 def values(parameter: Tensor) -> Tensor:
-    """Read the values of a parameter if they are deferred; otherwise return the parameter itself."""
     read = read_of(parameter)
     return read() if read else parameter
 
@@ -38,6 +34,5 @@ def assign(parameter: nn.Parameter, tensor: Tensor) -> None:
 
 
 def deferred_reads(model: nn.Module) -> dict[str, Read]:
-    """Return the functions that read the deferred values of a model's parameters, by the name of the parameter."""
     reads = {name: read_of(parameter) for name, parameter in model.named_parameters()}
     return {name: read for name, read in reads.items() if read}

@@ -52,9 +52,7 @@ class SoftmaxRoutingModule(nn.Module):
             return weights * self.part.scale, experts
 
     def selection_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores (N, X) by which each token's experts are selected, given the router's scores (N, X), from
-        which the weights of the experts' outputs are computed. Both are equal here; a subclass adds a bias for the
-        selection."""
+        """The scores (N, X) by which experts are selected; weights come from the router's own `scores`."""
         return scores
 
     def mask_groups(self, scores: Tensor) -> Tensor:
@@ -130,8 +128,7 @@ class ExpertsModule(nn.Module):
         return self.dropout(y.view_as(x))
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Compute the input of an expert's down projection from the outputs of its gate and up projections, by default
-        act(gate) * up."""
+        """The input of an expert's down projection."""
         own = self.part.combine
         return self.act(gate) * up if own is None else own(self.act, gate, up)
 
@@ -182,8 +179,7 @@ class ExpertsModule(nn.Module):
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
-        """Return the weights (X, O, I) of one projection of all experts and their biases (X, O), or None without
-        biases, in this dtype; `name` is the projection: "gate", "up" or "down"."""
+        """The weights (X, O, I) of the projection "gate", "up" or "down" of all experts, and their biases (X, O)."""
         bias = getattr(self, f"{name}_bias")
         return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 

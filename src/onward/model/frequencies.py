@@ -40,20 +40,18 @@ def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: 
 
 
 def dynamic(part: DynamicScaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
-    """Return the rotary frequencies (B, 1, P) for a theta that grows with the row's length (dynamic NTK). The arguments
-    are those of `scaled_frequencies`."""
+    """A theta that grows with the row's length (dynamic NTK)."""
     longer = rope_length.clamp(min=part.original) / part.original
     base = theta * (part.factor * longer - (part.factor - 1)) ** (plain.numel() / (plain.numel() - 1))
     return base ** (-plain.new_tensor(range(plain.numel())) / plain.numel())
 
 
 def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
-    """Return the rotary frequencies (P,) of YaRN: slow pairs divided by the factor, fast pairs unchanged, with a ramp
-    between. The arguments are those of `scaled_frequencies`."""
+    """Slow pairs divided by the factor, fast pairs unchanged, with a ramp between."""
     pairs = plain.numel()
 
     def pair(rotations: float) -> float:
-        """Return the index of the pair that makes this many full rotations over the original context."""
+        """The index of the pair that makes this many full rotations over the original context."""
         return pairs * math.log(part.original / (rotations * 2 * math.pi)) / math.log(theta)
 
     low, high = pair(part.beta_fast), pair(part.beta_slow)
@@ -65,8 +63,7 @@ def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
 
 
 def llama3(part: Llama3Scaling, plain: Tensor) -> Tensor:
-    """Return the rotary frequencies (P,) of Llama 3.1: in `plain` (P,), the unscaled frequencies, low ones (of long
-    wavelengths) are divided by the factor of `part`, high ones are unchanged, with a blend between."""
+    """Low frequencies divided by the factor, high ones unchanged, with a blend between."""
     rotations = plain * (part.original / (2 * math.pi))  # in the original context
     share = ((rotations - part.low_frequency) / (part.high_frequency - part.low_frequency)).clamp(0, 1)
     return plain * (share + (1 - share) / part.factor)

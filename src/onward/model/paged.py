@@ -55,15 +55,13 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """Return the greatest number of blocks of `size` positions over which a range of `positions` consecutive positions
-    can extend."""
+    """The most blocks of `size` positions over which `positions` consecutive positions can extend."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
-    """Return the most blocks of `size` positions that a row of a paged cache can use at once: all `columns` of the
-    block table if `window` is 0, else the blocks that one query attends to, plus those of up to `chunk` tokens added by
-    a call."""
+    """The most blocks that a row can use at once: all `columns` of the block table without a window, else those that
+    one query attends to, and those of up to `chunk` tokens added by a call."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 

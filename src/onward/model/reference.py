@@ -52,13 +52,10 @@ def attention_weights(
     bias: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return the attention weights (B, H, T, S) for q (B, T, H, E) and k (B, S, K, E), in plain PyTorch; the arguments
-    are those of `attention_scores`, `masked_scores` and `sink_softmax`."""
     return sink_softmax(masked_scores(attention_scores(q, k, scale=scale, softcap=softcap), bias), sinks)
 
 
 def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
-    """Sum values (B, S, K, F) with attention weights (B, H, T, S); return (B, T, H, F)."""
     v = v.transpose(1, 2)
     y = weights.unflatten(1, (v.size(1), -1)).flatten(2, 3) @ v  # the G heads of a group share values
     return y.view(*weights.shape[:3], v.size(-1)).transpose(1, 2)

@@ -36,7 +36,6 @@ class Segments:
         return Segments(ids, documents, starts)
 
     def part(self, start: int, end: int) -> Segments:
-        """Return the segments of the tokens from index `start` to `end` of each row."""
         return Segments(self.ids[:, start:end], self.documents[:, start:end], self.starts[:, start:end])
 
     def visible(self, query: tuple[Any, ...], key_ids: Tensor, key_positions: Tensor) -> Tensor:

@@ -47,7 +47,10 @@ class ModelDraft:
         model has fewer positions than `length`."""
         model, limit = self.model, at(self.model.config.position, 0).limit(self.model.config)
         if limit < length:
-            raise UserError(f"the draft has {limit} positions and the model {length}: choose a draft with as many")
+            raise UserError(
+                f"Cannot draft for a context of {length} tokens, because the draft has {limit} positions: "
+                "choose a draft with as many"
+            )
         self.vocab_size = vocab_size
         self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
         if self.runner and self.runner.compiled:

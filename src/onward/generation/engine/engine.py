@@ -87,7 +87,8 @@ class Engine:
             raise UserError("the cache belongs to another model: make one from this model's config")
         if cache and draft and cache.cache.chunk <= num_draft_tokens:
             raise UserError(
-                f"the cache takes {cache.cache.chunk} tokens at a time: speculation needs {num_draft_tokens + 1}"
+                f"Cannot verify {num_draft_tokens} draft tokens, because a call adds at most {cache.cache.chunk} "
+                f"tokens to this cache: make one with a chunk of {num_draft_tokens + 1}"
             )
         cache = cache or growing_cache(model, rows, length, max(min(CHUNK, length), num_draft_tokens + 1))
         self.model, self.length, self.slide, self.draft = model, min(length, cache.cache.length), slide, draft
@@ -283,7 +284,7 @@ def receive(
     for index, token in enumerate(tokens):
         if request.constraint is not None and not request.constraint.allowed()[token]:
             raise UserError(
-                f"token {token}, which is forced, breaks the constraint of this request: leave out one of them"
+                f"Cannot force token {token}, because it breaks the constraint of this request: leave out one of them"
             )
         request.num_cached += 1
         if token in request.stop_token_ids:

@@ -151,7 +151,7 @@ def beam_search(
         f"n is {n}: it must be from 1 to beams, {beams}": not 1 <= n <= beams,
         f"groups is {groups}: beams, {beams}, must be a multiple of it": groups < 1 or beams % groups,
         f"diversity is {diversity}: it must be at least 0": not 0 <= diversity < math.inf,
-        f"diversity is {diversity} and acts between groups: make groups more than 1": diversity and groups == 1,
+        "Cannot use diversity, because it acts between groups: make groups more than 1": diversity and groups == 1,
         f"length_penalty is {length_penalty}: it must be from -50 to 50": not abs(length_penalty) <= 50,  # fp64
         f"early_stopping is {early_stopping!r}, not True, False or 'never'": early_stopping
         not in (True, False, "never"),

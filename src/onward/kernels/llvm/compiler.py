@@ -119,9 +119,8 @@ def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) 
 
 
 def host_features() -> Any:
-    """Return LLVM's map of the features of this CPU. PyTorch is asked for the bf16 instructions of ARM, which LLVM does
-    not detect."""
     features = llvm.get_host_cpu_features()
+    # LLVM does not detect the bf16 instructions of ARM
     if platform.machine() in ("aarch64", "arm64") and torch.cpu.get_capabilities().get("bf16"):
         features["bf16"] = True
     return features
