@@ -22,7 +22,7 @@ from onward.base.errors import UserError
 KINDS = (  # from the innermost layer around a method to the outermost
     "quantization",  # replaces linear layers
     "adapters",  # hooks change the output of a layer before any other hook reads it
-    "compilation",  # compiles a block's method, with the hooks on the modules inside of the block
+    "compilation",  # of a block's code at its first call, with the hooks of all kinds on the modules inside of it
     "context",  # an axis of processes, each with some tokens of every window
     "pipeline",  # stages: a stage computes `logits` of its part of the vocabulary, and sends those
     "tensor",  # an axis of processes, each with some heads and units, and some columns of the logits, then joined

@@ -1,7 +1,6 @@
-"""Parallel training over a finished decoder, from outside, in a fixed order: compiled blocks with tensor parallelism
-inside them, context parallelism, activation checkpointing, pipeline stages, and then FSDP2 around the blocks (as in
-torchtitan, Liang et al. 2024, but torchtitan splits stages first and compiles the checkpointing as well; see
-docs/decisions.md)."""
+"""Parallel training over a finished decoder, from outside: layers around compiled and recomputed blocks nest in the
+order of `attachments.KINDS`, and FSDP2 wraps the blocks last (as in torchtitan, Liang et al. 2024, but torchtitan
+splits stages first and compiles the checkpointing as well; see docs/decisions.md)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -66,13 +65,13 @@ def parallelize(
     changed: Any = model
     if mesh.shard > 1 and mesh.tensor == mesh.pipeline == 1:
         changed.unsharded_copy = UnshardedCopy(model)
-    if compile:  # a block's code, with the hooks that the tensor axis adds below, is compiled at its first call
+    if compile:
         compile_blocks(model)
     if mesh.tensor > 1 and devices is not None:
         divide_layers(model, devices["tensor"])
     if context is not None:
         DividedTokens.of_group(model, context)
-    if recompute:  # outside of the compiled blocks, since torch.compile cannot restore the context variables
+    if recompute:
         recompute_blocks(model)
     if mesh.pipeline > 1 and devices is not None:
         split(model, devices["pipeline"])
