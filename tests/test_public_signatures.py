@@ -16,7 +16,7 @@ from docs.site import public
 
 ROOT = Path(__file__).parents[1]
 WRITE = "python -m docs.site.public"
-TWICE = {"Completion", "Loss", "Record", "Run"}  # names of two things each
+TWICE = {"Completion"}  # names of two things each
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *(path for folder in ("docs", "docs/learn") for path in (ROOT / folder).glob("*.md")),

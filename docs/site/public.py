@@ -19,6 +19,7 @@ PAGE, SIGNATURES = ROOT / "docs/public.md", ROOT / "tests/support/public_signatu
 MODULES = {  # in the order of the page, with the guide to each
     "onward": "ARCHITECTURE.md",
     "onward.model": "../CONTRIBUTING.md",
+    "onward.transforms": "finetuning.md",
     "onward.training": "training.md",
     "onward.generation": "generation.md",
     "onward.tracing": "inside.md",
@@ -29,13 +30,14 @@ MODULES = {  # in the order of the page, with the guide to each
     "onward.planning": "planning.md",
     "onward.families": "families.md",
     "onward.reports": "pictures.md",
+    "onward.measuring": "planning.md",
     "onward.serving": "serving.md",
 }
 VALUES = {  # public names without a docstring
     "IDEAS": "The pictures of `onward draw`, as functions by name.",
     "IGNORE_INDEX": "The target of a token that is not predicted, -100.",
     "LAWS": "The published scaling laws.",
-    "REFIT": "The re-fit of 2024 of the law of Chinchilla, a `Loss`.",
+    "REFIT": "The re-fit of 2024 of the law of Chinchilla, a `LossLaw`.",
     "Positive": "The type of a field that must be positive, from 1e-6 to 1e6.",
     "zero": "The change for `edit` that replaces an activation by zeros.",
 }

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional as F
 
 from onward.config.decoder import Alibi, DecoderConfig, Learned, SelfAttention
-from onward.inspection.attention_maps import attention_maps, head_scores, next_tokens
+from onward.inspection.head_maps import attention_maps, head_scores, next_tokens
 from onward.model.decoder import Decoder
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]

@@ -22,7 +22,7 @@ from onward.config.decoder import (
     PostNorm,
     SelfAttention,
 )
-from onward.inspection.attention_maps import attention_maps, next_tokens
+from onward.inspection.head_maps import attention_maps, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.explain.page import explain
 from onward.reports.explain.story import Story

@@ -15,11 +15,11 @@ from onward.config.decoder import DecoderConfig, Experts, Gated
 from onward.evaluation.score import logprobs
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
-from onward.inspection.attention_maps import attention_maps, head_scores, logits, next_tokens
+from onward.inspection.head_maps import attention_maps, head_scores, logits, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.pictures.markup import resource
 from onward.reports.runs.look import distributions, passage, prompts
-from onward.reports.runs.record import Record
+from onward.reports.runs.record import RunRecord
 from onward.reports.runs.report import write_report
 from onward.text.tokenizer import train_tokenizer
 
@@ -128,7 +128,7 @@ def test_lens_is_on_the_page_and_experts_where_there_are_some(mlp: Gated | Exper
     _, tokenizer = model_and_tokenizer()
     torch.manual_seed(0)
     model = Decoder(DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=5, n_heads=4, mlp=mlp)).eval()
-    write_report(tmp_path / "page.html", Record(tmp_path), model, tokenizer, TEXT)
+    write_report(tmp_path / "page.html", RunRecord(tmp_path), model, tokenizer, TEXT)
     parsed = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     _, *panels = json.loads(parsed.scripts["data"])
     lens, layers = ([p for p in panels if ("expert 0" in p["rows"]) == of_experts] for of_experts in (False, True))

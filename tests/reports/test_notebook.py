@@ -16,7 +16,7 @@ from onward.base.notebook import in_notebook
 from onward.config.decoder import Experts
 from onward.reports.explain.page import explain
 from onward.reports.pictures.ideas import IDEAS
-from onward.reports.runs.record import Record
+from onward.reports.runs.record import RunRecord
 from onward.training.run.events import Notice
 from onward.training.run.progress import NotebookProgress, progress
 from onward.training.run.run import Run
@@ -75,7 +75,7 @@ def test_pictures_and_stories_show_themselves() -> None:
 def test_runs_show_their_figures_and_their_curve(tiny_run: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(tiny_run, folder)
-    record = Record(folder)
+    record = RunRecord(folder)
     text, figures = shown(record), record.figures()
     for said in ("finished", f"{figures.step} of {figures.steps}", f"{figures.validation_loss:.4f}"):
         assert said in text

@@ -14,7 +14,7 @@ from onward.config.decoder import Alibi, DecoderConfig, Experts, Rotary
 from onward.model.decoder import Decoder
 from onward.reports.runs.curve import write_loss_svg
 from onward.reports.runs.metrics import read_metrics
-from onward.reports.runs.record import Record, options_in_effect
+from onward.reports.runs.record import RunRecord, options_in_effect
 from onward.reports.runs.report import write_report
 
 from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer, paths, plots, write_lines, write_run, written
@@ -90,7 +90,7 @@ def test_data_are_a_table_of_sources_and_of_dropped_documents(tmp_path: Path) ->
 )
 def test_page_describes_the_parts_of_the_model(parts: dict[str, Any], expected: str, tmp_path: Path) -> None:
     model = Decoder(DecoderConfig(vocab_size=20, d_model=16, n_layers=2, n_heads=4, **parts))
-    write_report(tmp_path / "page.html", Record(tmp_path), model, None, "")
+    write_report(tmp_path / "page.html", RunRecord(tmp_path), model, None, "")
     assert expected in Page((tmp_path / "page.html").read_text(encoding="utf-8")).text
 
 
@@ -166,7 +166,7 @@ def test_page_shows_all_that_a_folder_holds(tmp_path: Path, files: dict[str, str
 
 def test_model_without_tokenizer_has_a_page(tmp_path: Path) -> None:
     model, _ = model_and_tokenizer()
-    write_report(tmp_path / "page.html", Record(tmp_path), model, None, "text")
+    write_report(tmp_path / "page.html", RunRecord(tmp_path), model, None, "text")
     parsed = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert "8,880 parameters" in parsed.text
     assert "attention" not in parsed.scripts
@@ -179,7 +179,7 @@ def test_long_run_of_a_large_model_has_a_small_page(tmp_path: Path) -> None:
     model = Decoder(
         DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=40, n_heads=32, d_head=2, context_length=64)
     )
-    write_report(run / "report.html", Record(run), model.eval(), tokenizer, TEXT)
+    write_report(run / "report.html", RunRecord(run), model.eval(), tokenizer, TEXT)
     assert (run / "report.html").stat().st_size < 1_500_000
 
 

@@ -14,7 +14,7 @@ from onward.config.decoder import DecoderConfig
 from onward.planning.parameters import parameters
 from onward.planning.releases import find
 from onward.reports.runs.published import figures, nearest
-from onward.reports.runs.record import Record
+from onward.reports.runs.record import RunRecord
 from onward.reports.runs.report_card import report_card
 from onward.reports.runs.scores import TaskScore, keep_scores, read_scores
 from onward.training.run.run import Run
@@ -79,7 +79,7 @@ def test_a_score_above_guessing_by_two_errors_shows_an_ability(name: str) -> Non
 def test_the_card_says_what_is_on_record(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run")
     keep_scores(run, [TaskScore(40, "copying", 0.26, error=0.03, chance=0.25, questions=200)])
-    card = report_card(Record(run), CONFIG, None)
+    card = report_card(RunRecord(run), CONFIG, None)
     named = dict(card.facts)
     assert named["trained on"] == "20,480 tokens in 40 steps"
     assert named["validation loss"] == "2.7500 nats per token"
@@ -104,7 +104,7 @@ def test_evaluate_keeps_scores_for_the_page_and_the_cards(run: Path, tmp_path: P
     tasks = "copying, mapping(shots=1), cloze(before=6, after=2)"
     assert main(["evaluate", str(run), "--tasks", tasks, "--limit", "20"]) == 0
     found = {one.task: one for one in onward.load(run).evaluate_tasks("copying, mapping(shots=1)", limit=20)}
-    kept = {one.task: one for one in Record(run).scores}
+    kept = {one.task: one for one in RunRecord(run).scores}
     assert [*kept] == ["copying", "mapping, 1 examples", "cloze(before=6, after=2)"]
     for task, one in found.items():
         assert (kept[task].score, kept[task].error, kept[task].chance) == (one.score, one.error, one.chance)
@@ -126,7 +126,7 @@ def test_evaluate_keeps_scores_for_the_page_and_the_cards(run: Path, tmp_path: P
 
 def test_scores_of_changed_weights_are_not_kept(run: Path) -> None:
     assert main(["evaluate", str(run), "--tasks", "copying", "--limit", "5", "--quantize", "int8"]) == 0
-    assert Record(run).scores == []
+    assert RunRecord(run).scores == []
 
 
 def test_a_run_with_tasks_ends_with_their_scores(story_file: Path, tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_run_with_tasks_ends_with_their_scores(story_file: Path, tmp_path: Pat
     run = Run.start(config(story_file, tmp_path / "run", evaluate_tasks="copying", task_limit=10))
     list(run.train())
     conclude(run)
-    (score,) = Record(run.folder).scores
-    last = [row for row in Record(run.folder).metrics.validations if row["step"] == 30]
+    (score,) = RunRecord(run.folder).scores
+    last = [row for row in RunRecord(run.folder).metrics.validations if row["step"] == 30]
     assert (score.step, score.task, score.score) == (30, "copying", last[0]["task/copying"])
     assert "copying" in (run.folder / "card.md").read_text()

@@ -17,7 +17,7 @@ from onward.cli import main
 from onward.cli.commands.inspect import VIEWS as COMMAND_OPTIONS
 from onward.config.decoder import DecoderConfig, Experts
 from onward.generation.sampling import Sampling
-from onward.inspection.attention_maps import attention_maps, next_tokens
+from onward.inspection.head_maps import attention_maps, next_tokens
 from onward.model.decoder import Decoder
 from onward.reports.pictures.picture import Picture
 from onward.reports.pictures.reading import Reading

@@ -13,8 +13,8 @@ import onward
 from onward.api.language_model import LanguageModel
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
-from onward.inspection.attention_maps import attention_maps
 from onward.inspection.attribution import logit_attribution
+from onward.inspection.head_maps import attention_maps
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
 

@@ -10,7 +10,7 @@ import torch
 
 from onward.config.decoder import DecoderConfig
 from onward.model.decoder import Decoder
-from onward.reports.runs.record import Record
+from onward.reports.runs.record import RunRecord
 from onward.reports.runs.report import write_report
 from onward.text.tokenizer import Tokenizer, train_tokenizer
 
@@ -91,7 +91,7 @@ def write_run(run: Path, steps: int = 40) -> Path:
 def written(run: Path, text: str = TEXT, extra: str = "", other: Path | None = None) -> tuple[str, Page]:
     """The page of a run folder, with the random model."""
     model, tokenizer = model_and_tokenizer(extra)
-    write_report(run / "report.html", Record(run), model, tokenizer, text, Record(other) if other else None)
+    write_report(run / "report.html", RunRecord(run), model, tokenizer, text, RunRecord(other) if other else None)
     page = (run / "report.html").read_text(encoding="utf-8")
     return page, Page(page)
 

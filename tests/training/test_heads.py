@@ -23,7 +23,7 @@ from onward.data.tables import tabulated
 from onward.evaluation.heads import evaluate_head, examples_of
 from onward.evaluation.outputs import calibration_bins, calibration_error, outputs
 from onward.model.decoder import Decoder
-from onward.reports.runs.record import Record as RunRecord
+from onward.reports.runs.record import RunRecord
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.scoring import ClassLoss, RewardLoss, reward_loss
 from onward.training.rewards.model import Model

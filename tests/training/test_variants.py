@@ -23,7 +23,7 @@ from onward.config.part_types import Attention
 from onward.evaluation.significance import Difference, paired_difference, t_quantile
 from onward.parallel import launch
 from onward.parallel.launch import Launch
-from onward.reports.runs.record import Record
+from onward.reports.runs.record import RunRecord
 from onward.reports.runs.variants import Result, Valley
 from onward.text.tokenizer import Tokenizer
 from onward.training.config import RunConfig
@@ -84,7 +84,7 @@ def test_runs_that_ended_are_not_repeated_and_one_that_was_stopped_goes_on(story
     assert [moment.share for moment in seen] == sorted(moment.share for moment in seen)
     assert seen[-1].share == pytest.approx(1)
     assert all(len(one.values("loss")) == 2 for one in outcomes)
-    assert {Record(run).figures().step for one in outcomes for run in one.runs} == {6}
+    assert {RunRecord(run).figures().step for one in outcomes for run in one.runs} == {6}
 
 
 def test_command_compares_and_says_whether_the_difference_is_noise(

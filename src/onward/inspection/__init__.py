@@ -2,10 +2,10 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from onward.inspection.attention_maps import attention_maps, head_scores
     from onward.inspection.attribution import logit_attribution
     from onward.inspection.features import ReconstructionLoss, SparseAutoencoder, autoencoder_of, feature_effect
     from onward.inspection.fitting import fit, windows_of
+    from onward.inspection.head_maps import attention_maps, head_scores
     from onward.inspection.heads import head_roles, repeated_tokens, role_curve
     from onward.inspection.layers import router_load, units
     from onward.inspection.lens import LensLoss, TunedLens, logit_lens

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from onward.reports.pictures.reading import Reading
     from onward.reports.pictures.scale import ColorScale
     from onward.reports.pictures.strategies import compare
-    from onward.reports.runs.record import Record, find_runs
+    from onward.reports.runs.record import RunRecord, find_runs
 else:
     from onward.base.public import lazily
 
@@ -22,7 +22,7 @@ __all__ = [
     "Panel",
     "Picture",
     "Reading",
-    "Record",
+    "RunRecord",
     "attention",
     "bars",
     "cells",

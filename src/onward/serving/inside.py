@@ -17,8 +17,8 @@ from torch import Tensor
 
 from onward.base.device import tensor_on
 from onward.generation.distribution import next_token_distribution
-from onward.inspection.attention_maps import attention_maps
 from onward.inspection.attribution import logit_attribution
+from onward.inspection.head_maps import attention_maps
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
 from onward.model.decoder import without_dropout

@@ -36,9 +36,9 @@ def main(argv: Sequence[str]) -> None:
     folder = Path(options.folder)
     if not folder.is_dir() and options.folder != Options.folder:
         raise UserError(f"there is no folder {folder}: name one that holds runs")
-    from onward.reports.runs.record import Record, find_runs
+    from onward.reports.runs.record import RunRecord, find_runs
 
-    figures = [asdict(Record(run).figures()) for run in find_runs(folder)]
+    figures = [asdict(RunRecord(run).figures()) for run in find_runs(folder)]
     key = options.sort.replace("-", "_")
     figures.sort(key=lambda run: (run[key] is None, run[key] or 0) if key != "name" else run[key])
     if key == "when":

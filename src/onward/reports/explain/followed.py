@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from onward.config.part_types import Norm
-from onward.inspection.attention_maps import logits
+from onward.inspection.head_maps import logits
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import formula
 from onward.reports.explain.story import StoryStep

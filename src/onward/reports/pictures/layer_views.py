@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from onward.inspection.attention_maps import attention_maps, most_selective
+from onward.inspection.head_maps import attention_maps, most_selective
 from onward.inspection.heads import MIN_SCORE, head_roles
 from onward.inspection.inputs import check_index, check_layer
 from onward.inspection.layers import expert_shares, unit_activations

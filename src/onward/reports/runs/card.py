@@ -19,7 +19,7 @@ from onward.planning.descriptions import describe_parts
 from onward.reports.pictures.markup import readable
 from onward.reports.runs.command import command, public
 from onward.reports.runs.metrics import sample
-from onward.reports.runs.record import Record
+from onward.reports.runs.record import RunRecord
 from onward.reports.runs.report import COUNTS, data_rows
 from onward.reports.runs.report_card import PUBLISHED, SCORES, ReportCard, report_card
 from onward.reports.runs.wording import duration
@@ -42,7 +42,7 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
             "publish the result"
         )
     name = name or folder.resolve().name
-    record, model_type = Record(folder), str(read_config(folder).get("model_type", ""))
+    record, model_type = RunRecord(folder), str(read_config(folder).get("model_type", ""))
     model, tokenizer = load_model(folder)[0], open_source(folder).tokenizer()
     base = str(record.options.get("base") or "")
     card = report_card(record, model.config, tokenizer)
@@ -59,7 +59,7 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
 
 def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None) -> None:
     """Write card.md into the folder of a run; nothing for a model without one."""
-    card = report_card(Record(folder), model.config, tokenizer)
+    card = report_card(RunRecord(folder), model.config, tokenizer)
     if not card.facts:
         return
     parts = [f"# The report card of {folder.resolve().name}", table(("", ""), card.facts), *tasks(card)]
@@ -81,7 +81,7 @@ def tasks(card: ReportCard) -> Iterator[str]:
         yield "## Limitations\n\n" + "\n".join(f"- {readable(limit, {})}" for limit in card.limits)
 
 
-def results(record: Record, name: str) -> dict[str, Any]:
+def results(record: RunRecord, name: str) -> dict[str, Any]:
     """Recorded figures as keyword arguments of `huggingface_hub.ModelCardData`."""
     from huggingface_hub import EvalResult
 
@@ -106,7 +106,7 @@ def results(record: Record, name: str) -> dict[str, Any]:
     return {"model_name": name, "eval_results": results} if results else {}
 
 
-def properties(license: str, model_type: str, base: str, record: Record, name: str) -> str:
+def properties(license: str, model_type: str, base: str, record: RunRecord, name: str) -> str:
     from huggingface_hub import ModelCardData
 
     sources = record.options.get("sources") or []
@@ -125,7 +125,7 @@ def properties(license: str, model_type: str, base: str, record: Record, name: s
     return f"---\n{ModelCardData(**table).to_yaml()}\n---"
 
 
-def lead(record: Record, model: Decoder, model_type: str) -> str:
+def lead(record: RunRecord, model: Decoder, model_type: str) -> str:
     figures, count = record.figures(), sum(p.numel() for p in model.parameters())
     kind = "decoder" if model_type == "onward" else f"decoder of the architecture `{model_type}`"
     trained = f", trained for {duration(figures.seconds)}" if figures.seconds else ""
@@ -133,7 +133,7 @@ def lead(record: Record, model: Decoder, model_type: str) -> str:
     return f"A {kind} with {count:,} parameters{trained}, made with Onward.{again}"
 
 
-def described(record: Record, model: Decoder, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
+def described(record: RunRecord, model: Decoder, tokenizer: Tokenizer | None) -> Iterator[tuple[str, str]]:
     yield from describe_parts(model.config)
     yield "dtype", str(model.dtype).removeprefix("torch.")
     kind = public(record.options.get("tokenizer") or "")
@@ -170,7 +170,7 @@ def usage(name: str, model_type: str, model: Decoder, tokenizer: Tokenizer | Non
     return "\n\n".join([*texts, "In llama.cpp:", block("sh", convert)])
 
 
-def training(record: Record) -> Iterator[str]:
+def training(record: RunRecord) -> Iterator[str]:
     if not record.options:
         return
     yield "## How it was trained\n\n" + block("sh", [" ".join(map(quote, command(record.options)))])

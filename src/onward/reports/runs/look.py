@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onward.config.decoder import Experts, at
 from onward.evaluation.score import logprobs
-from onward.inspection.attention_maps import attention_maps, head_scores, next_tokens
+from onward.inspection.head_maps import attention_maps, head_scores, next_tokens
 from onward.inspection.inputs import logits
 from onward.model.decoder import Decoder
 from onward.reports.pictures.layer_views import WEIGHT, experts

@@ -14,7 +14,7 @@ from onward.planning.parameters import active_parameters, cache_bytes_per_token,
 from onward.planning.releases import find
 from onward.reports.pictures.markup import boxed, visible
 from onward.reports.runs.curve import loss_svg
-from onward.reports.runs.record import Figures, Record
+from onward.reports.runs.record import Figures, RunRecord
 from onward.reports.runs.wording import duration
 from onward.text.tokenizer import Tokenizer
 from onward.training.run.run import Run
@@ -72,7 +72,7 @@ def of_figures(figures: Figures) -> str:
 
 
 @html.register
-def of_record(record: Record) -> str:
+def of_record(record: RunRecord) -> str:
     drawn = of_figures(record.figures())
     if record.metrics.steps:
         guesses = record.guesses(find(f"{record.folder}/")[1].vocab_size)
@@ -83,7 +83,7 @@ def of_record(record: Record) -> str:
 
 @html.register
 def of_run(run: Run) -> str:
-    return of_record(Record(run.folder))
+    return of_record(RunRecord(run.folder))
 
 
 def rows_of(model: Decoder) -> Rows:

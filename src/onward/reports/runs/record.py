@@ -48,7 +48,7 @@ class Figures(Shown):
 
 
 @dataclass(frozen=True)
-class Record(Shown):
+class RunRecord(Shown):
     """The records in the folder of a run or a model, such as options and measurements; each file is read when first
     used. A missing or damaged file reads as empty."""
 
@@ -171,7 +171,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 def finished_runs(folder: Path) -> list[RunPoint]:
     """Sizes, tokens and losses of the runs in a folder, the data of scaling laws; others are skipped."""
-    figures = (Record(run).figures() for run in find_runs(folder))
+    figures = (RunRecord(run).figures() for run in find_runs(folder))
     known = ((run.parameters, run.tokens, run.validation_loss) for run in figures)
     return [RunPoint(size, tokens, loss) for size, tokens, loss in known if size and loss]
 

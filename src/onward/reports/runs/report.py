@@ -26,7 +26,7 @@ from onward.reports.runs.charts import charts
 from onward.reports.runs.curve import loss_figure
 from onward.reports.runs.look import look
 from onward.reports.runs.metrics import Metrics, sample
-from onward.reports.runs.record import Figures, Record, options_in_effect
+from onward.reports.runs.record import Figures, RunRecord, options_in_effect
 from onward.reports.runs.report_card import PUBLISHED, SCORES, computation, report_card
 from onward.reports.runs.wording import duration, source_line
 from onward.text.tokenizer import Tokenizer
@@ -41,7 +41,12 @@ LOSS = (
 
 
 def write_report(
-    page: Path, record: Record, model: Decoder, tokenizer: Tokenizer | None, text: str, other: Record | None = None
+    page: Path,
+    record: RunRecord,
+    model: Decoder,
+    tokenizer: Tokenizer | None,
+    text: str,
+    other: RunRecord | None = None,
 ) -> Figures:
     """Write the page of a run or a model, which reads the first sentences of `text`; curves of `other` are drawn over
     those of `record`. Sections without records are left out."""
@@ -73,7 +78,7 @@ def write_report(
     return figures
 
 
-def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
+def head(record: RunRecord, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> dict[str, str]:
     """Lead, notice, tiles of figures, a sentence on two losses that differ, and facts."""
     f, last = figures, record.metrics.validations[-1:]
     extent = "a part of" if record.options.get("evaluation_tokens") else "the whole"
@@ -121,7 +126,7 @@ def head(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tok
     }
 
 
-def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | None) -> str:
+def card_section(record: RunRecord, config: DecoderConfig, tokenizer: Tokenizer | None) -> str:
     card = report_card(record, config, tokenizer)
     items = lambda texts: "".join(f"<li>{visible(text)}</li>" for text in texts)
     parts = []
@@ -136,7 +141,7 @@ def card_section(record: Record, config: DecoderConfig, tokenizer: Tokenizer | N
     return "".join(f'<div class="quiet scores">{part}</div>' for part in parts)
 
 
-def why_they_differ(record: Record) -> str:
+def why_they_differ(record: RunRecord) -> str:
     """Explain why the last point of the validation curve is not the final validation loss."""
     final = record.result
     for last in record.metrics.validations[-1:] if "loss" in final else ():
@@ -150,7 +155,7 @@ def why_they_differ(record: Record) -> str:
     return ""
 
 
-def comparison(record: Record, figures: Figures, config: DecoderConfig, other: Record) -> str:
+def comparison(record: RunRecord, figures: Figures, config: DecoderConfig, other: RunRecord) -> str:
     """Figures of two runs side by side, and the options and parts that differ."""
     if not other.metrics.steps:
         raise UserError(f"Cannot compare with {other.folder}, which has no steps on record: name the folder of a run")
@@ -182,7 +187,7 @@ def comparison(record: Record, figures: Figures, config: DecoderConfig, other: R
     return note + table(rows, ["", record.folder.resolve().name, other.folder.resolve().name])
 
 
-def tables(record: Record, config: DecoderConfig) -> str:
+def tables(record: RunRecord, config: DecoderConfig) -> str:
     facts = [(fact.what, in_text(fact.value), fact.meaning) for fact in describe(config)]
     return (
         details("The options of the run, with the values in effect", options_in_effect(record.options, config))

@@ -8,7 +8,7 @@ from onward.config.decoder import DecoderConfig
 from onward.planning.flops import training_flops
 from onward.reports.pictures.plot import short
 from onward.reports.runs.published import PublishedResult, nearest
-from onward.reports.runs.record import Figures, Record
+from onward.reports.runs.record import Figures, RunRecord
 from onward.reports.runs.scores import TaskScore
 from onward.reports.runs.wording import duration, source_line
 from onward.text.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ class ReportCard:
     limits: Sequence[str] = ()
 
 
-def report_card(record: Record, config: DecoderConfig, tokenizer: Tokenizer | None) -> ReportCard:
+def report_card(record: RunRecord, config: DecoderConfig, tokenizer: Tokenizer | None) -> ReportCard:
     """The report card of a run; empty for a model without one."""
     if not record.options:
         return ReportCard()
@@ -46,7 +46,7 @@ def report_card(record: Record, config: DecoderConfig, tokenizer: Tokenizer | No
     )
 
 
-def facts(record: Record, figures: Figures, config: DecoderConfig) -> Iterator[tuple[str, str]]:
+def facts(record: RunRecord, figures: Figures, config: DecoderConfig) -> Iterator[tuple[str, str]]:
     f, sources = figures, record.data.get("sources") or record.options.get("sources")
     yield "data", source_line(sources)
     layers = f"{config.n_layers} layers of width {config.d_model:,}, context of {config.context_length:,} tokens"
@@ -62,7 +62,7 @@ def facts(record: Record, figures: Figures, config: DecoderConfig) -> Iterator[t
     yield "bits per byte", "" if f.bits_per_byte is None else f"{f.bits_per_byte:.4f}"
 
 
-def computation(record: Record, config: DecoderConfig) -> str:
+def computation(record: RunRecord, config: DecoderConfig) -> str:
     """Operations of a pre-training run; "" for other runs."""
     tokens = record.figures().tokens
     if not tokens or "method" in record.options:
@@ -93,11 +93,11 @@ def published_row(figure: PublishedResult) -> tuple[str, ...]:
     return figure.model, short(figure.parameters), figure.task, score
 
 
-def samples(record: Record) -> list[dict[str, object]]:
+def samples(record: RunRecord) -> list[dict[str, object]]:
     return record.samples[-SAMPLES:]
 
 
-def limits(record: Record, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
+def limits(record: RunRecord, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
     """Sentences on what the model cannot do, as far as the records show it."""
     guessed = [score.task for score in record.scores if score.shown is False]
     if guessed:

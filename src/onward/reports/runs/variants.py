@@ -16,7 +16,7 @@ from onward.reports.pictures.panels import bars, curves
 from onward.reports.pictures.picture import Picture
 from onward.reports.pictures.plot import AXES
 from onward.reports.runs.metrics import Metrics
-from onward.reports.runs.record import Record
+from onward.reports.runs.record import RunRecord
 from onward.training.studies.variants import Measure, Outcome
 
 POINTS = 100  # of a curve
@@ -67,7 +67,7 @@ def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
     level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
     result = []
     for outcome in outcomes:
-        runs = [Record(run).figures() for run in outcome.runs]
+        runs = [RunRecord(run).figures() for run in outcome.runs]
         values = outcome.values(measure)
         # a seed fixes the order of the windows, so that much of the noise cancels in a difference
         paired = paired_difference(values, base, level) if values and base and outcome is not outcomes[0] else None
@@ -100,7 +100,9 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
     """Draw the measure over "tokens" or "seconds": the mean over seeds, and their range; `length` says how long runs
     are."""
     name = "validation_loss" if measure == "loss" else measure
-    lines = {run.variant.name: [curve(Record(folder).metrics, name, axis) for folder in run.runs] for run in outcomes}
+    lines = {
+        run.variant.name: [curve(RunRecord(folder).metrics, name, axis) for folder in run.runs] for run in outcomes
+    }
     every = [x for runs in lines.values() for x, _ in runs if len(x)]
     if not every:
         raise UserError("no run has reached a validation: give more time or steps")

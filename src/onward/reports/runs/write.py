@@ -12,7 +12,7 @@ from onward.model.decoder import Decoder
 from onward.reports.runs.card import write_report_card
 from onward.reports.runs.curve import write_loss_svg
 from onward.reports.runs.look import sentence_ends
-from onward.reports.runs.record import Figures, Record
+from onward.reports.runs.record import Figures, RunRecord
 from onward.reports.runs.report import write_report
 from onward.reports.runs.scores import keep_scores, scores_of
 from onward.text.tokenizer import Tokenizer
@@ -37,12 +37,12 @@ def write_reports(
     `text`, by default sentences of the validation text. With `out`, only the page is written, there; curves of the run
     `compare` are drawn too."""
     model, tokenizer = open_model(folder, device)
-    other = None if compare is None else Record(compare)
+    other = None if compare is None else RunRecord(compare)
     figures = write_report(
-        out or folder / "report.html", Record(folder), model, tokenizer, text or opening(folder, tokenizer), other
+        out or folder / "report.html", RunRecord(folder), model, tokenizer, text or opening(folder, tokenizer), other
     )
     if out is None:
-        write_loss_svg(folder, Record(folder).guesses(model.config.vocab_size))
+        write_loss_svg(folder, RunRecord(folder).guesses(model.config.vocab_size))
         write_report_card(folder, model, tokenizer)
     return figures
 

@@ -249,9 +249,9 @@ def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
 
 def step_of(model: str) -> int:
     """Return the training step of the weights in the run folder `model`; 0 if the model has no run."""
-    from onward.reports.runs.record import Record
+    from onward.reports.runs.record import RunRecord
 
-    return Record(Path(model)).figures().step
+    return RunRecord(Path(model)).figures().step
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
