@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.arguments import checked
 from onward.base.errors import UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
@@ -158,6 +159,7 @@ PROMISES: dict[str, Callable[[VerifiedModel], PromiseFinding]] = {
 }
 
 
+@checked
 @torch.inference_mode()
 def verify(
     model: Decoder,

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onward.base.arguments import checked
 from onward.config.decoder import at
 from onward.generation.distribution import next_token_distribution
 from onward.generation.sampling import Sampling
@@ -22,6 +23,7 @@ from onward.text.tokenizer import Tokenizer
 TOKENS = 12  # largest number of tokens whose ids are shown
 
 
+@checked
 def explain(model: Decoder, tokenizer: Tokenizer, text: str, position: int = -1, layer: int = 0) -> Story:
     """Explain step by step, as `onward explain` does, how a model predicts the next token: follow the token at
     `position` of a text (negative: from the end) through all blocks; block `layer` (from 0) is shown in detail. Raises
