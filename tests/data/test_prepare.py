@@ -86,14 +86,14 @@ PROGRAM = """
 import os, signal, sys
 from pathlib import Path
 from onward.data.prepare import prepare
-from onward.data.formats import Sizes
+from onward.data.formats import PieceSizes
 
 def progress(task, done, total):
     last, share = sys.argv[2].split()
     if task == last and done > float(share) * total:
         os.kill(os.getpid(), signal.SIGKILL)
 
-sizes = Sizes(piece_chars=3000, block_bytes=500, serial_bytes=0)
+sizes = PieceSizes(piece_chars=3000, block_bytes=500, serial_bytes=0)
 prepare(sys.argv[3:], "bpe:300", Path(sys.argv[1]), workers=2, sizes=sizes, progress=progress)
 """
 
