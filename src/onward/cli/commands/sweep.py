@@ -129,7 +129,7 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 def takes_number(argument: Argument) -> bool:
     """Return whether the values of an option are single numbers, so that commas in its text separate values to
     sweep."""
-    return argument.kind in (int, float, float | None, int | None)
+    return argument.kind.classes <= {int, float, type(None)}
 
 
 def split(text: str) -> list[str]:
