@@ -123,7 +123,8 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
 
 
 def takes_number(argument: Argument) -> bool:
-    return argument.kind in (int, float, float | None, int | None)
+    # commas in the text of a single number separate values to sweep
+    return argument.kind.classes <= {int, float, type(None)}
 
 
 def split(text: str) -> list[str]:
