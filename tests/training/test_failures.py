@@ -127,7 +127,7 @@ def start_apart(text: Path, folder: Path, processes: Processes) -> None:
 def test_processes_without_a_common_disk_are_named(story_file: Path, tmp_path: Path) -> None:
     outcomes = run_ranks(fail, tmp_path, *[partial(start_apart, story_file, tmp_path)] * 2)
     assert str(outcomes[0]) == "rank 0 ended because rank 1 ended"
-    assert str(outcomes[1]).startswith("rank 1: there is no folder run on ")
+    assert str(outcomes[1]).startswith("rank 1: Cannot find run on ")
     assert str(outcomes[1]).endswith(
         "because rank 0 made it on another disk: choose a folder on a disk that all processes share"
     )

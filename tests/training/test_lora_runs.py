@@ -167,7 +167,7 @@ def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, cha
 
 def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"lora": "lora(dropout=0.1)", "method": "dpo"}, "dpo computes without dropout: leave it out"),
+        ({"lora": "lora(dropout=0.1)", "method": "dpo"}, "not for dpo, which computes without dropout: leave it out"),
         ({"quantize": "int8"}, "quantize is 'int8' without adapters to train: give lora"),
         ({"lora": 4, "balance_bias": 0.1}, "which leave routers unchanged"),
         ({"lora": 4, "average": 0.9}, "leave it out"),

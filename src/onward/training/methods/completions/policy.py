@@ -127,9 +127,7 @@ class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) /
     deviation."""
 
-    scale: AdvantageScale = (
-        "group"  # divide advantages by the standard deviation in the group, in the batch, or not at all
-    )
+    scale: AdvantageScale = "group"  # divide advantages by the deviation in the group or in the batch, or not at all
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}
