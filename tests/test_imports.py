@@ -35,10 +35,7 @@ DISPATCHES = {  # modules that import others by a name that is not in their sour
     "onward.base.fields": "the user's module that --import names",
     "onward.training.step.optimizer": "the user's optimizer",
     "onward.inspection.doctor.target": "the user's model",
-    "onward.kernels.rules": "the machine code, if it is available",
-    "onward.kernels.available": "the test of the machine code",
 }
-KERNELS = {"onward.kernels.rules", "onward.kernels.available"}
 
 
 def tree_of(path: Path) -> ast.Module:
@@ -85,7 +82,7 @@ GRAPH = {  # `import onward` alone imports no module of it
 def test_modules_are_imported_by_name_only_by_the_listed_dispatches() -> None:
     found = {name: calls for name, path in FILES.items() if (calls := named_imports(path))}
     assert found.keys() == DISPATCHES.keys()
-    assert not {name for name, calls in found.items() if any("onward" in call for call in calls)} - KERNELS
+    assert not {name for name, calls in found.items() if any("onward" in call for call in calls)}
 
 
 def test_import_by_name_is_found(tmp_path: Path) -> None:
