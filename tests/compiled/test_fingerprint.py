@@ -108,7 +108,7 @@ def test_a_function_of_a_request_may_edit_the_model_while_an_engine_finishes(nam
         return [(one.token, one.logprob) for one in request.logprobs]
 
     found = [edited(None), edited(0)]
-    assert same(*found)
+    assert same(found[0], found[1])
     assert not same(found[0], answer(model_of()), 0), "the edit changes the answer"
 
 

@@ -302,7 +302,7 @@ def unchecked(door: F) -> F:
         return door.__wrapped__  # type: ignore[attr-defined,no-any-return]
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        made = object.__new__(door)
+        made: Any = object.__new__(door)
         door.__init__.__wrapped__(made, *args, **kwargs)  # type: ignore[misc]
         return made
 
