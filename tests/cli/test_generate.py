@@ -116,9 +116,9 @@ class Watched(Engine):
         super().__init__(lm.model, stop_token_ids=lm.stop_token_ids, allowed=lm.allowed())
         self.watch = watch
 
-    def step(self) -> list[tuple[Request, int]]:
+    def advance(self) -> list[tuple[Request, int]]:
         self.watch(self)
-        return super().step()
+        return super().advance()
 
 
 def test_prompts_are_computed_together(lm: LanguageModel, capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,7 +82,7 @@ IMPOSSIBLE = {
     "another model's cache": ({"cache": small_cache(DRAFTER)}, "belongs to another model"),
     "a short chunk": (
         {"cache": small_cache(MODELS["rotary"], 4), "draft": LookupDraft(4)},
-        "needs 5",
+        "Cannot verify 4 draft tokens",
     ),
     "a draft with a short context": (
         {"draft": ModelDraft(decoder("learned", context_length=9))},

@@ -66,6 +66,8 @@ class Answers:
 
 
 def sequence_logprobs(model: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Logprobs:
+    """Compute the log-probability of each sequence of a batch under a model, summed over its trained tokens, in at
+    least fp32; see `logprobs_of` for `tail`."""
     return logprobs_of(model, hidden_states(model, batch), batch, tail)
 
 
