@@ -77,6 +77,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "save_adapter": (onward.save_adapter, {"lm": lm, "folder": "saved", "base": "no/such"}),
         "use_adapter": (onward.use_adapter, {"model": model, "name": ""}),
         "activation_names": (onward.activation_names, {"model": model}),
+        "attached": (onward.attached, {"model": model}),
         "doctor": (onward.doctor, {"model": model, "checks": ["causal"]}),
         "edit": (onward.edit, {"model": model, "changes": {"blocks.0": 0.0}}),
         "trace": (onward.trace, {"model": model}),
