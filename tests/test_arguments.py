@@ -77,6 +77,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "save_adapter": (onward.save_adapter, {"lm": lm, "folder": "saved", "base": "no/such"}),
         "use_adapter": (onward.use_adapter, {"model": model, "name": ""}),
         "activation_names": (onward.activation_names, {"model": model}),
+        "attached": (onward.attached, {"model": model}),
         "doctor": (onward.doctor, {"model": model, "checks": ["causal"]}),
         "verify": (onward.verify, {"model": model}),
         "explain": (onward.explain, {"model": model, "tokenizer": tokenizer, "text": "the cat"}),
