@@ -185,12 +185,16 @@ def test_weights_beyond_the_memory_are_refused_before_they_are_read(
 
 def test_steps_are_compiled_while_there_is_no_request(wide: Path, expected: list[dict[str, Any]]) -> None:
     with serving(wide, rows=3) as server:
-        worker, steps = server.service.worker, server.served[0].engine.runner.compiled
+        worker, runner = server.service.worker, server.served[0].engine.runner
         worker.compile_when_idle()
         found = answers(server.url, ["wide"])
         while worker.spare:
             time.sleep(0.01)
-        assert worker.call(lambda: {shape for (shape, _), *_ in steps.pool.free}).result() >= {(1, 1), (2, 1), (3, 1)}
+        assert worker.call(lambda: {shape for (shape, _), *_ in runner.compiled.pool.free}).result() >= {
+            (1, 1),
+            (2, 1),
+            (3, 1),
+        }
         found += answers(server.url, ["wide"])
     assert_same(found, expected * 2)
 
