@@ -251,7 +251,7 @@ OTHERS: dict[str, Case] = {
     "a rank of text": (TEXT, "--lora big", "--lora is 'big', which is not a known kind of Adapters"),
     "alpha NaN": (TEXT, "--lora lora(alpha=nan)", "alpha is nan: it must be a number"),
     "all dropped": (TEXT, "--lora lora(dropout=1)", "dropout is 1.0: it must be a number from 0"),
-    "dropout with pairs": (PAIR, "--method dpo --lora lora(dropout=0.1)", "and dpo computes without dropout"),
+    "dropout with pairs": (PAIR, "--method dpo --lora lora(dropout=0.1)", "dpo, which computes without dropout"),
     "a quantized base": (TEXT, "", "quantized weights, which are not trained: train adapters"),
     "quantized without adapters": (
         TEXT,
@@ -259,7 +259,7 @@ OTHERS: dict[str, Case] = {
         "--quantize is 'int8' without adapters to train: give lora",
     ),
     "three bits": (TEXT, "--lora 4 --quantize int3", "--quantize is 'int3': did you mean int8"),
-    "a first adapter that is none": (TEXT, "--lora 4 --first frozen", "base is not an adapter: leave it out"),
+    "a first adapter that is none": (TEXT, "--lora 4 --first frozen", "base is not: leave it out"),
     "a first adapter alone": (TEXT, "--first merged", "without adapters on top of it: give lora, or leave it out"),
     "a length below 0 tokens": (TEXT, "--length -1", "--length is -1: it must be a whole number"),
     "a length beyond the context": (
