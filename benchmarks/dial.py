@@ -19,11 +19,9 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.text import SHARED, machine
-from onward.planning.fits import RunPoint
-from onward.planning.laws import LossLaw
+from onward import Run, RunConfig
+from onward.planning import LossLaw, RunPoint
 from onward.training.clock.dial import SIZES, compression, effective
-from onward.training.config import RunConfig
-from onward.training.run.run import Run
 
 WIDTHS = {size["d_model"]: size for size in SIZES}
 STEPS = {  # by text and width

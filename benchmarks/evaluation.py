@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.text.tokenizer import train_tokenizer
+from onward import LanguageModel, train_tokenizer
 
 CONFIG = onward.DecoderConfig(
     vocab_size=32_000, d_model=768, n_layers=12, n_heads=12, n_kv_heads=4, d_ff=2048, context_length=1024

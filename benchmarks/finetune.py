@@ -25,12 +25,8 @@ from typing import Any
 import torch
 
 import onward
-from onward.text.tokenizer import train_tokenizer
-from onward.training.methods.completions.grpo import GRPO
-from onward.training.reinforcement.policy import PolicyGradient
-from onward.training.rewards.reward import Completion, Reward
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+from onward import StepConfig, StepPlan, Trainer, train_tokenizer
+from onward.training import GRPO, Completion, PolicyGradient, Reward, optimizers
 
 CONFIG = onward.DecoderConfig(vocab_size=16_000, d_model=384, n_layers=8, n_heads=6, d_ff=1536, context_length=512)
 TASKS = {"sft": "SFT, all weights", "lora": "SFT, LoRA of rank 16", "grpo": "GRPO"}

@@ -22,13 +22,14 @@ import torch
 import onward
 from benchmarks.text import machine
 from onward.families import express
+from onward.measuring import measure_training
 from onward.measuring.decoders import decoder_of, models_in
 from onward.measuring.generation import GREEDY, Precision, serve
 from onward.measuring.speeds import VOCABULARY, generation_speeds
-from onward.measuring.training import measure_training
+from onward.planning import peak_flops
 from onward.planning.devices import DEVICES
-from onward.planning.machine import peak_flops, wait
-from onward.transforms.compiling import compile_blocks
+from onward.planning.machine import wait
+from onward.transforms import compile_blocks
 
 PRECISIONS: tuple[Precision, ...] = ("bfloat16", "int8", "int4")
 ROWS, WINDOWS, ROUNDS = (1, 4, 16), (8, 32), 5

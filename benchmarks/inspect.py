@@ -13,9 +13,8 @@ from time import perf_counter
 import torch
 
 import onward
-from onward.inspection.heads import head_roles
-from onward.inspection.lens import logit_lens
-from onward.inspection.patching import attribution_patching, logit_difference
+from onward.inspection import head_roles, logit_difference, logit_lens
+from onward.inspection.patching import attribution_patching
 
 CONFIG = onward.DecoderConfig(vocab_size=32_000, d_model=768, n_layers=12, n_heads=12, d_ff=2048, context_length=256)
 

@@ -14,10 +14,9 @@ import torch
 from torch import nn
 
 import onward
-from onward.data.windows import Batch
-from onward.training.step.loss import CrossEntropy
-from onward.training.step.optimizer import optimizers
-from onward.transforms.quantize import quantize_model
+from onward import Batch
+from onward.training import CrossEntropy, optimizers
+from onward.transforms import quantize_model
 
 CONFIG = onward.DecoderConfig(vocab_size=16_000, d_model=384, n_layers=8, n_heads=6, d_ff=1536, context_length=64)
 

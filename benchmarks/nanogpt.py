@@ -29,9 +29,8 @@ import torch
 
 import onward
 from benchmarks.text import SHARED, machine
-from onward.data.windows import Batch
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+from onward import Batch, StepConfig, StepPlan, Trainer
+from onward.training import optimizers
 
 TRAIN = 1_003_854  # characters
 RECIPE = """

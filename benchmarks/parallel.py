@@ -23,9 +23,9 @@ import torch
 from torch.profiler import profile
 
 import onward
+from onward import RunConfig
 from onward.config.mesh import Mesh
 from onward.parallel.processes import Processes
-from onward.training.config import RunConfig
 from onward.training.step.build import build_trainer
 
 CONFIG = onward.DecoderConfig(vocab_size=256, d_model=384, n_layers=6, n_heads=6, context_length=256)

@@ -14,13 +14,14 @@ from typing import get_args
 
 import torch
 
+from onward import Decoder
+from onward.measuring import measure_training
 from onward.measuring.decoders import decoder_of
 from onward.measuring.generation import MachineLimits, Precision, measure, step_seconds
-from onward.measuring.training import measure_training, trial_share
-from onward.model.decoder import Decoder
+from onward.measuring.training import trial_share
 from onward.planning.machine import Machine, measured_machine
 from onward.reports.plan import Planned
-from onward.transforms.quantize import quantize_model
+from onward.transforms import quantize_model
 
 MODELS = "mini", "small", "gpt2"  # the first two are run to calibrate, the last one is not
 BATCHES = 1, 8

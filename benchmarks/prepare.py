@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.text import machine
-from onward.data.sources import documents
-from onward.text.tokenizer import train_tokenizer
+from onward import train_tokenizer
+from onward.data import documents
 
 LINES = 20  # per document
 

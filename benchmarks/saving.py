@@ -17,10 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.text import machine
+from onward import Decoder, DecoderConfig
 from onward.checkpoint.saves.saver import Saver
 from onward.checkpoint.saves.state import TrainerState, training_tensors
-from onward.config.decoder import DecoderConfig
-from onward.model.decoder import Decoder
 
 CONFIG = DecoderConfig(vocab_size=256, d_model=384, n_layers=6, n_heads=6, context_length=256, tied=True)
 STEPS, ROUNDS = 40, 3

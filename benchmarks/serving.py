@@ -143,10 +143,10 @@ def main() -> None:
     import onward
     from benchmarks.decode.models import SIZES, prompt, random_model
     from benchmarks.decode.tables import Table
-    from onward.data.corpora import embedded
+    from onward.data import embedded
     from onward.measuring.generation import GREEDY
+    from onward.serving import EngineOptions
     from onward.serving.models import engine_for, row_counts
-    from onward.serving.server_options import EngineOptions
 
     torch.set_num_threads(options.threads)
     sizes = SIZES["tiny" if options.tiny else "full"]

@@ -10,7 +10,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 def shakespeare() -> list[str]:
     """tinyshakespeare if its file exists, else the built-in corpus, with a printed notice."""
-    from onward.data.sources import documents
+    from onward.data import documents
 
     path = SHARED / "tinyshakespeare.txt"
     if path.exists():

@@ -21,9 +21,9 @@ from time import perf_counter
 import tiktoken
 
 from benchmarks.text import SHARED, machine
+from onward import Tokenizer, train_tokenizer
 from onward.data.sources import passages
 from onward.text.fast import Encoder, by_library, encoder, ranked_tokens, split_pattern
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 VOCABULARIES = {"GPT-2": "gpt2-tokenizer", "SentencePiece": "stories260K"}
 encoders: dict[str, Encoder] = {}

@@ -22,11 +22,9 @@ from torch.nn import functional as F
 import onward
 from benchmarks.plain import PlainGPT
 from benchmarks.text import machine, shakespeare
-from onward.data.tokens import Tokens, encode
-from onward.data.windows import IGNORE_INDEX, Batch, ValidationWindows, Windows
-from onward.text.tokenizer import train_tokenizer
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+from onward import Batch, StepConfig, StepPlan, Tokens, Trainer, ValidationWindows, Windows, train_tokenizer
+from onward.data import IGNORE_INDEX, encode
+from onward.training import optimizers
 
 BATCH, CONTEXT, WIDTH, LAYERS, HEADS, RATE = 12, 256, 384, 6, 6, 1e-3
 

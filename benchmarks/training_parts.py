@@ -17,7 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.nanogpt import SIZES, our_model, our_step
 from benchmarks.text import machine
-from onward.measuring.training import measure_training
+from onward.measuring import measure_training
 
 PARTS = {
     "products": ("mm", "addmm", "bmm"),

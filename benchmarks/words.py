@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import onward
-from onward.data.sources import documents
+from onward.data import documents
 
 WORDS = 300
 

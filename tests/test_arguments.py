@@ -81,7 +81,6 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "doctor": (onward.doctor, {"model": model, "checks": ["causal"]}),
         "verify": (onward.verify, {"model": model}),
         "explain": (onward.explain, {"model": model, "tokenizer": tokenizer, "text": "the cat"}),
-        "attached": (onward.attached, {"model": model}),
         "edit": (onward.edit, {"model": model, "changes": {"blocks.0": 0.0}}),
         "trace": (onward.trace, {"model": model}),
         "mean_loss": (onward.mean_loss, {"model": model, "batches": [batch]}),

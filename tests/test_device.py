@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from onward import UserError
 from onward.base.device import choose_device
-from onward.base.errors import UserError
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import torch
 
-from onward.model.decoder import Decoder
+from onward import Decoder
 
 from support import devices
 from support.decoders import DECODERS, decoder, token_ids

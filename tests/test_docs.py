@@ -13,9 +13,9 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 import onward
+from onward import Attention, Position
 from onward.cli import main
-from onward.config.part_types import Attention, Position
-from onward.data.corpora import embedded
+from onward.data import embedded
 from onward.data.tokens import is_prepared
 from onward.families import families
 from onward.learn.cells import cells, difference, output

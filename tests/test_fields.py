@@ -13,9 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from onward.base import fields
-from onward.base.errors import UserError
-from onward.config.decoder import (
+from onward import (
     Attention,
     DecoderConfig,
     FeedForward,
@@ -27,7 +25,9 @@ from onward.config.decoder import (
     RMSNorm,
     Rotary,
     SelfAttention,
+    UserError,
 )
+from onward.base import fields
 
 from support.decoders import DECODERS
 

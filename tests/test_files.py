@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.base.files import atomic_write, read_json, write_json
 
 from support import disk

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
+from onward import LanguageModel
 from onward.base import arguments
 
 

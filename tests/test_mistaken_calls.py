@@ -10,9 +10,7 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
-from onward.text.tokenizer import train_tokenizer
+from onward import LanguageModel, UserError, train_tokenizer
 
 NAMED = {
     "evaluate": (lambda lm, name: lm.evaluate(name), r"give Path\('story.txt'\)"),

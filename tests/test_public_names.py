@@ -10,7 +10,8 @@ from typing import get_args, get_type_hints, is_typeddict
 import pytest
 
 import onward
-from onward.api.language_model import EngineKeywords, LanguageModel
+from onward import LanguageModel
+from onward.api.language_model import EngineKeywords
 from onward.base.fields import Part
 from onward.config.part_types import DecoderPart
 from onward.families import families

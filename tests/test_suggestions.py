@@ -2,14 +2,11 @@
 
 import pytest
 
+from onward import DecoderConfig, FeedForward, GenerationOptions, Position, RunConfig
 from onward.base.fields import hints
 from onward.base.suggestions import OTHERWISE, SYNONYMS, nearest, parts
 from onward.cli.commands.train import Options
 from onward.cli.shared.arguments import arguments
-from onward.config.decoder import DecoderConfig
-from onward.config.part_types import FeedForward, Position
-from onward.generation.options import GenerationOptions
-from onward.training.config import RunConfig
 
 TRAIN = [argument.flag for argument in arguments(Options)]
 GENERATE = ["--temperature", "--top-k", "--top-p", "--max-new-tokens", "--time", "--stop", "--n", "--no-json"]

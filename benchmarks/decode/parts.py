@@ -14,12 +14,10 @@ from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import prompt
 from benchmarks.decode.peers import Onward
 from benchmarks.decode.tables import Table
-from onward.generation.engine.engine import Engine
-from onward.model import attention, context, layers
+from onward import Decoder, Engine
+from onward.model import Linear, attention, context, layers
 from onward.model.cache import LayerCache
-from onward.model.decoder import Decoder
-from onward.model.layers import Linear
-from onward.planning.machine import peak_flops
+from onward.planning import peak_flops
 from onward.transforms.quantize import QuantizedLinear
 
 TIMED: dict[str, Sequence[tuple[Any, str]]] = {

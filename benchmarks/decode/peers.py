@@ -17,7 +17,7 @@ import torch
 import onward
 from benchmarks.decode.models import PRECISIONS, Files
 from onward.measuring.generation import GREEDY, Generation, read_bytes, serve, weights
-from onward.planning.parameters import cache_bytes_per_token
+from onward.planning import cache_bytes_per_token
 
 CHUNK = 64  # the most tokens of one call, with a cache of a given size
 PAGE = 64  # tokens per block of the cache of transformers' continuous batching

@@ -11,7 +11,7 @@ import onward
 from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import SEED, prompt, random_model
 from benchmarks.decode.tables import Table, in_turns
-from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation import ModelDraft
 from onward.measuring.generation import read_bytes, serve
 
 ACCEPTANCE = 0.8

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, TypeVar
 
-from onward.reports.pictures.picture import Picture
+from onward.reports import Picture
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -11,8 +11,7 @@ from benchmarks.decode.models import prompt
 from benchmarks.decode.peers import Onward, same
 from benchmarks.decode.tables import Table
 from onward.measuring.generation import Generation
-from onward.reports.pictures.panels import curves
-from onward.reports.pictures.picture import Picture
+from onward.reports import Picture, curves
 
 
 def flops(config: onward.DecoderConfig, tokens: int, keys: int) -> int:

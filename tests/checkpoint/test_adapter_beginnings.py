@@ -11,16 +11,26 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, LlamaConfig
 
+from onward import (
+    EVA,
+    Batch,
+    Decoder,
+    Initialization,
+    LoRA,
+    OLoRA,
+    PiSSA,
+    StepPlan,
+    Trainer,
+    add_lora,
+    merge_lora,
+    use_adapter,
+)
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.adapters import load_adapter, save_adapter
 from onward.checkpoint.peft.bases import BaseModel
-from onward.config.lora import EVA, Initialization, LoRA, OLoRA, PiSSA
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepPlan, Trainer
+from onward.training import optimizers
 from onward.transforms.eva import explained_variance
-from onward.transforms.lora import adapters_of, add_adapters, add_lora, merge_lora, raised, use_adapter
+from onward.transforms.lora import adapters_of, add_adapters, raised
 
 from support.parity import publish
 

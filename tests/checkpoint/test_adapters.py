@@ -10,15 +10,12 @@ from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 import onward
-from onward.base.errors import UserError
+from onward import Decoder, LoRA, UserError, add_lora, merge_lora
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.adapters import load_adapter, save_adapter
 from onward.checkpoint.peft.bases import BaseModel, check_base, weights_checksum
 from onward.cli import main
-from onward.config.lora import LoRA
-from onward.model.decoder import Decoder
-from onward.transforms.lora import add_lora, merge_lora
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.families import CASES

@@ -10,11 +10,11 @@ import pytest
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, Qwen3Config
 
 import onward
+from onward import DecoderConfig, RMSNorm, SelfAttention
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import describe, save_model
 from onward.checkpoint.load import load_model
 from onward.cli import main
-from onward.config.decoder import DecoderConfig, RMSNorm, SelfAttention
 from onward.families import express, read
 
 from support.decoders import DECODERS, decoder

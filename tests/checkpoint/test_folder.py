@@ -8,11 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from onward.base.errors import UserError
+from onward import DecoderConfig, UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.weights import fill, read_tensors
-from onward.config.decoder import DecoderConfig
 
 from support import disk
 from support.decoders import DECODERS, decoder, token_ids

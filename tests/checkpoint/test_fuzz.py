@@ -15,11 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from onward.base.errors import UserError
+from onward import Tokenizer, UserError, train_tokenizer
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.families import read
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 from support.decoders import DECODERS, decoder
 from support.families import CASES

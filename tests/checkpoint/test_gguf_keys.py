@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, models
 
 import onward
+from onward import Tokenizer
 from onward.checkpoint.gguf.architectures import ARCHITECTURES
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.convert import plan, size_label
@@ -16,7 +17,6 @@ from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.vocabulary import TokenizerNotice, general_name
 from onward.checkpoint.gguf.writer import TensorOutline
 from onward.text.patterns import BYTE_OF, GPT2, LLAMA3, O200K, TEKKEN, byte_level_bpe
-from onward.text.tokenizer import Tokenizer
 
 from support.decoders import decoder
 from support.gguf import COMPUTED

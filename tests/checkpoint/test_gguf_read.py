@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import FinetuneConfig, RunConfig, UserError
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.vocabulary import read_tokenizer
@@ -24,9 +24,7 @@ from onward.families import family
 from onward.model.adapters import adapter_names
 from onward.planning.releases import find
 from onward.text.patterns import BYTE_OF
-from onward.training.config import RunConfig
 from onward.training.finetuning.base import base_tokenizer, load_base
-from onward.training.finetuning.config import FinetuneConfig
 from onward.training.inputs.texts import choose_tokenizer
 
 from support.decoders import DECODERS, decoder

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import UserError
 from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import Header, read_header
 from onward.checkpoint.gguf.tensors import rows

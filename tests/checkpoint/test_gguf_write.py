@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Decoder, Tokenizer, UserError
 from onward.checkpoint.gguf.architectures import ARCHITECTURES
 from onward.checkpoint.gguf.convert import comparable, differences, plan, write_model
 from onward.checkpoint.gguf.header import TensorInfo, read_header
@@ -21,8 +21,6 @@ from onward.checkpoint.gguf.writer import TensorOutline, write_gguf
 from onward.checkpoint.load import load_model
 from onward.cli import main
 from onward.families import family
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer
 
 from support import disk
 from support.decoders import decoder, token_ids

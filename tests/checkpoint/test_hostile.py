@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import CohereConfig, MixtralConfig
 
-from onward.base.errors import UserError
+from onward import Experts, UserError
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
-from onward.config.decoder import Experts
 from onward.families import read
 
 from support.decoders import DECODERS, config, decoder

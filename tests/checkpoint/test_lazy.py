@@ -5,21 +5,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.base.errors import UserError
+from onward import Batch, Decoder, RunConfig, StepPlan, UserError
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.newest import newest_state
 from onward.checkpoint.saves.saver import Saver
 from onward.checkpoint.saves.state import restore
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
 from onward.model.deferred import values
 from onward.parallel.parts import allocate
-from onward.training.config import RunConfig
 from onward.training.step.build import build_trainer
-from onward.training.step.trainer import StepPlan
-from onward.transforms.quantize import quantize_model
+from onward.transforms import quantize_model
 
 from support.decoders import DECODERS
 from support.grids import first

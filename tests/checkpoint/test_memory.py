@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from onward import Decoder, DecoderConfig, Experts, LayerNorm, Learned, Plain, SelfAttention
 from onward.base.files import read_json
 from onward.checkpoint.huggingface.save import save_model
-from onward.config.decoder import DecoderConfig, Experts, LayerNorm, Learned, Plain, SelfAttention
-from onward.model.decoder import Decoder
 
 PROGRAM = """
 import re, sys

@@ -10,14 +10,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config, PreTrainedConfig
 
-from onward.base.errors import UserError
+from onward import Decoder, UserError
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.weights import COPY_BYTES
 from onward.cli import main
 from onward.families import read
-from onward.model.decoder import Decoder
 
 from support.decoders import decoder
 

@@ -12,15 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from onward.base.errors import UserError
+from onward import Decoder, DecoderConfig, UserError
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import OwnLayout, save_model
 from onward.checkpoint.load import load_model
 from onward.checkpoint.packed import packed, unpacked
-from onward.config.decoder import DecoderConfig
 from onward.families import read
-from onward.model.decoder import Decoder
-from onward.transforms.quantize import Precision, QuantizedLinear, quantize_model
+from onward.transforms import quantize_model
+from onward.transforms.quantize import Precision, QuantizedLinear
 
 from support.decoders import DECODERS, decoder
 from support.families import CASES, NAMES

@@ -16,13 +16,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
+from onward import UserError, merge_lora, use_adapter
 from onward.base.arguments import field_types
-from onward.base.errors import UserError
 from onward.checkpoint.load import load_model
 from onward.checkpoint.peft.adapters import load_adapter, save_adapter
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.peft.config import CHANGED_BASE, WITHOUT_EFFECT, LoraConfig
-from onward.transforms.lora import merge_lora, use_adapter
 
 from support.families import CASES
 from support.parity import publish

@@ -12,7 +12,7 @@ from transformers import GptOssConfig, GptOssForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.quantized import dequantized
 from onward.checkpoint.huggingface.save import save_model

@@ -15,13 +15,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import Decoder, UserError
 from onward.base.files import read_json
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.saves.newest import newest_state
 from onward.checkpoint.saves.saver import Saver
-from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS
 from support.disk import with_room_for

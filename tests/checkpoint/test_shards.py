@@ -12,13 +12,10 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
+from onward import Decoder, LanguageModel, Rotary, UserError
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
-from onward.config.decoder import Rotary
-from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, decoder, token_ids
 

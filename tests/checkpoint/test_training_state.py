@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.base.errors import UserError
+from onward import Decoder, DecoderConfig, Experts, UserError
 from onward.base.files import read_json
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves
@@ -17,9 +17,7 @@ from onward.checkpoint.saves.newest import newest_state
 from onward.checkpoint.saves.saver import Saver
 from onward.checkpoint.saves.state import restore
 from onward.checkpoint.weights import read_tensors
-from onward.config.decoder import DecoderConfig, Experts
-from onward.model.decoder import Decoder
-from onward.transforms.compiling import compile_blocks
+from onward.transforms import compile_blocks
 
 from support.decoders import DECODERS, decoder, token_ids
 from support.saves import CPU, state_of

@@ -18,12 +18,9 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
+from onward import Decoder, DecoderConfig, LanguageModel, SelfAttention, train_tokenizer
 from onward.cli import main
 from onward.cli.commands.chat import Options, TerminalChat
-from onward.config.decoder import DecoderConfig, SelfAttention
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import train_tokenizer
 
 from support.reading import tokens_read
 

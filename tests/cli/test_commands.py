@@ -10,14 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
+from onward import Alibi, Rotary, RunConfig
 from onward.base.fields import text
 from onward.cli import main
 from onward.cli.commands.train import configure
 from onward.cli.overview import COMMANDS, GROUPS, SYNONYMS
 from onward.cli.shared.output import print_table
 from onward.cli.shared.training import in_words
-from onward.config.decoder import Alibi, Rotary
-from onward.training.config import RunConfig, seconds
+from onward.training.config import seconds
 
 SMALL = "--tokenizer char --steps 6 --batch-size 2 --precision fp32 --device cpu --model.d-model 16 --model.n-layers 1"
 SMALL += " --model.n-heads 2 --model.context-length 16"

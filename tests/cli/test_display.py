@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from onward import Run
 from onward.cli.shared.display import Display
-from onward.training.run.run import Run
 
 from support.runs import config
 

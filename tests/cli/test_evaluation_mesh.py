@@ -10,11 +10,9 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
+from onward import Decoder, DecoderConfig, LanguageModel
 from onward.cli.commands.evaluate import Options, chosen
-from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
-from onward.model.decoder import Decoder
 from onward.planning import choice
 from onward.planning.evaluation import memory_of_questions, memory_of_text
 from onward.planning.memory import HOLES

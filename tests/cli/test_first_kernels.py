@@ -2,13 +2,10 @@
 
 import pytest
 
+from onward import Decoder, Engine, Request, Sampling
 from onward.cli.shared.loading import Loading, compile_first_kernels
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 from onward.kernels import operations
 from onward.kernels.llvm import draws, products
-from onward.model.decoder import Decoder
 
 from support.decoders import config
 

@@ -11,11 +11,9 @@ from typing import Any
 
 import pytest
 
-from onward.api.language_model import LanguageModel
+from onward import Engine, LanguageModel, Request
 from onward.cli import main
 from onward.cli.commands.generate import Options, sample
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
 
 SEEDED = ["--seed", "1", "--max-new-tokens", "9"]
 OPTIONS = Options(model="", seed=1, max_new_tokens=9)

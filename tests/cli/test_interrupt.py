@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from onward import Run
 from onward.cli.shared.signals import Requests
 from onward.cli.shared.training import train
-from onward.training.run.run import Run
 
 from support.runs import config
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from onward import DecoderConfig
 from onward.base.fields import build
 from onward.cli import main
 from onward.cli.shared.output import human
-from onward.config.decoder import DecoderConfig
 from onward.families import modules, presets
 
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.cli import main, module_of
 from onward.cli.commands import completion
 from onward.cli.overview import COMMANDS
@@ -152,7 +152,7 @@ class OwnPosition(Position, kind="own_position"):
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The name of a module with a part in the current folder."""
-    from onward.config.part_types import Position
+    from onward import Position
 
     monkeypatch.setattr(Position, "kinds", dict(Position.kinds))
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -168,7 +168,7 @@ TINY = "--tokenizer char --steps 2 --batch-size 2 --precision fp32 --device cpu 
 def test_a_folder_with_a_part_of_ones_own_names_the_import_that_it_needs(
     own_module: str, story_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from onward.config.part_types import Position
+    from onward import Position
 
     words = ["--import", own_module, "--out", "run", *TINY.split(), "--model.position", "own_position"]
     assert main(["train", str(story_file), *words, "--model.position.strength", "0.25"]) == 0

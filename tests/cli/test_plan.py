@@ -12,10 +12,9 @@ from onward.cli import main
 from onward.families import presets
 from onward.measuring.decoders import decoder_of
 from onward.measuring.machine import machine_for
+from onward.planning import cache_bytes, training_flops, weight_bytes
 from onward.planning.devices import DEVICES
-from onward.planning.flops import training_flops
 from onward.planning.machine import Machine, same_flops
-from onward.planning.memory import cache_bytes, weight_bytes
 from onward.planning.parameters import parameters
 from onward.reports.plan import Planned
 

@@ -9,10 +9,10 @@ import pytest
 from huggingface_hub import ModelCard
 
 import onward
+from onward import RunConfig
 from onward.base import fields
 from onward.cli import main
 from onward.cli.commands.train import configure
-from onward.training.config import RunConfig
 
 from support.decoders import DECODERS, decoder
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from onward import Tokenizer, train_tokenizer
 from onward.cli import main
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 
 @pytest.fixture

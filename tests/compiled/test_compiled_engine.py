@@ -10,30 +10,30 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.compiled.steps import POOLS
-from onward.config.decoder import (
+from onward import (
+    BlockManager,
+    Decoder,
     DecoderConfig,
+    Engine,
     Gated,
     LayerNorm,
     Learned,
     NoPosition,
+    PagedKVCache,
     Parallel,
     Plain,
     PreNorm,
+    Request,
     RMSNorm,
     Rotary,
+    Sampling,
     Sandwich,
     SelfAttention,
     SharedNorm,
     Sinusoidal,
 )
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.drafts.lookup import LookupDraft
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
+from onward.compiled.steps import POOLS
+from onward.generation import LookupDraft
 
 from support.decoders import decoder
 

@@ -16,16 +16,10 @@ import torch
 from torch import nn
 
 import onward
+from onward import BlockManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling
 from onward.compiled.fingerprint import Snapshot, checksum, fingerprint
-from onward.generation.cache.blocks import BlockManager
+from onward.generation import PrefixFiles
 from onward.generation.cache.conversation import ConversationCache
-from onward.generation.cache.prefix_files import PrefixFiles
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
 
 from support.decoders import DECODERS, decoder
 from support.edits import EDITS, ONCE

@@ -8,21 +8,25 @@ import pytest
 import torch
 
 import onward
+from onward import (
+    BlockManager,
+    CacheManager,
+    Decoder,
+    DecoderConfig,
+    Engine,
+    KVCache,
+    LoRA,
+    PagedKVCache,
+    PiSSA,
+    Request,
+    Sampling,
+    add_lora,
+)
 from onward.compiled import rows
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import POOLS, StepPool, compile_step
-from onward.config.decoder import DecoderConfig
-from onward.config.lora import LoRA, PiSSA
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 from onward.model.adapters import selection
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
-from onward.transforms.lora import adapters_of, add_lora
+from onward.transforms.lora import adapters_of
 
 from support.adapters import LORA, stirred
 from support.decoders import DECODERS

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward import Decoder, KVCache
 from onward.compiled.interface import NotCompilable
 from onward.compiled.program import Program
 from onward.compiled.recording import record_step
-from onward.model.cache import CacheView, KVCache
-from onward.model.decoder import Decoder
+from onward.model.cache import CacheView
 
 from support.decoders import DECODERS
 

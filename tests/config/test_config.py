@@ -4,15 +4,7 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
-from onward.config.decoder import (
-    Experts,
-    Plain,
-    Rotary,
-    SelfAttention,
-    Sinusoidal,
-)
-from onward.config.scaling import Llama3Scaling
+from onward import Experts, Llama3Scaling, Plain, Rotary, SelfAttention, Sinusoidal, UserError
 
 from support.decoders import config
 

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Experts, Gated
+from onward import DecoderConfig, Experts, Gated, UserError
 from onward.config.mesh import Mesh, undivided
 
 SIZES = st.integers(1, 64)

@@ -6,27 +6,30 @@ from typing import Any, get_args
 
 import pytest
 
-from onward.base import fields
-from onward.base.arguments import OutOfRange
-from onward.base.errors import UserError
-from onward.config.decoder import (
+from onward import (
     Attention,
     Block,
     DecoderConfig,
+    DynamicScaling,
     Experts,
     FeedForward,
+    GenerationOptions,
     LayerNorm,
     Learned,
+    LongRoPEScaling,
     Norm,
     Position,
     Rotary,
+    Routing,
+    RunConfig,
+    Scaling,
     SelfAttention,
+    UserError,
+    YaRNScaling,
 )
-from onward.config.routing import Routing
-from onward.config.scaling import DynamicScaling, LongRoPEScaling, Scaling, YaRNScaling
+from onward.base import fields
+from onward.base.arguments import OutOfRange
 from onward.families import modules
-from onward.generation.options import GenerationOptions
-from onward.training.config import RunConfig
 
 from support.decoders import config
 

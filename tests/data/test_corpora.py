@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.data import corpora
 from onward.data.prose import paragraphs, runs, words
 

@@ -9,7 +9,7 @@ import pytest
 
 from onward.cli import main
 from onward.cli.shared.sources import skipped_in
-from onward.data.tokens import load_tokens
+from onward.data import load_tokens
 
 
 @pytest.fixture

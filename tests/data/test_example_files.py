@@ -6,16 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from onward.base.errors import UserError
-from onward.data.examples import Encoder, Example, Examples, TokenSequence
+from onward import Tokenizer, UserError
+from onward.data import IGNORE_INDEX, Encoder, Example, Record, read_records
+from onward.data.examples import Examples, TokenSequence
 from onward.data.forms import prompted, supervised
 from onward.data.packing import PackedExamples, batch_of, best_fit, columns_of
-from onward.data.records import Record, read_records
 from onward.data.tables import held_out, tabulated
-from onward.data.windows import IGNORE_INDEX
-from onward.text.chat import Chat
-from onward.text.templates import TEMPLATES, Template, with_template
-from onward.text.tokenizer import Tokenizer
+from onward.text import Chat, with_template
+from onward.text.templates import TEMPLATES, Template
 
 from support.finetuning import sums, tokenizer, write_rows
 

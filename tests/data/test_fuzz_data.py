@@ -22,11 +22,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError, train_tokenizer
+from onward.data import documents, load_tokens
 from onward.data.prepare import prepare
-from onward.data.sources import documents
-from onward.data.tokens import load_tokens
-from onward.text.tokenizer import train_tokenizer
 
 from support.limits import limited
 

@@ -12,16 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import UserError, train_tokenizer
 from onward.cli import main
+from onward.data import Encoder, Record, read_records
 from onward.data.columns import renaming
-from onward.data.examples import Encoder
 from onward.data.forms import judged, preferred, prompted, supervised
 from onward.data.layouts import LAYOUTS, Records, converted, layout_of
 from onward.data.messages import ROLES
-from onward.data.records import Record, read_records
-from onward.text.templates import with_template
-from onward.text.tokenizer import train_tokenizer
+from onward.text import with_template
 
 user, answer, system, tool = (
     {"role": role, "content": text}

@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
-from onward.data.examples import Encoder
+from onward import Tokenizer, UserError, train_tokenizer
+from onward.data import Encoder, Record
 from onward.data.forms import supervised
 from onward.data.layouts import Records, converted
 from onward.data.messages import ROLES
-from onward.data.records import Record
-from onward.text.templates import TEMPLATES, with_template
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text import with_template
+from onward.text.templates import TEMPLATES
 
 user, answer, system, tool = (
     {"role": role, "content": text}

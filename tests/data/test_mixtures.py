@@ -10,16 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from onward import MovingWeight, Ramp, Run, RunConfig, UserError
 from onward.base import fields
-from onward.base.errors import UserError
-from onward.config.mixtures import MovingWeight, Ramp, points_of
+from onward.config.mixtures import points_of
 from onward.data.curricula import Curriculum, interleaving
 from onward.data.examples import Examples
 from onward.data.mixtures import SET, joined, one_set, weighted
 from onward.reports.runs.write import write_reports
-from onward.training.config import RunConfig
 from onward.training.inputs.record import read_config
-from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
 from support.runs import assert_same_adapters, metrics

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError, train_tokenizer
 from onward.data.formats import PieceSizes
 from onward.data.parts import join_parts, part_folder, prepare_part
 from onward.data.prepare import Cleaning, MachinePart, prepare
-from onward.text.tokenizer import train_tokenizer
 
 from support.grids import first
 

@@ -16,13 +16,11 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
-from onward.data import sources
+from onward import Tokenizer, UserError, train_tokenizer
+from onward.data import documents, load_tokens, sources
 from onward.data.formats import PieceSizes
 from onward.data.prepare import Cleaning, prepare
-from onward.data.sources import documents
-from onward.data.tokens import Longest, load_tokens
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.data.tokens import Longest
 
 from support.disk import with_room_for
 from support.grids import first

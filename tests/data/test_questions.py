@@ -3,11 +3,10 @@
 import ast
 import inspect
 
-from onward.data.examples import Encoder
+from onward.data import Encoder, Record, conversations, preferences
 from onward.data.forms import preferred, supervised
-from onward.data.questions import conversations, described, functions, preferences
-from onward.data.records import Record
-from onward.text.templates import with_template
+from onward.data.questions import described, functions
+from onward.text import with_template
 
 from support.finetuning import tokenizer
 

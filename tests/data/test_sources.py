@@ -20,9 +20,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import UserError
+from onward.data import documents
 from onward.data.formats import PieceSizes, read, split
-from onward.data.sources import documents, folder_files, pieces, store, stored_streams
+from onward.data.sources import folder_files, pieces, store, stored_streams
 
 TABLE = {"text": ["p", None, "q\r\n"], "body": ["b", "c", "d"], "number": [1, 2, 3]}
 

@@ -9,10 +9,10 @@ import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import Tokenizer, Tokens, UserError, train_tokenizer
+from onward.data import encode, load_tokens
 from onward.data.prepare import Cleaning, prepare
-from onward.data.tokens import PASSAGE_CHARS, Tokens, encode, is_prepared, load_tokens
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.data.tokens import PASSAGE_CHARS, is_prepared
 
 CHAR = train_tokenizer("char", ["abc\n"])
 SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # the lengths of the documents of each source

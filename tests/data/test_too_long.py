@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.cli import main
-from onward.data.examples import Example, TokenSequence
+from onward.data import Example
+from onward.data.examples import TokenSequence
 from onward.data.tables import TooLong, TooLongCounts, tabulated
 
 from support.finetuning import base_model, write_rows

@@ -9,15 +9,13 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
-from onward.data.examples import Encoder, Example
+from onward import Tokenizer, UserError, train_tokenizer
+from onward.data import Encoder, Example, Record
 from onward.data.forms import classified, judged, preferred, prompted, supervised
 from onward.data.layouts import Records, converted
 from onward.data.messages import with_system
-from onward.data.records import Record
 from onward.data.unread import is_harmless
-from onward.text.templates import with_template
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text import with_template
 
 CHATML = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}{% if mood %}<mood>{{ mood }}{% endif %}"

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import Batch, Tokens, UserError, ValidationWindows, Windows
+from onward.data import IGNORE_INDEX
 from onward.data.curricula import BLOCK
-from onward.data.tokens import Span, Tokens
-from onward.data.windows import IGNORE_INDEX, SHIFTING, Batch, ValidationWindows, Windows, hashed, permuted, take
+from onward.data.tokens import Span
+from onward.data.windows import SHIFTING, hashed, permuted, take
 
 SIZES = st.tuples(st.integers(2, 400), st.integers(1, 40)).filter(lambda s: s[0] > s[1])
 LENGTHS = st.lists(st.integers(1, 30), min_size=2, max_size=12)  # of documents, in tokens

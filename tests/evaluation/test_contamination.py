@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward import Tokens
 from onward.cli import main
-from onward.data.tokens import Tokens
 from onward.evaluation import contamination
 from onward.evaluation.contamination import N, contaminated, rolling_hashes
 

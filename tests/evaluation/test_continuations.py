@@ -5,11 +5,9 @@ import random
 import pytest
 import torch
 
-from onward.base.errors import UserError
+from onward import Decoder, UserError, train_tokenizer
 from onward.evaluation import continuations
 from onward.evaluation.continuations import Pair, Scored, pair_of, score_continuations
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import train_tokenizer
 
 from support.decoders import DECODERS, LENGTH, decoder
 

@@ -12,8 +12,7 @@ import torch
 from torch.nn import functional as F
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
+from onward import LanguageModel, UserError
 from onward.cli import main
 from onward.evaluation.tasks import tasks_of
 from onward.evaluation.tasks.core import core_metric

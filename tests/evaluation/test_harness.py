@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
+from onward import LanguageModel
 from onward.cli import main
 
 from support.harness_tasks import task_file

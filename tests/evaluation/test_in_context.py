@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.api.language_model import LanguageModel
+from onward import LanguageModel
 from onward.cli import main
-from onward.evaluation.in_context import alternatives, shots_of
+from onward.evaluation import alternatives, shots_of
 
 PROMPTS: dict[str, tuple[str, list[str], str, str, tuple[str, ...], str]] = {
     # prompt, further examples, separator: question, examples, separator

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import onward
-from onward.api.language_model import LanguageModel
+from onward import Kept, LanguageModel
 from onward.evaluation import continuations, kept
-from onward.evaluation.kept import Kept, kept_for
+from onward.evaluation.kept import kept_for
 
 TASKS = "copying, brackets, answers(file='{rows}', tokens=4)"
 

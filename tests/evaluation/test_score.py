@@ -9,11 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Learned
-from onward.data.tokens import Tokens
-from onward.evaluation.score import evaluate, logprobs, windows
-from onward.model.decoder import Decoder
+from onward import Decoder, DecoderConfig, Learned, Tokens, UserError
+from onward.evaluation import logprobs
+from onward.evaluation.score import evaluate, windows
 
 torch.manual_seed(0)
 CONFIG = DecoderConfig(vocab_size=30, d_model=32, n_layers=2, n_heads=4, context_length=12, position=Learned())
@@ -55,8 +53,7 @@ def test_loss_perplexity_and_bits_per_byte_equal_the_formulas(count: int, stride
 
 
 def test_windows_do_not_overlap_by_default() -> None:
-    from onward.data.windows import ValidationWindows
-    from onward.training.step.loss import mean_loss
+    from onward import ValidationWindows, mean_loss
 
     expected, count = mean_loss(MODEL, ValidationWindows(Tokens.of(TOKENS), 12).batches(4))
     found = evaluate(MODEL, TOKENS, 1)

@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
+from onward import Kept, LanguageModel, Task, UserError
 from onward.cli import main
-from onward.evaluation.kept import Kept
-from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
-from onward.evaluation.tasks import Question, Task, tasks_of
+from onward.evaluation import Question, bootstrap, holm, mcnemar
+from onward.evaluation.significance import smallest_difference
+from onward.evaluation.tasks import tasks_of
 from onward.evaluation.tasks.files import Answers
 
 PLURALS = ["cat", "dog", "tree", "house", "bird", "river", "stone", "cloud", "road", "boat"]

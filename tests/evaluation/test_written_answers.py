@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
+from onward import Kept, LanguageModel, UserError
 from onward.cli import main
-from onward.evaluation.kept import Kept
 from onward.evaluation.tasks import tasks_of
 from onward.evaluation.tasks.files import Answers
 from onward.evaluation.tasks.judged import Judged

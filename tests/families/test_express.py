@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from onward.config.decoder import Gated, LayerNorm, Plain, RMSNorm
+from onward import Gated, LayerNorm, Plain, RMSNorm
 from onward.families import Inexpressible, families, keys_of, llama, presets, require
 
 from support.decoders import DECODERS, config

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import FalconConfig
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 
+from onward import DecoderConfig
 from onward.checkpoint.load import load_model
-from onward.config.decoder import DecoderConfig
 from onward.families.falcon import FalconAlibi
 from onward.model.alibi import alibi_slopes
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from onward.config.decoder import DecoderConfig, at
+from onward import DecoderConfig
+from onward.config.decoder import at
 from onward.families import express
 from onward.families.gpt3 import DENSE
 from onward.families.gpt3 import PRESETS as RELEASES

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.config.decoder import Rotary
+from onward import Rotary
 from onward.families import interleaved
 from onward.kernels.operations import rotate
 from onward.model.context import angles_at, rotary

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.checkpoint.load import load_model
 from onward.families import family
 

@@ -12,11 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
 
-from onward.base.errors import UserError
-from onward.checkpoint.huggingface.save import save_model
-from onward.checkpoint.load import load_model
-from onward.config.decoder import (
+from onward import (
     DecoderConfig,
+    Engine,
     Experts,
     Gated,
     LatentAttention,
@@ -25,18 +23,21 @@ from onward.config.decoder import (
     NoPosition,
     Plain,
     PreNorm,
+    Request,
     RMSNorm,
     Rotary,
+    Sampling,
     SelfAttention,
+    SigmoidRouting,
+    SoftmaxRouting,
+    UserError,
 )
-from onward.config.routing import SigmoidRouting, SoftmaxRouting
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import load_model
 from onward.families import express, families, read
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
+from onward.model import AttentionContext
 from onward.model.attention import Attend
 from onward.model.cache import Keys
-from onward.model.context import AttentionContext
 from onward.model.reference import reference
 from onward.tracing.sites import attend_modules
 

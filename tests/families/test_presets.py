@@ -6,9 +6,10 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from onward.config.decoder import DecoderConfig
+from onward import DecoderConfig
 from onward.families import modules, presets
-from onward.planning.parameters import active_parameters, parameters
+from onward.planning import active_parameters
+from onward.planning.parameters import parameters
 
 PARAMETERS = {  # known from the papers, the model cards or transformers
     "bloom-560m": 559_214_592,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.families import read
 
 SIZES = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4}

@@ -5,11 +5,9 @@ import sys
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import Attention, DecoderConfig, FeedForward, Position, UserError
 from onward.base.fields import Part, hints, part
 from onward.cli.shared.arguments import metavar
-from onward.config.decoder import DecoderConfig
-from onward.config.part_types import Attention, FeedForward, Position
 from onward.families import modules
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.generation.answer import Answer, StopText
-from onward.text.tokenizer import train_tokenizer
+from onward import Answer, train_tokenizer
+from onward.generation.answer import StopText
 
 LETTERS = st.text("ab\n", min_size=1, max_size=4)
 

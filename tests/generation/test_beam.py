@@ -10,11 +10,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from onward.base.errors import UserError
+from onward import Decoder, Sampling, UserError
 from onward.checkpoint.huggingface.save import save_model
-from onward.generation.sampling import Sampling
 from onward.generation.search.beam import Hypothesis, beam_search
-from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS, LENGTH, config, decoder
 

@@ -8,13 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, SelfAttention
-from onward.generation.cache.blocks import BlockManager, BlockPool
-from onward.generation.cache.manager import CacheManager
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import NULL_BLOCK, PagedKVCache
+from onward import BlockManager, CacheManager, Decoder, DecoderConfig, KVCache, PagedKVCache, SelfAttention, UserError
+from onward.generation.cache.blocks import BlockPool
+from onward.model.paged import NULL_BLOCK
 
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids
 from support.devices import device

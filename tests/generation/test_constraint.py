@@ -14,13 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig
+from onward import Decoder, DecoderConfig, GenerationOptions, LanguageModel, Tokenizer, UserError, train_tokenizer
 from onward.generation.constraint import TextConstraint, constraint
-from onward.generation.options import GenerationOptions
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 from support import SHARED
 from support.devices import on_device

@@ -10,9 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
-from onward.generation.distribution import next_token_distribution
-from onward.generation.sampling import Sampling
+from onward import Sampling, UserError, next_token_distribution
 from onward.kernels.draws import draw, uniform
 
 from support.devices import device

@@ -7,16 +7,8 @@ from random import Random
 import pytest
 import torch
 
-from onward.config.decoder import SelfAttention
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.drafts.model_draft import ModelDraft
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
+from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling, SelfAttention
+from onward.generation import ModelDraft
 
 from support.devices import device
 from support.grids import first, thinned

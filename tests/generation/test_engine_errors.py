@@ -10,18 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from onward.base.errors import UserError
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.drafts.lookup import LookupDraft
-from onward.generation.drafts.model_draft import ModelDraft
-from onward.generation.drafts.proposal import Draft
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
+from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling, UserError
+from onward.generation import Draft, LookupDraft, ModelDraft
 
 from support.devices import device
 from support.plain_generation import DRAFTER, GREEDY, MODELS, PROMPTS, WARM, decoder, plainly, run

@@ -7,16 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from onward.config.decoder import DecoderConfig
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.prefix_files import PrefixFiles
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
+from onward import BlockManager, Decoder, DecoderConfig, Engine, KVCache, PagedKVCache, Request, Sampling
+from onward.generation import PrefixFiles
 from onward.generation.runner import Runner
-from onward.generation.sampling import Sampling
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
 
 from support.plain_generation import CONFIGS, DRAFTS, GREEDY, MODELS, PROMPTS, WARM, decoder, plainly, run
 from support.reading import tokens_read

@@ -9,7 +9,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.generation.schemas import prepared
 
 from support.schemas import ENFORCED, Draw, is_allowed, random_answer, random_value

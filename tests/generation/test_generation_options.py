@@ -5,10 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from onward.base.errors import UserError
-from onward.generation.distribution import next_token_distribution
-from onward.generation.options import GenerationOptions
-from onward.generation.sampling import Sampling
+from onward import GenerationOptions, Sampling, UserError, next_token_distribution
 
 CYCLE: dict[str, Any] = {}
 CYCLE["properties"] = CYCLE

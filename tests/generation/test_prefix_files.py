@@ -6,13 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.base.errors import UserError
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.cache.prefix_files import PrefixFiles
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
+from onward import BlockManager, CacheManager, Decoder, KVCache, PagedKVCache, UserError
+from onward.generation import PrefixFiles
 
 from support.decoders import DECODERS, LENGTH, assert_close, decoder, token_ids
 from support.devices import device

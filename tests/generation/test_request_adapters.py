@@ -3,17 +3,19 @@
 import pytest
 from transforms.test_lora import stirred
 
-from onward.base.errors import UserError
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.cache.prefix_files import PrefixFiles
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
-from onward.transforms.lora import merge_lora
+from onward import (
+    BlockManager,
+    CacheManager,
+    Decoder,
+    Engine,
+    KVCache,
+    PagedKVCache,
+    Request,
+    Sampling,
+    UserError,
+    merge_lora,
+)
+from onward.generation import PrefixFiles
 
 from support.decoders import DECODERS, decoder
 

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from onward.generation.drafts.proposal import Proposal
+from onward import Request, Sampling
+from onward.generation import Proposal
 from onward.generation.engine.sampler import Sampler
 from onward.generation.failures import NotANumber
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 
 V = 12
 WAITS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"}

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.generation.cache.manager import CacheManager
+from onward import CacheManager, Request, Sampling
 from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.engine.scheduler import Schedule, Scheduler
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 
 from support.decoders import config
 

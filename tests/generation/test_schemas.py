@@ -8,15 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig
+from onward import Decoder, DecoderConfig, GenerationOptions, LanguageModel, Tokenizer, UserError, train_tokenizer
+from onward.generation import SchemaWarning
 from onward.generation.constraint import TextConstraint, constraint, terminal
-from onward.generation.options import GenerationOptions
 from onward.generation.schema_patterns import expressible
-from onward.generation.schemas import SchemaWarning, json_rule, prepared
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.generation.schemas import json_rule, prepared
 
 from support.devices import on_device
 from support.schemas import is_allowed

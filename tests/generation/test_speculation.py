@@ -10,20 +10,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward import Decoder, Engine, Request, Sampling, next_token_distribution
 from onward.compiled.steps import POOLS
-from onward.generation.distribution import next_token_distribution
+from onward.generation import LookupDraft, ModelDraft, Proposal, expected_tokens
 from onward.generation.drafts import verify as verification
-from onward.generation.drafts.lookup import LookupDraft, LookupIndex
-from onward.generation.drafts.model_draft import ModelDraft
-from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.times import LEAST, SpeculationTimes, expected_tokens
+from onward.generation.drafts.lookup import LookupIndex
+from onward.generation.drafts.times import LEAST, SpeculationTimes
 from onward.generation.drafts.verify import DRAFT
-from onward.generation.engine.engine import Engine
 from onward.generation.engine.sampler import Sampler
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 from onward.kernels.draws import draw
-from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS
 

@@ -15,13 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig
+from onward import Decoder, DecoderConfig, GenerationOptions, LanguageModel, Tokenizer, UserError
 from onward.generation.constraint import TextConstraint, constraint
-from onward.generation.options import GenerationOptions
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import BYTE_OF, END, Tokenizer
+from onward.text.tokenizer import BYTE_OF, END
 
 from support.devices import on_device
 

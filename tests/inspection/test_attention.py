@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from onward.config.decoder import Alibi, DecoderConfig, Learned, SelfAttention
-from onward.inspection.head_maps import attention_maps, head_scores, next_tokens
-from onward.model.decoder import Decoder
+from onward import Alibi, Decoder, DecoderConfig, Learned, SelfAttention
+from onward.inspection import attention_maps, head_scores
+from onward.inspection.head_maps import next_tokens
 
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
 

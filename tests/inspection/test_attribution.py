@@ -7,10 +7,11 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
-from onward.inspection.attribution import attention_rollout, logit_attribution
-from onward.inspection.patching import activation_patching, attribution_patching, logit_difference
-from onward.tracing.edit import add, replace, zero
+from onward import UserError
+from onward.inspection import activation_patching, logit_attribution, logit_difference
+from onward.inspection.attribution import attention_rollout
+from onward.inspection.patching import attribution_patching
+from onward.tracing import add, replace, zero
 
 from support.adapters import stirred
 from support.decoders import DECODERS, assert_close, decoder

@@ -11,14 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import onward
-from onward.base.errors import UserError
+from onward import Decoder, RunConfig, UserError, doctor
 from onward.cli.shared.training import examine as examine_run
-from onward.inspection.doctor import doctor
 from onward.inspection.doctor.checks import CHEAP
 from onward.inspection.doctor.training import TRAINING
-from onward.model.decoder import Decoder
 from onward.parallel.processes import Processes
-from onward.training.config import RunConfig
 
 from support.decoders import DECODERS, decoder
 from support.planted import GPT, LLAMA, MUTANTS, failures, model_of, planted

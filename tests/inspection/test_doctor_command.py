@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from onward.base.errors import UserError
+from onward import UserError, doctor
 from onward.cli import main
-from onward.inspection.doctor import doctor
 from onward.inspection.doctor.isolated import examine_apart
 from onward.inspection.doctor.target import subjects_of
 

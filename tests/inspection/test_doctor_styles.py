@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from onward.base.errors import UserError
-from onward.inspection.doctor import doctor
+from onward import UserError, doctor
 from onward.inspection.doctor.checks import CHEAP
 from onward.inspection.doctor.subject import Subject
 from onward.inspection.doctor.target import subjects_of

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import onward
-from onward.data.tokens import Tokens
-from onward.inspection.doctor import doctor
+from onward import Tokens, doctor
 from onward.inspection.doctor.checks import CHECKS, examine
 from onward.inspection.doctor.corpus import CORPUS, Corpus
 from onward.inspection.doctor.target import subjects_of

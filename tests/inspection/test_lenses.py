@@ -6,12 +6,18 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
-from onward.data.tokens import Tokens
-from onward.inspection.features import ReconstructionLoss, autoencoder_of, feature_effect
-from onward.inspection.fitting import fit, windows_of
-from onward.inspection.layers import units
-from onward.inspection.lens import LensLoss, TunedLens, logit_lens
+from onward import Tokens, UserError
+from onward.inspection import (
+    LensLoss,
+    ReconstructionLoss,
+    TunedLens,
+    autoencoder_of,
+    feature_effect,
+    fit,
+    logit_lens,
+    units,
+    windows_of,
+)
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.texts import TOKENS, run

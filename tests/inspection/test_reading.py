@@ -7,15 +7,22 @@ import torch
 from torch.nn import functional as F
 
 import onward
-from onward.base.errors import UserError
-from onward.generation.distribution import next_token_distribution
-from onward.generation.sampling import Sampling
-from onward.inspection.attribution import logit_attribution
-from onward.inspection.heads import head_roles, rarity_of, repeated_tokens
-from onward.inspection.layers import kind_of, residual_stream, router_load, singular_values, units
-from onward.inspection.lens import logit_lens
-from onward.inspection.tokens import loss_by_position, sampling_steps, score_alternatives, token_statistics
-from onward.tracing.edit import zero
+from onward import Sampling, UserError, next_token_distribution
+from onward.inspection import (
+    head_roles,
+    logit_attribution,
+    logit_lens,
+    loss_by_position,
+    repeated_tokens,
+    router_load,
+    sampling_steps,
+    score_alternatives,
+    token_statistics,
+    units,
+)
+from onward.inspection.heads import rarity_of
+from onward.inspection.layers import kind_of, residual_stream, singular_values
+from onward.tracing import zero
 
 from support.adapters import stirred
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids

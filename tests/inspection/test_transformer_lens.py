@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.inspection.attribution import logit_attribution
-from onward.inspection.lens import logit_lens
+from onward.inspection import logit_attribution, logit_lens
 
 from support.decoders import DECODERS, assert_close, decoder
 

@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.base.errors import UserError
+from onward import Decoder, UserError, verify
 from onward.cli import main
 from onward.inspection.references import from_transformers, llama_cpp_reference
-from onward.inspection.verify import VerifiedModel, against, verify
-from onward.model.decoder import Decoder
+from onward.inspection.verify import VerifiedModel, against
 
 from support.decoders import DECODERS, config, decoder
 

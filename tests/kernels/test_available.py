@@ -12,20 +12,16 @@ import llvmlite.binding as llvm
 import pytest
 import torch
 
+from onward import Decoder, Engine, KVCache, Request, Sampling
 from onward.compiled import elementwise, linking, lowering
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import compile_step
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 from onward.kernels import available, operations, requirements, self_test
 from onward.kernels import draws as draws_of
 from onward.kernels.available import NoCompiler, unavailable
 from onward.kernels.llvm import cached_attention, draws, products, units
 from onward.kernels.llvm.code import FLOATS
 from onward.kernels.requirements import lacking
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS
 

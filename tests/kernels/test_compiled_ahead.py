@@ -9,12 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from onward import Decoder, Engine, Request, Sampling
 from onward.cli import main
 from onward.compiled import linking
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS
 from support.grids import first

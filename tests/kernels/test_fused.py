@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from onward import Decoder
 from onward.kernels import operations
 from onward.kernels.operations import gate, rotate
-from onward.model.decoder import Decoder
-from onward.model.layers import GatedFeedForwardModule, RMSNormModule
+from onward.model import GatedFeedForwardModule, RMSNormModule
 
 from support.decoders import DECODERS
 

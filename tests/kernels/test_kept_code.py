@@ -19,14 +19,13 @@ from typing import Any
 import pytest
 from llvmlite import ir
 
+from onward import Decoder, KVCache
 from onward.cli.shared.loading import code_folder
 from onward.compiled.graphs import GraphStep
 from onward.kernels.llvm import kept
 from onward.kernels.llvm.code import INT
 from onward.kernels.llvm.compiler import add_kernel, arguments, load
 from onward.kernels.llvm.kept import NotKept, checksum, is_loadable, private_folder
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
 
 from support.decoders import DECODERS
 

@@ -19,19 +19,15 @@ import torch
 from torch import Tensor, nn
 
 import onward
+from onward import Decoder, DecoderConfig, KVCache, Request, Sampling, SelfAttention
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import compile_step
-from onward.config.decoder import DecoderConfig, SelfAttention
-from onward.generation.drafts.proposal import Proposal
+from onward.generation import Proposal
 from onward.generation.engine.sampler import Sampler
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
 from onward.kernels.operations import linear, quantized_linear, rotate
+from onward.model import GatedFeedForwardModule, RMSNormModule
 from onward.model import attention as backends
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.layers import GatedFeedForwardModule, RMSNormModule
 from onward.model.mask import AttentionMask
 from onward.transforms.quantize import quantize_weight
 

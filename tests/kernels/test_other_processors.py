@@ -11,15 +11,13 @@ import pytest
 import torch
 from llvmlite import ir
 
+from onward import Decoder, KVCache, PagedKVCache
 from onward.compiled import linking
 from onward.compiled.interface import NotCompilable, decoding_step
 from onward.compiled.program import Program
 from onward.compiled.recording import record_step
 from onward.kernels.llvm import cached_attention, causal, chosen, compiler, cross_entropy, draws, fused, products
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
-from onward.transforms.quantize import quantize_model
+from onward.transforms import quantize_model
 
 from support.decoders import DECODERS
 from support.grids import first

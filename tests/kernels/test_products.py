@@ -7,7 +7,7 @@ from torch.nn import functional as F
 
 from onward.kernels.llvm.products import BLOCK, TILE, products
 from onward.kernels.operations import linear
-from onward.model.layers import Linear
+from onward.model import Linear
 
 PAIRS = [
     (w, d) for w in ("float32", "bfloat16", "int8", "int4") for d in ("float32", "bfloat16") if w in (d, "int8", "int4")

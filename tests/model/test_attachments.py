@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 import onward
-from onward import Decoder, LoRA, UserError
-from onward.model.attachments import KINDS, attach, attached, detach, version
+from onward import Decoder, LoRA, UserError, attached
+from onward.model.attachments import KINDS, attach, detach, version
 from onward.parallel.context import DividedTokens
-from onward.tracing.edit import scale
-from onward.transforms.compiling import compile_blocks
-from onward.transforms.quantize import quantize_model
-from onward.transforms.recompute import recompute_blocks
+from onward.tracing import scale
+from onward.transforms import compile_blocks, quantize_model, recompute_blocks
 
 from support.decoders import DECODERS, decoder, token_ids
 

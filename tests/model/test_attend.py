@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
+from onward import Alibi, Decoder, DecoderConfig, Rotary, SelfAttention
+from onward.config.decoder import at
 from onward.kernels.operations import rotate
-from onward.model import mask
+from onward.model import SinusoidalPositionModule, mask
 from onward.model.alibi import alibi_slopes
 from onward.model.attention import Attend
 from onward.model.context import attention_contexts, rotary
-from onward.model.decoder import Decoder
-from onward.model.positions import SinusoidalPositionModule
 from onward.model.reference import attention_weights
 
 from support.decoders import DECODERS, assert_close

@@ -8,16 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.config.decoder import Alibi, DecoderConfig, Rotary, SelfAttention, at
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
+from onward import Alibi, BlockManager, CacheManager, DecoderConfig, KVCache, PagedKVCache, Rotary, SelfAttention
+from onward.config.decoder import at
 from onward.kernels import operations
+from onward.model import AttentionContext
 from onward.model import attention as backends
-from onward.model.cache import KVCache
-from onward.model.context import AttentionContext, attention_contexts
+from onward.model.context import attention_contexts
 from onward.model.flex import flex
 from onward.model.mask import AttentionMask
-from onward.model.paged import PagedKVCache
 from onward.model.reference import reference
 
 from support.decoders import DECODERS, assert_close

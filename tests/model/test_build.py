@@ -8,33 +8,41 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onward.base.errors import UserError
-from onward.config.decoder import (
+from onward import (
     Alibi,
     Attention,
     Block,
+    Decoder,
     DecoderConfig,
     Experts,
     FeedForward,
     LayerNorm,
     Learned,
+    LinearScaling,
     Norm,
     Plain,
     Position,
     PreNorm,
     Rotary,
+    Routing,
+    Scaling,
     SelfAttention,
+    SoftmaxRouting,
+    UserError,
 )
-from onward.config.routing import Routing, SoftmaxRouting
-from onward.config.scaling import LinearScaling, Scaling
+from onward.model import (
+    AttentionContext,
+    LayerNormModule,
+    LearnedPositionModule,
+    PlainFeedForwardModule,
+    PreNormModule,
+    SelfAttentionModule,
+    SoftmaxRoutingModule,
+    build_branches,
+    layer_norms,
+)
 from onward.model.alibi import alibi_slopes
-from onward.model.attention import SelfAttentionModule
-from onward.model.build import build_branches, layer_norms
-from onward.model.context import AttentionContext, rotary
-from onward.model.decoder import Decoder
-from onward.model.experts import SoftmaxRoutingModule
-from onward.model.layers import LayerNormModule, PlainFeedForwardModule, PreNormModule
-from onward.model.positions import LearnedPositionModule
+from onward.model.context import rotary
 
 from support.decoders import config, decoder, token_ids
 

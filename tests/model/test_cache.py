@@ -5,10 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.config.decoder import LatentAttention, Learned, SelfAttention
-from onward.generation.cache.manager import CacheManager
-from onward.model.cache import KVCache, quantize
-from onward.model.paged import PagedKVCache
+from onward import CacheManager, KVCache, LatentAttention, Learned, PagedKVCache, SelfAttention
+from onward.model.cache import quantize
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 from support.devices import device

@@ -8,13 +8,12 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 import torch
 
+from onward import DecoderConfig, Experts, KVCache, Routing, Scaling
 from onward.base import fields
 from onward.config import decoder as parts
-from onward.config.decoder import DecoderConfig, Experts, at
+from onward.config.decoder import at
 from onward.config.feedforward_parts import ActivationName
-from onward.config.routing import Routing
-from onward.config.scaling import Scaling
-from onward.model.cache import KVCache, LayerCache
+from onward.model.cache import LayerCache
 from onward.model.segments import Segments
 
 from support.decoders import DECODERS, LENGTH, decoder, token_ids

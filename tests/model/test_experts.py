@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from onward.config.decoder import Experts
-from onward.config.routing import SigmoidRouting, SoftmaxRouting
-from onward.model.build import build_mlp
-from onward.model.experts import FASTEST, ExpertsModule
-from onward.transforms.compiling import compile_blocks
+from onward import Experts, SigmoidRouting, SoftmaxRouting
+from onward.model import ExpertsModule, build_mlp
+from onward.model.experts import FASTEST
+from onward.transforms import compile_blocks
 
 from support.allocations import Allocations
 from support.decoders import assert_close, config, decoder, token_ids

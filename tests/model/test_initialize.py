@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from onward.config.decoder import (
+from onward import (
     AttentionOnly,
     Block,
+    Decoder,
     DecoderConfig,
     Experts,
     LayerNorm,
@@ -19,8 +20,7 @@ from onward.config.decoder import (
     SelfAttention,
     SharedNorm,
 )
-from onward.model.build import build_norm
-from onward.model.decoder import Decoder
+from onward.model import build_norm
 
 from support.decoders import DECODERS, LENGTH
 from support.devices import on_device

@@ -7,9 +7,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from onward.config.decoder import LatentAttention
-from onward.model.context import AttentionContext, attention_contexts
-from onward.model.latent import LatentAttentionModule
+from onward import LatentAttention
+from onward.model import AttentionContext, LatentAttentionModule
+from onward.model.context import attention_contexts
 from onward.model.mask import AttentionMask
 
 from support.decoders import assert_close, config

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from onward.kernels import operations
-from onward.model.layers import Linear, is_plain, outputs_of
+from onward.model import Linear
+from onward.model.layers import is_plain, outputs_of
 
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2**-6}
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.config.decoder import DecoderConfig, LayerNorm, RMSNorm, Rotary
+from onward import DecoderConfig, LayerNorm, RMSNorm, Rotary
 from onward.kernels.operations import rotate
-from onward.model.build import build_norm
+from onward.model import build_norm
 from onward.model.context import rotary
 from onward.model.reference import attention_weights
 from onward.model.scales import Scale

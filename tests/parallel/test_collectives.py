@@ -9,16 +9,12 @@ import pytest
 import torch
 from torch.distributed.tensor.debug import CommDebugMode
 
-from onward.config.decoder import DecoderConfig, Experts
+from onward import Batch, Decoder, DecoderConfig, Experts, RunConfig, StepPlan
 from onward.config.mesh import Mesh
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
 from onward.parallel.processes import Processes
-from onward.training.config import RunConfig
 from onward.training.step import muon
 from onward.training.step.build import build_trainer
 from onward.training.step.muon import orthogonalized
-from onward.training.step.trainer import StepPlan
 
 from support.decoders import config
 from support.ranks import Ranks

@@ -15,8 +15,17 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
+from onward import (
+    Decoder,
+    DecoderConfig,
+    Experts,
+    GenerationOptions,
+    LanguageModel,
+    LoRA,
+    RunConfig,
+    UserError,
+    add_lora,
+)
 from onward.base.files import read_json
 from onward.checkpoint.divided import load_divided
 from onward.checkpoint.peft.adapters import save_adapter
@@ -25,8 +34,6 @@ from onward.cli.commands.evaluate import Options, arranged, evaluate
 from onward.cli.commands.evaluate.divided import load_alike
 from onward.cli.shared.output import console
 from onward.compiled.fingerprint import fingerprint
-from onward.config.decoder import DecoderConfig, Experts
-from onward.config.lora import LoRA
 from onward.evaluation import continuations
 from onward.evaluation.answers import write_answers
 from onward.evaluation.continuations import Pair, score_continuations
@@ -34,13 +41,11 @@ from onward.evaluation.kept import kept_for
 from onward.evaluation.outputs import outputs
 from onward.evaluation.text import evaluate_texts
 from onward.generation.engine import engine
-from onward.generation.options import GenerationOptions
-from onward.model.decoder import Decoder
 from onward.parallel.replicas import Replicas
 from onward.planning import choice
-from onward.training.config import RunConfig
-from onward.transforms.heads import add_head, head_labels
-from onward.transforms.lora import adapters_of, add_lora
+from onward.transforms import add_head
+from onward.transforms.heads import head_labels
+from onward.transforms.lora import adapters_of
 
 from support.decoders import DECODERS, decoder
 from support.finetuning import TEXT, tokenizer

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from onward import Decoder
 from onward.checkpoint.source import SizeLimit
 from onward.config.mesh import undivided
 from onward.families import modules, presets
-from onward.model.decoder import Decoder
 from onward.parallel.tensor import rules_of
 
 NAMES = [name for module in modules().values() for name in module.PRESETS]

@@ -4,15 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from onward.base.errors import UserError
+from onward import Batch, Decoder, RunConfig, UserError
 from onward.config.mesh import Mesh
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
 from onward.parallel.context import DividedTokens, in_order, own_batch, own_tokens
 from onward.parallel.processes import Processes
-from onward.training.config import RunConfig
+from onward.training import CrossEntropy
 from onward.training.step.build import build_trainer
-from onward.training.step.loss import CrossEntropy, LossOfFunction
+from onward.training.step.loss import LossOfFunction
 
 from support.decoders import config
 

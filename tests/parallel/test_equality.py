@@ -12,25 +12,17 @@ import torch
 from torch import Tensor, distributed
 from torch._dynamo.utils import counters
 
-from onward.config.decoder import DecoderConfig, Experts
-from onward.config.lora import LoRA
+from onward import Batch, Decoder, DecoderConfig, Experts, LoRA, Loss, RunConfig, StepPlan, add_lora, mean_loss
 from onward.config.mesh import Mesh, undivided
-from onward.data.examples import Encoder
+from onward.data import IGNORE_INDEX, Encoder, Record
 from onward.data.packing import batch_of
-from onward.data.records import Record
 from onward.data.tables import tabulated
-from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
 from onward.parallel.parts import gathered
 from onward.parallel.processes import Processes
-from onward.training.config import RunConfig
-from onward.training.losses.answers import Frozen, PairLoss, Reference
+from onward.training import DPO, PairLoss
+from onward.training.losses.answers import Frozen, Reference
 from onward.training.losses.distillation import Distillation
-from onward.training.methods.preferences.dpo import DPO
 from onward.training.step.build import build_trainer
-from onward.training.step.loss import Loss, mean_loss
-from onward.training.step.trainer import StepPlan
-from onward.transforms.lora import add_lora
 
 from support.decoders import DECODERS
 from support.finetuning import method, pairs, tokenizer

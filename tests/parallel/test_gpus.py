@@ -6,14 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from onward.config.decoder import DecoderConfig
+from onward import Batch, Decoder, DecoderConfig, RunConfig, StepPlan
 from onward.config.mesh import Mesh
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
 from onward.parallel.processes import Processes
-from onward.training.config import RunConfig
 from onward.training.step.build import build_trainer
-from onward.training.step.trainer import StepPlan
 
 from support.decoders import config
 from support.ranks import Ranks

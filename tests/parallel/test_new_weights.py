@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from onward.model.decoder import Decoder
+from onward import Decoder
 from onward.parallel.new_weights import new_decoder
 from onward.parallel.parts import allocate
 

@@ -13,16 +13,15 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Decoder, Kept, UserError
 from onward.cli import main
-from onward.data.records import Record
+from onward.data import Record
 from onward.evaluation import continuations
 from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.heads import evaluate_head, examples_of
-from onward.evaluation.kept import Kept
-from onward.model.decoder import Decoder
 from onward.parallel.processes import Processes
-from onward.transforms.heads import add_head, head_of
+from onward.transforms import add_head
+from onward.transforms.heads import head_of
 
 from support.decoders import DECODERS
 from support.finetuning import tokenizer

@@ -2,8 +2,8 @@
 
 import torch
 
+from onward import Decoder
 from onward.config.mesh import Mesh
-from onward.model.decoder import Decoder
 from onward.parallel.parallelize import parallelize
 
 from support.decoders import config

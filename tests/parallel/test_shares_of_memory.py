@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from onward import Decoder, Run, RunConfig, SelfAttention, Tokenizer
 from onward.checkpoint.lazy import load_outline
-from onward.config.decoder import SelfAttention
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer
-from onward.training.config import RunConfig
-from onward.training.run.run import Run
 
 from support.finetuning import base_model, pairs, sums, write_rows
 from support.finetuning import config as of_base

@@ -9,19 +9,17 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from onward.config.decoder import DecoderConfig
+from onward import Batch, Decoder, DecoderConfig, RunConfig, StepPlan
 from onward.config.mesh import Mesh
-from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
+from onward.data import IGNORE_INDEX
 from onward.model.divided import Scores, scores
 from onward.parallel.parallelize import parallelize
 from onward.parallel.parts import gathered, local
 from onward.parallel.processes import Processes
-from onward.training.config import RunConfig
+from onward.training import CrossEntropy
 from onward.training.losses.answers import target_logprobs
 from onward.training.step.build import build_trainer
-from onward.training.step.loss import CrossEntropy, LossFunction, Sums, as_loss
-from onward.training.step.trainer import StepPlan
+from onward.training.step.loss import LossFunction, Sums, as_loss
 
 from support.decoders import config, decoder
 from support.ranks import Ranks

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from onward.base.fields import text
-from onward.config.decoder import (
+from onward import (
     Alibi,
     AttentionOnly,
     DecoderConfig,
@@ -16,13 +15,16 @@ from onward.config.decoder import (
     Gated,
     LayerNorm,
     Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
     NoPosition,
     Plain,
     Position,
     Rotary,
     SelfAttention,
 )
-from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling
+from onward.base.fields import text
 from onward.families import presets
 from onward.planning.descriptions import describe, describe_parts, differences, sentence
 

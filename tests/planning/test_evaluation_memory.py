@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
+from onward import Decoder
 from onward.config.mesh import Mesh
 from onward.evaluation.continuations import Pair, score_continuations
 from onward.evaluation.score import evaluate
 from onward.kernels import cross_entropy
-from onward.model.decoder import Decoder
+from onward.planning import weight_bytes
 from onward.planning.evaluation import memory_of_questions, memory_of_text
-from onward.planning.memory import weight_bytes
 
 from support.grids import thinned
 from support.heap import HeapPeak

@@ -4,20 +4,20 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from onward.config.decoder import SelfAttention, at
+from onward import Decoder, KVCache, SelfAttention
+from onward.config.decoder import at
 from onward.families import presets
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.planning.flops import (
+from onward.planning import (
+    active_parameters,
     attention_flops,
     causal_attention_flops,
     flops_per_token,
-    mean_keys,
     part_sizes,
     training_flops,
     weight_flops,
 )
-from onward.planning.parameters import active_parameters, parameters
+from onward.planning.flops import mean_keys
+from onward.planning.parameters import parameters
 
 from support.decoders import DECODERS, config
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.cli import main
-from onward.planning.fits import LossFit, RunPoint, Unreliable, fit_frontier, fit_loss, fit_power, parabolas
-from onward.planning.laws import LAWS, LossLaw, flops_for, smaller_models
+from onward.planning import LAWS, LossLaw, RunPoint, Unreliable, fit_loss, fit_power, flops_for, smaller_models
+from onward.planning.fits import LossFit, fit_frontier, parabolas
 from onward.planning.tables import amount, read_table
 
 LAW = LossLaw(1.7, 400.0, 1000.0, 0.34, 0.30)

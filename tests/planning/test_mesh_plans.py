@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Experts, each
+from onward import DecoderConfig, Experts, UserError
+from onward.config.decoder import each
 from onward.config.mesh import Mesh, undivided
 from onward.families import presets
 from onward.measuring.machine import machine_for
+from onward.planning import training_memory
 from onward.planning.arrangements import StepTime, arrangements, step_time, tensor_sizes
 from onward.planning.device_memory import device_memory
 from onward.planning.divided_parameters import groups
-from onward.planning.memory import training_memory
-from onward.training.step.loss import CrossEntropy
+from onward.training import CrossEntropy
 
 from support.decoders import DECODERS, config
 from support.simulated import planned, simulated

@@ -5,12 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Experts, Gated, LayerNorm, NoNorm, RMSNorm, SelfAttention
+from onward import Decoder, DecoderConfig, Experts, Gated, KVCache, LayerNorm, NoNorm, RMSNorm, SelfAttention, UserError
 from onward.families import preset
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, modules, parameters
+from onward.planning import active_parameters, cache_bytes_per_token
+from onward.planning.parameters import biases, modules, parameters
 
 from support.decoders import DECODERS, config
 

@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from onward.config.decoder import Experts
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
+from onward import Decoder, Experts, KVCache
+from onward.planning import cache_bytes, training_memory, weight_bytes
 from onward.planning.dry import Segment, dry_step, replay
-from onward.planning.memory import cache_bytes, most, optimizer_bytes, training_memory, weight_bytes
-from onward.training.step.loss import CrossEntropy
-from onward.training.step.optimizer import optimizers
-from onward.transforms.quantize import quantize_model
+from onward.planning.memory import most, optimizer_bytes
+from onward.training import CrossEntropy, optimizers
+from onward.transforms import quantize_model
 
 from support.decoders import DECODERS, config
 from support.peak import DECODING, TRAINING

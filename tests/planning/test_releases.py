@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.families import modules, presets
 from onward.planning.families_page import renewed, table
 from onward.planning.releases import catalog, find, lineage, step, steps

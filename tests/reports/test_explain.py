@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from onward.base.errors import UserError
-from onward.cli import main
-from onward.config.decoder import (
+from onward import (
     Alibi,
+    Decoder,
     DecoderConfig,
     Experts,
     LatentAttention,
@@ -21,13 +20,15 @@ from onward.config.decoder import (
     Plain,
     PostNorm,
     SelfAttention,
+    UserError,
+    explain,
+    trace,
+    train_tokenizer,
 )
-from onward.inspection.head_maps import attention_maps, next_tokens
-from onward.model.decoder import Decoder
-from onward.reports.explain.page import explain
+from onward.cli import main
+from onward.inspection import attention_maps
+from onward.inspection.head_maps import next_tokens
 from onward.reports.explain.story import Story
-from onward.text.tokenizer import train_tokenizer
-from onward.tracing.trace import trace
 
 from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer
 

@@ -11,17 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from onward.config.decoder import DecoderConfig, Experts, Gated
-from onward.evaluation.score import logprobs
-from onward.generation.distribution import next_token_distribution
-from onward.generation.sampling import Sampling
-from onward.inspection.head_maps import attention_maps, head_scores, logits, next_tokens
-from onward.model.decoder import Decoder
+from onward import Decoder, DecoderConfig, Experts, Gated, Sampling, next_token_distribution, train_tokenizer
+from onward.evaluation import logprobs
+from onward.inspection import attention_maps, head_scores
+from onward.inspection.head_maps import logits, next_tokens
+from onward.reports import RunRecord
 from onward.reports.pictures.markup import resource
 from onward.reports.runs.look import distributions, passage, prompts
-from onward.reports.runs.record import RunRecord
 from onward.reports.runs.report import write_report
-from onward.text.tokenizer import train_tokenizer
 
 from support.pages import TEXT, Page, model_and_tokenizer, write_run, written
 

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from onward.reports.pictures.panels import curves
+from onward.reports import curves
 from onward.reports.pictures.plot import clock, log_ticks, short, ticks
 from onward.reports.runs.charts import charts, recorded
 from onward.reports.runs.curve import write_loss_svg

@@ -12,14 +12,10 @@ from xml.etree import ElementTree
 import pytest
 
 import onward
+from onward import Experts, Notice, Run, explain
 from onward.base.notebook import in_notebook
-from onward.config.decoder import Experts
-from onward.reports.explain.page import explain
-from onward.reports.pictures.ideas import IDEAS
-from onward.reports.runs.record import RunRecord
-from onward.training.run.events import Notice
+from onward.reports import IDEAS, RunRecord
 from onward.training.run.progress import NotebookProgress, progress
-from onward.training.run.run import Run
 
 from support.pages import HOSTILE, Page, model_and_tokenizer
 from support.runs import SETTINGS

@@ -13,15 +13,13 @@ import pytest
 import torch
 from rich.cells import cell_len
 
+from onward import DecoderConfig, Experts, Parallel, PostNorm, SelfAttention
 from onward.cli import main
-from onward.config.decoder import DecoderConfig, Experts, Parallel, PostNorm, SelfAttention
 from onward.families import preset
 from onward.planning.parameters import modules
+from onward.reports import IDEAS, ColorScale, Picture, bars, cells, curves
 from onward.reports.pictures.diagram import block, rows_of
-from onward.reports.pictures.ideas import IDEAS
-from onward.reports.pictures.panels import bars, cells, curves
-from onward.reports.pictures.picture import Picture, in_rows
-from onward.reports.pictures.scale import ColorScale
+from onward.reports.pictures.picture import in_rows
 
 from support.pages import HOSTILE, Page
 

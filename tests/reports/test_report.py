@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from onward.config.decoder import Alibi, DecoderConfig, Experts, Rotary
-from onward.model.decoder import Decoder
+from onward import Alibi, Decoder, DecoderConfig, Experts, Rotary
+from onward.reports import RunRecord
 from onward.reports.runs.curve import write_loss_svg
 from onward.reports.runs.metrics import read_metrics
-from onward.reports.runs.record import RunRecord, options_in_effect
+from onward.reports.runs.record import options_in_effect
 from onward.reports.runs.report import write_report
 
 from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer, paths, plots, write_lines, write_run, written

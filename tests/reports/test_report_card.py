@@ -9,15 +9,14 @@ from huggingface_hub import ModelCard
 from huggingface_hub.repocard_data import model_index_to_eval_results
 
 import onward
+from onward import DecoderConfig, Run
 from onward.cli import main
-from onward.config.decoder import DecoderConfig
 from onward.planning.parameters import parameters
 from onward.planning.releases import find
+from onward.reports import RunRecord
 from onward.reports.runs.published import figures, nearest
-from onward.reports.runs.record import RunRecord
 from onward.reports.runs.report_card import report_card
 from onward.reports.runs.scores import TaskScore, keep_scores, read_scores
-from onward.training.run.run import Run
 
 from support.pages import HOSTILE, Page, write_run, written
 from support.runs import config

@@ -8,29 +8,27 @@ import numpy as np
 import pytest
 import torch
 
-from onward.config.decoder import (
+from onward import (
     Alibi,
     AttentionOnly,
+    Decoder,
     DecoderConfig,
     Experts,
     LayerNorm,
     Learned,
     PreNorm,
+    Sampling,
     SelfAttention,
+    explain,
+    train_tokenizer,
 )
 from onward.families import preset
-from onward.generation.sampling import Sampling
-from onward.inspection.tokens import loss_by_position, token_statistics
-from onward.model.decoder import Decoder
-from onward.reports.explain.page import explain
+from onward.inspection import loss_by_position, token_statistics
+from onward.reports import IDEAS, ColorScale, Picture, Reading, bars, cells
 from onward.reports.pictures.diagram import block, in_short
-from onward.reports.pictures.ideas import IDEAS
-from onward.reports.pictures.panels import bars, cells
-from onward.reports.pictures.picture import Picture, pointed
-from onward.reports.pictures.reading import Reading
-from onward.reports.pictures.scale import SHADES, ColorScale
+from onward.reports.pictures.picture import pointed
+from onward.reports.pictures.scale import SHADES
 from onward.reports.pictures.views import VIEWS
-from onward.text.tokenizer import train_tokenizer
 
 from support.pages import TEXT, model_and_tokenizer, write_run, written
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.reports.pictures.strategies import BAR, Comparison, compare
+from onward.reports import compare
+from onward.reports.pictures.strategies import BAR, Comparison
 
 DOCS = Path(__file__).parents[2] / "docs"
 WORDS = {"mat": 0.35, "floor": 0.25, "bed": 0.15, "roof": 0.10, "chair": 0.05, "table": 0.04, "ground": 0.03}

@@ -12,18 +12,13 @@ import pytest
 import torch
 from rich.cells import cell_len
 
-from onward.base.errors import UserError
+from onward import Decoder, DecoderConfig, Experts, Sampling, UserError, trace, train_tokenizer
 from onward.cli import main
 from onward.cli.commands.inspect import VIEWS as COMMAND_OPTIONS
-from onward.config.decoder import DecoderConfig, Experts
-from onward.generation.sampling import Sampling
-from onward.inspection.head_maps import attention_maps, next_tokens
-from onward.model.decoder import Decoder
-from onward.reports.pictures.picture import Picture
-from onward.reports.pictures.reading import Reading
+from onward.inspection import attention_maps
+from onward.inspection.head_maps import next_tokens
+from onward.reports import Picture, Reading
 from onward.reports.pictures.views import VIEWS
-from onward.text.tokenizer import train_tokenizer
-from onward.tracing.trace import trace
 
 from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer
 

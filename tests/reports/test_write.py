@@ -11,13 +11,10 @@ import numpy as np
 import pytest
 
 import onward
-from onward.base.errors import UserError
+from onward import Run, Tokens, UserError, Validation
 from onward.cli import main
-from onward.data.tokens import Tokens
 from onward.reports.runs.write import write_reports
 from onward.training.inputs.texts import spread
-from onward.training.run.run import Run
-from onward.training.step.validation import Validation
 
 from support.runs import config, metrics
 

@@ -14,8 +14,7 @@ from openai.resources.chat.completions import Completions as Chat
 from openai.resources.completions import Completions
 from openai.resources.responses import Responses
 
-from onward.api.language_model import LanguageModel
-from onward.generation.options import GenerationOptions
+from onward import GenerationOptions, LanguageModel
 from onward.serving.chat import ChatRequest
 from onward.serving.completions import CompletionRequest
 from onward.serving.errors import ApiError

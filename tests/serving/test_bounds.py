@@ -14,8 +14,7 @@ import httpx
 import pytest
 
 from onward.cli import main
-from onward.serving.server import serve
-from onward.serving.server_options import Listening, RequestLimits
+from onward.serving import Listening, RequestLimits, serve
 
 from support.server import Running, serving, started
 

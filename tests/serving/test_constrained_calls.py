@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 
+from onward import GenerationOptions
 from onward.generation.constraint import TextConstraint, constraint
-from onward.generation.options import GenerationOptions
 from onward.generation.schemas import prepared
 from onward.serving.calls.forms import FORMS, Forms
 from onward.serving.calls.markers import Markers

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.model.decoder import Decoder
+from onward import Decoder, LanguageModel, train_tokenizer
 from onward.serving.chat import message_of
 from onward.serving.responses import ResponsesRequest, messages_of
-from onward.text.chat import chat_of
-from onward.text.tokenizer import train_tokenizer
+from onward.text import chat_of
 
 from support.server import Running, serving
 

@@ -12,9 +12,7 @@ import httpx
 import pytest
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
-from onward.config.lora import LoRA
+from onward import LanguageModel, LoRA, UserError
 from onward.generation.logprobs import prompt_logprobs
 from onward.serving.models import check_weights
 

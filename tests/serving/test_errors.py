@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.serving import fields
 from onward.serving.chat import of_messages
 from onward.serving.names import OTHER_NAMES

@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.model.decoder import Decoder
+from onward import Decoder, LanguageModel, train_tokenizer
 from onward.serving.usage import spelled
-from onward.text.tokenizer import train_tokenizer
 
 from support.server import Running, serving
 

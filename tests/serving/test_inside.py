@@ -10,13 +10,8 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.generation.distribution import next_token_distribution
-from onward.generation.sampling import Sampling
-from onward.inspection.attribution import logit_attribution
-from onward.inspection.head_maps import attention_maps
-from onward.inspection.heads import head_roles
-from onward.inspection.lens import logit_lens
+from onward import LanguageModel, Sampling, next_token_distribution
+from onward.inspection import attention_maps, head_roles, logit_attribution, logit_lens
 
 from support.server import Running, serving
 

@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
-from onward.api.language_model import LanguageModel
-from onward.serving.server_options import RequestLimits
+from onward import LanguageModel
+from onward.serving import RequestLimits
 
 from support.server import Running, serving
 

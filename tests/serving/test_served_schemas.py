@@ -10,10 +10,8 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
+from onward import Decoder, LanguageModel, train_tokenizer
 from onward.generation.schemas import prepared
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import train_tokenizer
 
 from support.server import Running, serving
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from onward.api.language_model import LanguageModel
-from onward.text.chat import chat_of
+from onward import LanguageModel
+from onward.text import chat_of
 
 from support.server import Running, serving
 

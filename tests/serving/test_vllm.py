@@ -15,9 +15,7 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.config.lora import LoRA
-from onward.transforms.lora import use_adapter
+from onward import LanguageModel, LoRA, use_adapter
 
 from support.adapters import stirred
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.model.decoder import Decoder
+from onward import Decoder
 
 WITHOUT_GRADIENT = (".scale", ".choices", "position")
 

@@ -2,9 +2,7 @@
 
 import torch
 
-from onward.config.lora import LoRA
-from onward.model.decoder import Decoder
-from onward.transforms.lora import add_lora
+from onward import Decoder, LoRA, add_lora
 
 LORA = LoRA(rank=2, targets=("blocks", "embed", "head"))
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from onward import Tokenizer, train_tokenizer
 from onward.serving.calls.forms import Forms
 from onward.serving.calls.markers import MARKERS, Markers
 from onward.serving.calls.source import Event
 from onward.serving.calls.splitter import Splitter, joined
 from onward.serving.tools import Tools
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 ANY_MARKER = re.compile("|".join(f"({re.escape(marker)})" for marker in MARKERS))
 

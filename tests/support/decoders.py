@@ -5,16 +5,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.config.decoder import (
+from onward import (
     Alibi,
     AttentionOnly,
     BranchNorm,
+    Decoder,
     DecoderConfig,
+    DynamicScaling,
     Experts,
     Gated,
     LatentAttention,
     LayerNorm,
     Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
     NoNorm,
     NoPosition,
     Parallel,
@@ -26,11 +31,11 @@ from onward.config.decoder import (
     Sandwich,
     SelfAttention,
     SharedNorm,
+    SigmoidRouting,
     Sinusoidal,
+    SoftmaxRouting,
+    YaRNScaling,
 )
-from onward.config.routing import SigmoidRouting, SoftmaxRouting
-from onward.config.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, YaRNScaling
-from onward.model.decoder import Decoder
 
 from support.devices import on_device
 

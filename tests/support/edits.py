@@ -12,14 +12,12 @@ from torch import nn
 from torch.nn.utils import parametrize, prune
 
 import onward
-from onward.config.decoder import Rotary
-from onward.config.lora import LoRA
-from onward.model.attention import Attend, SelfAttentionModule
+from onward import Decoder, LoRA, Rotary, add_lora, merge_lora
+from onward.model import RMSNormModule, SelfAttentionModule
+from onward.model.attention import Attend
 from onward.model.context import rotary
-from onward.model.decoder import Decoder
-from onward.model.layers import RMSNormModule
-from onward.transforms.lora import adapters_of, add_lora, merge_lora
-from onward.transforms.quantize import quantize_model
+from onward.transforms import quantize_model
+from onward.transforms.lora import adapters_of
 
 Edit = Callable[[Decoder, ExitStack], object]
 

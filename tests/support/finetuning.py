@@ -8,12 +8,8 @@ from typing import Any
 import torch
 
 import onward
-from onward.config.decoder import DecoderConfig, SelfAttention
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward import Decoder, DecoderConfig, FinetuneConfig, Method, SelfAttention, Tokenizer, train_tokenizer
 from onward.training.finetuning.base import base_of
-from onward.training.finetuning.config import FinetuneConfig
-from onward.training.methods import Method
 from onward.training.methods.method import Base
 
 from support.devices import device

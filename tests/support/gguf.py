@@ -3,15 +3,19 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.config.decoder import (
+from onward import (
     Alibi,
     BranchNorm,
     DecoderConfig,
+    DynamicScaling,
     Experts,
     Gated,
     LatentAttention,
     LayerNorm,
     Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
     NoPosition,
     Parallel,
     Plain,
@@ -21,16 +25,11 @@ from onward.config.decoder import (
     Sandwich,
     SelfAttention,
     SharedNorm,
-)
-from onward.config.routing import SigmoidRouting, SoftmaxRouting
-from onward.config.scaling import (
-    DynamicScaling,
-    LinearScaling,
-    Llama3Scaling,
-    LongRoPEScaling,
+    SigmoidRouting,
+    SoftmaxRouting,
     YaRNScaling,
-    yarn_magnitude,
 )
+from onward.config.scaling import yarn_magnitude
 from onward.families.gpt_oss import ClampedExperts
 from onward.families.stablelm import UnbiasedHeadNorms
 

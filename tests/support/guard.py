@@ -10,12 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward import Decoder, KVCache
 from onward.compiled import recording
 from onward.compiled.needed import memory as addresses
 from onward.compiled.needed import tensors_in
 from onward.kernels import cross_entropy, memory, operations
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
 
 PAGE = mmap.PAGESIZE
 SIDES = "start", "end"  # where the page that may not be touched is

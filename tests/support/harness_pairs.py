@@ -13,7 +13,7 @@ import transformers
 from tokenizers import decoders, models, normalizers, processors
 
 import onward
-from onward.text.tokenizer import train_tokenizer
+from onward import train_tokenizer
 
 from support.parity import publish
 

@@ -9,16 +9,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from onward import (
+    Alibi,
+    BlockManager,
+    CacheManager,
+    Decoder,
+    DecoderConfig,
+    KVCache,
+    NoPosition,
+    PagedKVCache,
+    Request,
+    Sampling,
+    SelfAttention,
+)
 from onward.compiled.program import Program
 from onward.compiled.recording import record_step
 from onward.compiled.steps import compile_step
-from onward.config.decoder import Alibi, DecoderConfig, NoPosition, SelfAttention
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.drafts.proposal import Proposal
+from onward.data import IGNORE_INDEX
+from onward.generation import Proposal
 from onward.generation.engine.sampler import Sampler
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 from onward.kernels.cached_attention import attend
 from onward.kernels.chosen import chosen_linear, plain_chosen_linear
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
@@ -26,15 +35,12 @@ from onward.kernels.llvm.code import LANES
 from onward.kernels.operations import gate, linear, quantized_linear, rotate
 from onward.kernels.plain import ACTIVATIONS
 from onward.kernels.self_test import plain_attend
+from onward.model import RMSNormModule
 from onward.model import attention as backends
-from onward.model.cache import SCALE, CacheView, KVCache, quantize
+from onward.model.cache import SCALE, CacheView, quantize
 from onward.model.context import attention_contexts
-from onward.model.decoder import Decoder
-from onward.model.layers import RMSNormModule
 from onward.model.mask import AttentionMask
-from onward.model.paged import PagedKVCache
 from onward.model.reference import reference
-from onward.training.step.loss import IGNORE_INDEX
 from onward.transforms.quantize import Precision, quantize_weight
 
 from support.adapters import stirred

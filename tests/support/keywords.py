@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import onward
+from onward import Method
 from onward.base.arguments import Choice, Either, Function, Instance, Limited, Row, Several, Table, Type, field_types
 from onward.base.arguments import types as argument_types
 from onward.base.fields import Part
 from onward.generation.search.beam import beam_search
-from onward.training.methods import Method
 
 SOURCE = Path(onward.__file__).parent
 Types = dict[str, str]  # as source code, by the names of arguments

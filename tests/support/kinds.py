@@ -10,9 +10,9 @@ import pytest
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
+from onward import Tokenizer, train_tokenizer
 from onward.text.pieces import Piece
 from onward.text.sentencepiece import read_sentencepiece
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 from support import SHARED
 from support.vocabularies import CONTROLS, write_pieces

@@ -8,11 +8,9 @@ from typing import Any
 
 import torch
 
-from onward.config.decoder import DecoderConfig
-from onward.model.decoder import Decoder
-from onward.reports.runs.record import RunRecord
+from onward import Decoder, DecoderConfig, Tokenizer, train_tokenizer
+from onward.reports import RunRecord
 from onward.reports.runs.report import write_report
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 HOSTILE = "</script><script>alert(1)</script><!--name--><img src=x onerror=alert(1)>\x00\x1b[31m\u202e\ud800&amp;\"'"
 TEXT = "to be, or\n\tnot to be: that is the question"

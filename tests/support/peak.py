@@ -11,12 +11,21 @@ from typing import Any
 import torch
 
 import onward
-from onward.config.decoder import DecoderConfig, Experts, LayerNorm, Learned, Plain, SelfAttention
-from onward.planning.memory import generation_memory, training_memory
+from onward import (
+    Batch,
+    DecoderConfig,
+    Experts,
+    LayerNorm,
+    Learned,
+    Plain,
+    SelfAttention,
+    StepConfig,
+    StepPlan,
+    Trainer,
+)
+from onward.planning import generation_memory, training_memory
+from onward.training import CrossEntropy, optimizers
 from onward.training.step.build import choose_backend
-from onward.training.step.loss import CrossEntropy
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import Batch, StepConfig, StepPlan, Trainer
 
 
 def decoder(vocab_size: int, d_model: int, n_layers: int, length: int, **parts: object) -> DecoderConfig:

@@ -5,17 +5,20 @@ from typing import Any
 
 import torch
 
-from onward.config.decoder import Alibi, DecoderConfig, Learned, SelfAttention
-from onward.generation.distribution import next_token_distribution
-from onward.generation.drafts.lookup import LookupDraft
-from onward.generation.drafts.model_draft import ModelDraft
-from onward.generation.drafts.proposal import Draft
+from onward import (
+    Alibi,
+    Decoder,
+    DecoderConfig,
+    Engine,
+    Learned,
+    Request,
+    Sampling,
+    SelfAttention,
+    next_token_distribution,
+)
+from onward.generation import Draft, LookupDraft, ModelDraft
 from onward.generation.drafts.verify import DRAW
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
 from onward.kernels.draws import draw
-from onward.model.decoder import Decoder
 
 from support.devices import on_device
 

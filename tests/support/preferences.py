@@ -7,13 +7,11 @@ from typing import Any
 import torch
 
 import onward
+from onward import Decoder, Method
 from onward.base import fields
-from onward.data.examples import Encoder
-from onward.data.packing import ExampleBatch, batch_of
-from onward.data.records import Record
+from onward.data import Encoder, ExampleBatch, Record
+from onward.data.packing import batch_of
 from onward.data.tables import tabulated
-from onward.model.decoder import Decoder
-from onward.training.methods import Method
 
 from support.finetuning import method as method_of
 from support.finetuning import pairs, tokenizer

@@ -6,10 +6,7 @@ from random import Random
 
 import torch
 
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
+from onward import BlockManager, CacheManager, Decoder, KVCache
 from onward.model.paged import NULL_BLOCK
 
 from support.decoders import assert_close

@@ -3,7 +3,7 @@
 import pytest
 from torch import Tensor
 
-from onward.config.decoder import DecoderConfig
+from onward import DecoderConfig
 from onward.model import decoder
 
 

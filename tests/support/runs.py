@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from onward import RunConfig
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
-from onward.training.config import RunConfig
 
 from support.devices import device
 

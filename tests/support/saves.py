@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward import Decoder
 from onward.checkpoint.saves.state import TrainerState, training_tensors
-from onward.model.decoder import Decoder
 
 CPU = torch.device("cpu")
 

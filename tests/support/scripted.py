@@ -14,11 +14,8 @@ import pytest
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.generation.options import GenerationOptions
-from onward.model.decoder import Decoder
-from onward.serving.service import Service
-from onward.text.tokenizer import train_tokenizer
+from onward import Decoder, GenerationOptions, LanguageModel, train_tokenizer
+from onward.serving import Service
 
 from support.server import Running, serving
 

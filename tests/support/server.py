@@ -16,11 +16,9 @@ import httpx
 import uvicorn
 
 import onward
-from onward.serving.app import make_app
-from onward.serving.models import Served, engines_of, load_served
+from onward.serving import EngineOptions, RequestLimits, Served, Service, load_served, make_app
+from onward.serving.models import engines_of
 from onward.serving.server import listen
-from onward.serving.server_options import EngineOptions, RequestLimits
-from onward.serving.service import Service
 
 
 @dataclass

@@ -15,21 +15,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from onward import Batch, Decoder, DecoderConfig, StepConfig, StepPlan, Trainer
 from onward.checkpoint.source import SizeLimit
-from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
-from onward.model.experts import SigmoidRoutingModule
+from onward.model import SigmoidRoutingModule
 from onward.parallel import parallelize
 from onward.parallel.parts import local
 from onward.parallel.pipeline import Absent
 from onward.parallel.processes import Processes
 from onward.planning.dry import Shortened
 from onward.planning.traffic import collectives
-from onward.training.step.balance import Balance
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
+from onward.training import Balance, optimizers
 
 Key = tuple[str, str]  # axis ("": all processes) and kind of a collective
 

@@ -12,8 +12,7 @@ import httpx
 import torch
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.model.decoder import Decoder
+from onward import Decoder, LanguageModel
 from onward.serving.calls.markers import MARKERS, Markers
 
 from support.calls import encoded, tokenizer_of

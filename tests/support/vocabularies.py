@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
+from onward import train_tokenizer
 from onward.text.patterns import BYTE_OF, TEKKEN
 from onward.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Piece
-from onward.text.tokenizer import train_tokenizer
 
 from support.llama_cpp import PARTS
 

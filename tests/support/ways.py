@@ -7,12 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.config.decoder import DecoderConfig
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
+from onward import BlockManager, CacheManager, Decoder, DecoderConfig, KVCache, PagedKVCache
 
 from support.decoders import LENGTH, assert_close, decoder, token_ids
 

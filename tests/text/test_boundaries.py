@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from tokenizers import normalizers, pre_tokenizers
 
-from onward.data.examples import Encoder
+from onward import Tokenizer
+from onward.data import Encoder, Record
 from onward.data.forms import judged, own_sequences, preferred
 from onward.data.layouts import converted
-from onward.data.records import Record
+from onward.text import with_template
 from onward.text.boundaries import continuing
-from onward.text.templates import with_template
-from onward.text.tokenizer import Tokenizer
 from onward.training.environments.environment import reply_tokens
 
 from support.kinds import KINDS, of_kind

@@ -12,10 +12,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 import onward
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
-from onward.text.chat import Chat, NoTemplate, chat_of
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward import LanguageModel, Tokenizer, UserError, train_tokenizer
+from onward.text import Chat, NoTemplate, chat_of
 
 TEXT = "Hello there, what is a cat? It sat on a mat.\n\nYou are kind: answer! é猫 [INST] <|x|> <s> assistant user\n" * 3
 CONTROL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]"]

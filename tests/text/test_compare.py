@@ -6,9 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import normalizers
 
+from onward import Tokenizer, train_tokenizer
 from onward.text.compare import built_in, compare, kind, labeled, script
 from onward.text.fast import samples
-from onward.text.tokenizer import UNKNOWN, Tokenizer, train_tokenizer
+from onward.text.tokenizer import UNKNOWN
 
 BYTE, BPE = train_tokenizer("byte", []), train_tokenizer("bpe:400", [text for text, _ in built_in()])
 LATIN = ["English", "German", "French", "Spanish", "Polish", "Turkish", "Vietnamese"]

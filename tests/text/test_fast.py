@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
+from onward import Tokenizer, train_tokenizer
 from onward.text.fast import GPT2, LLAMA3, by_library, by_tiktoken, encoder, same_characters, samples
-from onward.text.tokenizer import BYTE_OF, END, Tokenizer, byte_level, train_tokenizer
+from onward.text.tokenizer import BYTE_OF, END, byte_level
 
 TEXTS = [text for group in samples().values() for text in group.values()]
 

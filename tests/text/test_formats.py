@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import tiktoken
 
-from onward.base.errors import UserError
-from onward.data.tokens import encode
+from onward import Tokenizer, UserError
+from onward.data import encode
 from onward.text.patterns import CL100K, GPT2, LLAMA3, O200K, QWEN2, TEKKEN
 from onward.text.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, Piece
 from onward.text.ranks import PUBLISHED, load_ranks
-from onward.text.tokenizer import Tokenizer
 
 from support.llama_cpp import PARTS, awkward_texts
 from support.vocabularies import (

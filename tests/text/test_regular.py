@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import UserError
+from onward.evaluation import Question
 from onward.evaluation.tasks.files import Answers
-from onward.evaluation.tasks.task import Question
 from onward.text import regular
 from onward.text.regular import compiled, matches
 

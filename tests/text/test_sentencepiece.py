@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import Tokenizer, UserError
 from onward.text.pieces import CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Piece
-from onward.text.tokenizer import Tokenizer
 
 from support.sentencepiece import OF_TRAINING, Spec, random_spec, random_text
 from support.vocabularies import BYTES, CONTROLS, message

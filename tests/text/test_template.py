@@ -12,11 +12,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers
 
-from onward.base.errors import UserError
-from onward.text.chat import Chat
+from onward import Tokenizer, UserError, train_tokenizer
+from onward.text import Chat
 from onward.text.masked_string import TEMPLATE, MaskedString, concat, mask_of, sourced
 from onward.text.template import environment
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 CONTROL = ["<s>", "</s>", "<|im_end|>", "[INST]", "<x><y>"]
 HALVES = [

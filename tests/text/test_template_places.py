@@ -10,10 +10,10 @@ import pytest
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from onward.text.chat import Chat
+from onward import Tokenizer, train_tokenizer
+from onward.text import Chat
 from onward.text.masked_string import MaskedString, sourced
 from onward.text.template import compiled, render
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 VALUES = {"x": "a-b a\n c", "y": "a", "n": 2, "names": ["u", "v w"], "table": {"k": "z", "n": 3}, "none": None}
 TEXTS = ["x", "y", "'a b'", "table.k", "names[1]", "('a' ~ x)", "(x | upper)", "(x | tojson)", "x[1:]", "n | string"]

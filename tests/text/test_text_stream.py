@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from onward.text.stream import TextStream
-from onward.text.tokenizer import UNKNOWN, Tokenizer, train_tokenizer
+from onward import Tokenizer, train_tokenizer
+from onward.text import TextStream
+from onward.text.tokenizer import UNKNOWN
 
 TEXT = "The cat sat.\n The café — 猫 🐈!\n" * 20
 TOKENIZERS = {spec: train_tokenizer(spec, [TEXT]) for spec in ("char", "byte", "bpe:300")}

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from onward.base.errors import UserError
+from onward import Tokenizer, UserError, train_tokenizer
 from onward.text.learning import by_tokenizers, interruptible, learn_bpe
 from onward.text.patterns import BYTE_OF
-from onward.text.tokenizer import END, UNKNOWN, Tokenizer, train_tokenizer
+from onward.text.tokenizer import END, UNKNOWN
 
 TEXT = "The cat sat.\n\n  The café\tsang — 猫 🐈! It's  12,345 o'clock.\r\n" * 8
 SPECS = ["char", "byte", "bpe:300"]

@@ -7,10 +7,10 @@ import jinja2
 import pytest
 from jinja2.ext import Extension, loopcontrols
 
-from onward.base.errors import UserError
-from onward.text.chat import Chat, Conversation
+from onward import Tokenizer, UserError, train_tokenizer
+from onward.text import Chat
+from onward.text.chat import Conversation
 from onward.text.template import GenerationTag
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 CONTROL = [
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|eot|>", "<|head|>", "<|/head|>", "[INST]", "[/INST]"),

@@ -10,12 +10,12 @@ import tiktoken
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward import Tokenizer, train_tokenizer
+from onward.text import TextStream
 from onward.text.fast import encoder
 from onward.text.patterns import GPT2, LLAMA3, QWEN2
 from onward.text.pieces import USER_DEFINED, Piece
 from onward.text.ranks import load_ranks
-from onward.text.stream import TextStream
-from onward.text.tokenizer import Tokenizer, train_tokenizer
 
 from support.llama_cpp import PARTS, awkward_texts
 from support.vocabularies import PIECES, small_ranks, write_pieces, write_ranks, write_tekken

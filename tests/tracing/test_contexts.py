@@ -13,13 +13,10 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.decoder import Decoder
-from onward.tracing.edit import add, scale, zero
+from onward import Decoder, Engine, Request, Sampling
+from onward.tracing import add, scale, zero
 from onward.tracing.listening import is_traced
-from onward.transforms.recompute import recompute_blocks
+from onward.transforms import recompute_blocks
 
 from support.decoders import DECODERS, decoder, token_ids
 

@@ -7,15 +7,20 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.base.errors import UserError
-from onward.data.windows import Batch
-from onward.model.activations import Activation, ContextVectors, Declarations, Output, Scores, attention
+from onward import Batch, UserError
+from onward.model import (
+    Activation,
+    AttentionContext,
+    BranchNormModule,
+    Output,
+    ParallelModule,
+    PostNormModule,
+    PreNormModule,
+    build_branches,
+)
+from onward.model.activations import ContextVectors, Declarations, Scores, attention
 from onward.model.attention import Attend
-from onward.model.blocks import BranchNormModule, ParallelModule, PostNormModule
-from onward.model.build import build_branches
-from onward.model.context import AttentionContext
-from onward.model.layers import PreNormModule
-from onward.tracing.edit import zero
+from onward.tracing import zero
 from onward.training.step.layers import measure
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids

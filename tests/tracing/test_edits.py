@@ -8,11 +8,8 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.base.errors import UserError
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
+from onward import Engine, Request, Sampling, UserError
+from onward.tracing import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.listening import OF_MODELS
 from onward.tracing.sites import activations
 

@@ -8,10 +8,9 @@ import torch
 from transformers import PreTrainedConfig
 
 import onward
-from onward.config.decoder import Experts
-from onward.config.routing import SigmoidRouting, SoftmaxRouting
+from onward import Experts, SigmoidRouting, SoftmaxRouting
 from onward.families import read
-from onward.inspection.attribution import logit_attribution
+from onward.inspection import logit_attribution
 
 from support.decoders import decoder, token_ids
 from support.families import CASES

@@ -9,20 +9,11 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.base.errors import UserError
+from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling, UserError
 from onward.families import read
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.drafts.lookup import LookupDraft
-from onward.generation.drafts.model_draft import ModelDraft
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
+from onward.generation import LookupDraft, ModelDraft
 from onward.model.rows import Row, labeled
-from onward.tracing.edit import add, clamp, mean_of, replace, scale, zero
+from onward.tracing import add, clamp, mean_of, replace, scale, zero
 from onward.tracing.sites import activations
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids

@@ -11,20 +11,20 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig
-from onward.generation.cache.blocks import BlockManager
-from onward.generation.cache.manager import CacheManager
-from onward.generation.engine.engine import Engine
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.paged import PagedKVCache
-from onward.tracing.edit import scale, zero
-from onward.transforms.compiling import compile_blocks
-from onward.transforms.quantize import quantize_model
-from onward.transforms.recompute import recompute_blocks
+from onward import (
+    BlockManager,
+    CacheManager,
+    Decoder,
+    DecoderConfig,
+    Engine,
+    KVCache,
+    PagedKVCache,
+    Request,
+    Sampling,
+    UserError,
+)
+from onward.tracing import scale, zero
+from onward.transforms import compile_blocks, quantize_model, recompute_blocks
 
 from support.activations import WITHOUT_GRADIENT, hooks, loss_of
 from support.adapters import stirred

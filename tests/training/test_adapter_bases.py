@@ -8,13 +8,10 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Run, Step, UserError, use_adapter
 from onward.checkpoint.weights import read_tensors
 from onward.model.adapters import adapter_names
 from onward.training.finetuning.base import load_base
-from onward.training.run.run import Run
-from onward.training.step.trainer import Step
-from onward.transforms.lora import use_adapter
 
 from support.finetuning import base_model, config, pairs, write_rows
 from support.runs import assert_same_adapters, metrics

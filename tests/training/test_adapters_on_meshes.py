@@ -8,11 +8,10 @@ import pytest
 import torch
 
 import onward
+from onward import Decoder, Run
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
-from onward.model.decoder import Decoder
 from onward.training.run.initial_values import FILE
-from onward.training.run.run import Run
 
 from support.decoders import DECODERS
 from support.finetuning import config, pairs, tokenizer, write_rows

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from onward.training.step.average import Average
+from onward.training import Average
 
 from support.decoders import DECODERS, decoder, token_ids
 from support.devices import on_device

@@ -8,12 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.config.decoder import Experts, Gated
-from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
-from onward.model.decoder import Decoder
-from onward.training.step.balance import Balance
-from onward.transforms.compiling import compile_blocks
-from onward.transforms.recompute import recompute_blocks
+from onward import Decoder, Experts, Gated, Routing, SigmoidRouting, SoftmaxRouting
+from onward.training import Balance
+from onward.transforms import compile_blocks, recompute_blocks
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 

@@ -9,26 +9,19 @@ import numpy as np
 import pytest
 import torch
 
+from onward import Decoder, Run, RunConfig, Step, StepPlan, Tokens, Trainer, Validation, Windows, train_tokenizer
 from onward.base.timing import fastest
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.saves.state import TrainerState
-from onward.data.tokens import Tokens
-from onward.data.windows import Windows
-from onward.model.decoder import Decoder
 from onward.parallel.processes import Processes
-from onward.text.tokenizer import train_tokenizer
+from onward.training import optimizers
 from onward.training.clock import calibration
 from onward.training.clock.budget import Budget, Costs
 from onward.training.clock.calibration import fitted, measured_costs
-from onward.training.config import RunConfig
 from onward.training.inputs.record import read_config
 from onward.training.inputs.texts import Inputs
 from onward.training.run.progress import expected_steps
-from onward.training.run.run import Run
-from onward.training.step.optimizer import optimizers
 from onward.training.step.plans import Planner
-from onward.training.step.trainer import Step, StepPlan, Trainer
-from onward.training.step.validation import Validation
 
 from support.decoders import LENGTH, decoder
 from support.decoders import config as decoder_config

@@ -13,13 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.config.decoder import DecoderConfig, Gated, RMSNorm, SelfAttention
-from onward.data.tokens import Tokens
-from onward.data.windows import IGNORE_INDEX, Batch, Windows
-from onward.model.decoder import Decoder
+from onward import Batch, Decoder, DecoderConfig, Gated, RMSNorm, SelfAttention, Tokens, Windows
+from onward.data import IGNORE_INDEX
 from onward.training.presets import PRESETS, SHAPE
 from onward.training.run.checks import CHUNK, Check, apart, causal, first_loss, shifted, start_checks
-from onward.transforms.compiling import compile_blocks
+from onward.transforms import compile_blocks
 
 from support.decoders import DECODERS, config, decoder, token_ids
 from support.devices import device, on_device

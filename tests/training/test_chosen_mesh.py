@@ -8,19 +8,14 @@ from typing import Any
 
 import pytest
 
+from onward import Decoder, DecoderConfig, FinetuneConfig, LoRA, RunConfig, add_lora
 from onward.base.limits import in_bytes
-from onward.config.decoder import DecoderConfig
-from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.data.progress import silent
-from onward.model.decoder import Decoder
 from onward.parallel.processes import Processes
 from onward.planning import choice
-from onward.training.config import RunConfig
-from onward.training.finetuning.config import FinetuneConfig
 from onward.training.run.arrangement import chosen, in_words, memory_per_process, trained_with
 from onward.training.run.beginning import Given, begun
-from onward.transforms.lora import add_lora
 
 from support.runs import config
 

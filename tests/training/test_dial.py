@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from onward.base.errors import UserError
-from onward.data.tokens import Tokens
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import train_tokenizer
+from onward import Decoder, Run, RunConfig, Tokens, UserError, train_tokenizer
 from onward.training.clock.dial import LAW, SIZES, Choice, compression, dial, effective
-from onward.training.config import RunConfig
 from onward.training.inputs.texts import Inputs
-from onward.training.run.run import Run
 
 from support.runs import config
 

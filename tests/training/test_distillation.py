@@ -9,13 +9,11 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
-from onward.text.tokenizer import train_tokenizer
+from onward import FinetuneConfig, Run, UserError, train_tokenizer
+from onward.training import divergence
 from onward.training.finetuning.base import with_vocabulary
-from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.answers import Frozen
-from onward.training.losses.distillation import Distillation, OnPolicy, divergence
-from onward.training.run.run import Run
+from onward.training.losses.distillation import Distillation, OnPolicy
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 from support.finetuning import base_model, config, sums, tokenizer, write_rows

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from onward.data.tokens import Tokens
-from onward.data.windows import Batch, Packing, Windows
-from onward.training.step.loss import CrossEntropy
+from onward import Batch, Tokens, Windows
+from onward.data.windows import Packing
+from onward.training import CrossEntropy
 
 from support.decoders import DECODERS, LENGTH, decoder
 

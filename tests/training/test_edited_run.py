@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import Run, UserError
 from onward.base.files import file_sha256
 from onward.checkpoint.saves.folder import CHECKSUMS, PROGRESS, saves
-from onward.training.run.run import Run
 
 from support.runs import config
 

@@ -9,25 +9,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from onward import (
+    Batch,
+    Decoder,
+    DecoderConfig,
+    Run,
+    StepConfig,
+    StepPlan,
+    Tokenizer,
+    Trainer,
+    UserError,
+    train_tokenizer,
+)
 from onward.base import fields
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig
-from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
-from onward.text.chat import Chat
-from onward.text.templates import with_template
-from onward.text.tokenizer import Tokenizer, train_tokenizer
-from onward.training.environments import Environment
+from onward.data import IGNORE_INDEX
+from onward.text import Chat, with_template
+from onward.training import GRPO, Completion, Environment, PolicyGradient, optimizers, reward_of
 from onward.training.environments.calculator import Calculator, calculated
 from onward.training.environments.environment import reply_tokens
 from onward.training.losses.completions import prompts_of
-from onward.training.methods.completions.grpo import GRPO
-from onward.training.reinforcement.policy import PolicyGradient
 from onward.training.reinforcement.replay import Question, Replay
-from onward.training.rewards.reward import Completion, reward_of
-from onward.training.run.run import Run
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 from support.finetuning import base_model, config, tokenizer, write_rows
 from support.runs import assert_same_run, metrics

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from torch.distributed import HashStore
 
-from onward.base.errors import UserError
+from onward import Run, UserError
 from onward.cli import main
 from onward.config.mesh import Mesh
 from onward.evaluation.kept import PACKAGES, versions
@@ -27,7 +27,6 @@ from onward.parallel.failures import one_report
 from onward.parallel.launch import Launch
 from onward.parallel.processes import Processes
 from onward.training.run import loop
-from onward.training.run.run import Run
 
 from support.ranks import Ranks, run_ranks
 from support.runs import TINY, config, metrics

@@ -14,18 +14,16 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Batch, Decoder, Method, Run, UserError
 from onward.cli import main
 from onward.data.examples import Examples
 from onward.data.packing import batch_of
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder, without_dropout
+from onward.model.decoder import without_dropout
+from onward.training import PolicyMethod
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.losses.answers import REFERENCE
-from onward.training.methods import Method
-from onward.training.methods.completions.policy import PolicyMethod
-from onward.training.run.run import Run
-from onward.transforms.heads import add_head, head_of
+from onward.transforms import add_head
+from onward.transforms.heads import head_of
 
 from support.decoders import DECODERS, assert_close, decoder
 from support.finetuning import SETTINGS, base_in, config

@@ -13,23 +13,21 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Decoder, FinetuneConfig, Run, UserError
 from onward.cli import main
-from onward.data.examples import Encoder
+from onward.data import Encoder, Record
 from onward.data.forms import classified, preferred
 from onward.data.packing import batch_of
-from onward.data.records import Record
 from onward.data.tables import tabulated
 from onward.evaluation.heads import evaluate_head, examples_of
 from onward.evaluation.outputs import calibration_bins, calibration_error, outputs
-from onward.model.decoder import Decoder
-from onward.reports.runs.record import RunRecord
-from onward.training.finetuning.config import FinetuneConfig
-from onward.training.losses.scoring import ClassLoss, RewardLoss, reward_loss
+from onward.reports import RunRecord
+from onward.training import reward_loss
+from onward.training.losses.scoring import ClassLoss, RewardLoss
 from onward.training.rewards.model import Model
 from onward.training.run.result import evaluate_run
-from onward.training.run.run import Run
-from onward.transforms.heads import add_head, head_labels, head_of
+from onward.transforms import add_head
+from onward.transforms.heads import head_labels, head_of
 
 from support.decoders import DECODERS, assert_close, decoder
 from support.finetuning import base_model, config, tokenizer, write_rows

@@ -10,20 +10,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from onward.base.errors import UserError
-from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, Gated, NoPosition, Plain, SelfAttention
-from onward.data.windows import Batch
+from onward import (
+    AttentionOnly,
+    Batch,
+    Decoder,
+    DecoderConfig,
+    Experts,
+    Gated,
+    NoPosition,
+    Plain,
+    SelfAttention,
+    UserError,
+)
 from onward.families.gpt_oss import ClampedExperts
+from onward.model import AttentionOnlyModule, ExpertsModule, GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.attention import Attend
-from onward.model.blocks import AttentionOnlyModule
-from onward.model.decoder import Decoder
-from onward.model.experts import ExpertsModule
-from onward.model.layers import GatedFeedForwardModule, PlainFeedForwardModule
 from onward.model.reference import attention_weights
-from onward.training.step.health import Spikes, matrices, update_ratio
+from onward.training import CrossEntropy, Spikes
+from onward.training.step.health import matrices, update_ratio
 from onward.training.step.layers import DEAD, measure
-from onward.training.step.loss import CrossEntropy
-from onward.transforms.compiling import compile_blocks
+from onward.transforms import compile_blocks
 
 from support.decoders import DECODERS, config, decoder, token_ids
 from support.devices import device

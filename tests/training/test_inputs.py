@@ -11,16 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onward.base.errors import UserError
+from onward import Run, RunConfig, Tokens, UserError, Windows, train_tokenizer
 from onward.data.prepare import prepare
-from onward.data.tokens import Tokens
-from onward.data.windows import Windows
-from onward.text.tokenizer import train_tokenizer
-from onward.training.config import RunConfig
+from onward.training import inputs_of
 from onward.training.inputs.texts import open_inputs
 from onward.training.run.checks import start_checks
-from onward.training.run.run import Run
-from onward.training.stages import inputs_of
 
 from support.runs import SETTINGS, TINY, config
 

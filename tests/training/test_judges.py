@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.evaluation import endpoint, judging
-from onward.training.rewards.reward import Completion, reward_of
-from onward.training.rewards.sum import OpenReward
+from onward.training import Completion, OpenReward, reward_of
 
 from support.judge import Server, judge_server
 

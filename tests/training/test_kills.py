@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from onward import Run
 from onward.checkpoint.saves.folder import saves
-from onward.training.run.run import Run
 
 from support.runs import TINY, assert_same_run, config
 

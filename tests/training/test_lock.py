@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import Run, UserError
 from onward.training.run.lock import LOCK, is_running, of_this_job, run_lock
-from onward.training.run.run import Run
 
 from support.runs import config
 

@@ -14,15 +14,10 @@ import pytest
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from onward.config.decoder import DecoderConfig, Experts, Gated
-from onward.data.windows import IGNORE_INDEX, Batch
+from onward import Batch, Decoder, DecoderConfig, Experts, Gated, Step, StepConfig, StepPlan, Trainer, mean_loss
+from onward.data import IGNORE_INDEX
 from onward.kernels import causal, cross_entropy, fused, operations
-from onward.model.decoder import Decoder
-from onward.training.step.average import Average
-from onward.training.step.balance import Balance
-from onward.training.step.loss import CrossEntropy, mean_loss
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import Step, StepConfig, StepPlan, Trainer
+from onward.training import Average, Balance, CrossEntropy, optimizers
 
 from support.devices import on_device
 

@@ -12,16 +12,11 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Experts, FeedForward, Gated, Notice, Run, UserError, mean_loss
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
 from onward.cli import main
-from onward.config.decoder import Experts, Gated
-from onward.config.part_types import FeedForward
 from onward.reports.runs.write import write_reports
-from onward.training.run.events import Notice
-from onward.training.run.run import Run
-from onward.training.step.loss import mean_loss
 from onward.transforms.quantize import QuantizedLinear
 
 from support.finetuning import base_model, config

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.base.errors import UserError
-from onward.data.windows import IGNORE_INDEX, Batch
+from onward import Batch, Decoder, Loss, UserError
+from onward.data import IGNORE_INDEX
 from onward.kernels.cross_entropy import cross_entropy
-from onward.model.decoder import Decoder
-from onward.training.step.loss import CrossEntropy, Loss, as_loss
+from onward.training import CrossEntropy
+from onward.training.step.loss import as_loss
 
 from support.allocations import Allocations
 from support.decoders import DECODERS, LENGTH, assert_close, config, decoder, token_ids

@@ -7,22 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from onward.api.folders import save
-from onward.api.language_model import LanguageModel
-from onward.base.errors import UserError
+from onward import Batch, Decoder, Experts, FinetuneConfig, LanguageModel, Run, RunConfig, Tokenizer, UserError, save
 from onward.checkpoint.saves.folder import damage, saves
 from onward.checkpoint.weights import read_tensors
-from onward.config.decoder import Experts
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
 from onward.parallel.processes import Processes
-from onward.text.tokenizer import Tokenizer
-from onward.training.config import RunConfig
-from onward.training.finetuning.config import FinetuneConfig
+from onward.training import CrossEntropy
 from onward.training.run.checks import Check, start_checks
-from onward.training.run.run import Run
 from onward.training.run.together import planned
-from onward.training.step.loss import CrossEntropy, LossFunction
+from onward.training.step.loss import LossFunction
 
 from support.finetuning import base_model, pairs, sums, write_rows
 from support.grids import first

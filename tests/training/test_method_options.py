@@ -6,17 +6,13 @@ from typing import Any
 
 import pytest
 
+from onward import FinetuneConfig, Method, Run, UserError
 from onward.base import fields
-from onward.base.errors import UserError
 from onward.base.files import file_sha256
 from onward.cli import main
+from onward.training import PolicyMethod, reward_of
 from onward.training.environments.calculator import Calculator
-from onward.training.finetuning.config import FinetuneConfig
-from onward.training.methods import Method
-from onward.training.methods.completions.policy import PolicyMethod
 from onward.training.methods.reference import Kept
-from onward.training.rewards.reward import reward_of
-from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
 from support.runs import metrics

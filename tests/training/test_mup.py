@@ -8,15 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, NoNorm, RMSNorm
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
-from onward.training.config import RunConfig
-from onward.training.run.run import Run
+from onward import Batch, Decoder, DecoderConfig, NoNorm, RMSNorm, Run, RunConfig, StepPlan, UserError
 from onward.training.step.build import build_trainer
 from onward.training.step.mup import factors, factors_of, scale_weights
-from onward.training.step.trainer import StepPlan
 
 from support.runs import config as run_config
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Run, UserError
 from onward.checkpoint.weights import read_tensors
-from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, pairs, sums, write_rows
 from support.runs import assert_same_adapters

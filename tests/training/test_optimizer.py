@@ -7,13 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.base.errors import UserError
+from onward import Batch, Decoder, UserError
 from onward.checkpoint.saves.state import restore, training_tensors
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
-from onward.training.step.loss import CrossEntropy
+from onward.training import CrossEntropy, optimizers
 from onward.training.step.muon import Muon
-from onward.training.step.optimizer import optimizers
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 

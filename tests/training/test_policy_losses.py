@@ -10,22 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from onward import Method
 from onward.base import fields
-from onward.data.windows import IGNORE_INDEX
-from onward.training.methods import Method
-from onward.training.methods.completions.online_dpo import OnlineDPO
-from onward.training.methods.completions.policy import GroupMethod
-from onward.training.methods.completions.rloo import RLOO
-from onward.training.reinforcement.policy_losses import (
+from onward.data import IGNORE_INDEX
+from onward.training import (
+    RLOO,
+    GroupMethod,
+    OnlineDPO,
     clipped,
     gae,
     group_advantages,
     kl_estimate,
     leave_one_out,
-    reduced,
     value_loss,
-    whitened,
 )
+from onward.training.reinforcement.policy_losses import reduced, whitened
 from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
 

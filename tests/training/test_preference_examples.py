@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 
 import onward
-from onward.base.errors import UserError
-from onward.data.examples import Encoder
+from onward import UserError
+from onward.data import Encoder, Record
 from onward.data.forms import judged, preferred
-from onward.data.records import Record
-from onward.text.templates import with_template
+from onward.text import with_template
 
 from support.finetuning import sums, tokenizer
 

@@ -10,16 +10,10 @@ import pytest
 import torch
 
 import onward
+from onward import LoRA, Method, PairMethod, Run, Step, UserError, add_lora
 from onward.base import fields
-from onward.base.errors import UserError
-from onward.config.lora import LoRA
-from onward.data.packing import ExampleBatch
-from onward.training.losses.answers import Answers, sequence_logprobs
-from onward.training.methods import Method
-from onward.training.methods.preferences.pairs import PairMethod
-from onward.training.run.run import Run
-from onward.training.step.trainer import Step
-from onward.transforms.lora import add_lora
+from onward.data import ExampleBatch
+from onward.training import Answers, sequence_logprobs
 
 from support.finetuning import base_in, base_model, config, pairs, write_rows
 from support.finetuning import method as method_of

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.training.step.plans import prefetch
 
 

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from onward import Decoder, Run, RunConfig
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
-from onward.model.decoder import Decoder
-from onward.training.config import RunConfig
-from onward.training.run.run import Run
 
 from support.ranks import run_ranks
 from support.runs import TINY, metrics

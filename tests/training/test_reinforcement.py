@@ -10,22 +10,25 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig
-from onward.config.lora import LoRA
-from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward import (
+    Batch,
+    Decoder,
+    DecoderConfig,
+    LoRA,
+    Run,
+    StepConfig,
+    StepPlan,
+    Tokenizer,
+    Trainer,
+    UserError,
+    add_lora,
+    train_tokenizer,
+)
+from onward.data import IGNORE_INDEX
+from onward.training import GRPO, PPO, PolicyGradient, optimizers, reward_of
 from onward.training.losses.answers import Reference
-from onward.training.methods.completions.grpo import GRPO
-from onward.training.methods.completions.ppo import PPO
-from onward.training.reinforcement.policy import PolicyGradient
-from onward.training.rewards.reward import reward_of
-from onward.training.run.run import Run
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepConfig, StepPlan, Trainer
-from onward.transforms.heads import VALUE, add_head, head_labels
-from onward.transforms.lora import add_lora
+from onward.transforms import add_head
+from onward.transforms.heads import VALUE, head_labels
 
 from support.finetuning import base_model, config, write_rows
 from support.finetuning import method as method_of

@@ -8,15 +8,13 @@ from typing import Any
 import pytest
 import torch
 
+from onward import DecoderConfig, FinetuneConfig, Run
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
-from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh
 from onward.planning.parameters import parameters
-from onward.training.finetuning.config import FinetuneConfig
 from onward.training.run.arrangement import memory_per_process
-from onward.training.run.run import Run
 
 from support.finetuning import base_model, config, write_rows
 from support.grids import first

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from onward.training.config import RunConfig
-from onward.training.run.run import Run
+from onward import Run, RunConfig
 
 from support.ranks import Ranks
 from support.runs import TINY, assert_same_run

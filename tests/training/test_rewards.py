@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from onward.base.errors import UserError
+from onward import Run, UserError
 from onward.base.fields import notation
 from onward.text import regular
-from onward.training.rewards.reward import Completion, Reward, reward_of
-from onward.training.rewards.sum import OpenReward
-from onward.training.run.run import Run
+from onward.training import Completion, OpenReward, Reward, reward_of
 
 from support.finetuning import base_model, config, write_rows
 from support.runs import metrics

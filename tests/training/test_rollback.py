@@ -10,15 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward.base.errors import UserError
+from onward import Batch, Decoder, Notice, Rollback, Run, Step, UserError
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
-from onward.data.windows import Batch
-from onward.model.decoder import Decoder
-from onward.training.run.events import Event, Notice, Rollback
-from onward.training.run.run import Run
-from onward.training.step.loss import CrossEntropy
-from onward.training.step.trainer import Step
+from onward.training import CrossEntropy
+from onward.training.run.events import Event
 
 from support.disk import with_room_for
 from support.grids import first

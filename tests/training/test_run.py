@@ -13,13 +13,11 @@ import pytest
 import torch
 
 import onward
+from onward import Notice, Run, UserError, Validation
 from onward.base.device import choose_device
-from onward.base.errors import UserError
 from onward.checkpoint.saves.folder import saves
 from onward.checkpoint.weights import read_tensors
-from onward.training.run.events import Event, Notice
-from onward.training.run.run import Run
-from onward.training.step.validation import Validation
+from onward.training.run.events import Event
 
 from support.disk import with_room_for
 from support.runs import SETTINGS, TINY, assert_same_run, config, metrics

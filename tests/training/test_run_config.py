@@ -9,12 +9,21 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import (
+    Experts,
+    Gated,
+    LatentAttention,
+    LayerNorm,
+    Learned,
+    Llama3Scaling,
+    Rotary,
+    RunConfig,
+    SelfAttention,
+    UserError,
+)
 from onward.base.fields import build, plain
-from onward.config.decoder import Experts, Gated, LatentAttention, LayerNorm, Learned, Rotary, SelfAttention
-from onward.config.scaling import Llama3Scaling
 from onward.families import preset, presets
-from onward.training.config import RunConfig, seconds
+from onward.training.config import seconds
 from onward.training.presets import PRESETS, merge, resize, unnamed_changes
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from onward import RunConfig
 from onward.cli import main
-from onward.training.config import RunConfig
 from onward.training.studies.scaling_grid import BUDGETS, LEAST_STEPS, RATIO, SIZES, Sizes, grid, larger, least_budget
 
 CONFIG = RunConfig(preset="tiny", model={"n_layers": 1, "context_length": 16}, steps=1)

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
+from onward import Batch, Decoder
+from onward.data import IGNORE_INDEX
 from onward.training.reinforcement import shared_prompts
 from onward.training.reinforcement.shared_prompts import branches, shared_rows, target_states
 

@@ -8,8 +8,8 @@ import pytest
 
 import onward
 from onward.cli import main
-from onward.measuring.training import measure_training
-from onward.planning.flops import training_flops
+from onward.measuring import measure_training
+from onward.planning import training_flops
 
 TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, context_length=64)
 

@@ -7,12 +7,11 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
+from onward import Run, UserError
 from onward.checkpoint.weights import read_tensors
 from onward.evaluation.tasks import tasks_of
 from onward.reports.runs.charts import charts
 from onward.reports.runs.metrics import read_metrics
-from onward.training.run.run import Run
 
 from support.runs import assert_same_run, config, metrics
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from onward.base.errors import UserError
+from onward import UserError
 from onward.training.run.track import Trackers, check_trackers
 
 from support.grids import first

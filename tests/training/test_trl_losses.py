@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 import onward
-from onward.config.lora import LoRA
-from onward.data.packing import ExampleBatch
-from onward.model.decoder import Decoder
-from onward.training.losses.answers import sequence_logprobs
-from onward.transforms.lora import add_lora
+from onward import Decoder, LoRA, add_lora
+from onward.data import ExampleBatch
+from onward.training import sequence_logprobs
 
 from support.finetuning import base_in, base_model
 from support.preferences import changed, example_batch, of

@@ -16,17 +16,15 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
+from onward import Attention, RunConfig, Tokenizer, UserError
 from onward.base import fields
-from onward.base.errors import UserError
 from onward.cli import main
-from onward.config.part_types import Attention
-from onward.evaluation.significance import Difference, paired_difference, t_quantile
+from onward.evaluation import paired_difference
+from onward.evaluation.significance import Difference, t_quantile
 from onward.parallel import launch
 from onward.parallel.launch import Launch
-from onward.reports.runs.record import RunRecord
+from onward.reports import RunRecord
 from onward.reports.runs.variants import Result, Valley
-from onward.text.tokenizer import Tokenizer
-from onward.training.config import RunConfig
 from onward.training.studies.groups import StudyGroup
 from onward.training.studies.variants import (
     Length,

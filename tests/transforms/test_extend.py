@@ -5,10 +5,9 @@ import pytest
 import torch
 
 import onward
-from onward.base.errors import UserError
-from onward.config.decoder import Alibi, NoPosition, Rotary, each
-from onward.config.scaling import DynamicScaling, LinearScaling, Llama3Scaling, YaRNScaling
-from onward.transforms.extend import extended
+from onward import Alibi, DynamicScaling, LinearScaling, Llama3Scaling, NoPosition, Rotary, UserError, YaRNScaling
+from onward.config.decoder import each
+from onward.transforms import extended
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 

@@ -6,16 +6,26 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from onward.base.errors import UserError
-from onward.config.lora import EVA, Initialization, LoRA, PiSSA
-from onward.data.windows import Batch
+from onward import (
+    EVA,
+    Batch,
+    Initialization,
+    KVCache,
+    LoRA,
+    PiSSA,
+    StepPlan,
+    Trainer,
+    UserError,
+    add_lora,
+    merge_lora,
+    remove_lora,
+    use_adapter,
+)
 from onward.model.adapters import adapter_names
-from onward.model.cache import KVCache
-from onward.training.step.optimizer import optimizers
-from onward.training.step.trainer import StepPlan, Trainer
+from onward.training import optimizers
+from onward.transforms import quantize_model
 from onward.transforms.factors import principal
-from onward.transforms.lora import adapters_of, add_lora, merge_lora, remove_lora, use_adapter, weights
-from onward.transforms.quantize import quantize_model
+from onward.transforms.lora import adapters_of, weights
 
 from support.adapters import LORA, stirred
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids

@@ -3,14 +3,12 @@
 import pytest
 import torch
 
-from onward.base.errors import UserError
+from onward import Decoder, KVCache, LatentAttention, UserError
 from onward.compiled.steps import compile_step
-from onward.config.decoder import LatentAttention
 from onward.kernels.quantized import dequantize_weight
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.layers import Linear
-from onward.transforms.quantize import Precision, QuantizedLinear, quantize_model, quantize_weight
+from onward.model import Linear
+from onward.transforms import quantize_model
+from onward.transforms.quantize import Precision, QuantizedLinear, quantize_weight
 
 from support.decoders import DECODERS, config, decoder
 

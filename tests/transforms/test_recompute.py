@@ -10,11 +10,9 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from onward.config.decoder import Experts
-from onward.model.decoder import Decoder
+from onward import Decoder, Experts
 from onward.model.experts import FASTEST
-from onward.transforms.compiling import compile_blocks
-from onward.transforms.recompute import recompute_blocks
+from onward.transforms import compile_blocks, recompute_blocks
 
 from support.decoders import DECODERS, config, decoder, token_ids
 from support.grids import first
