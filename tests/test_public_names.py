@@ -9,7 +9,7 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 
 import pytest
 
-import onward
+import onward.training
 from onward.api.language_model import EngineKeywords, LanguageModel
 from onward.base.fields import Part, hints
 from onward.config.part_types import DecoderPart
@@ -19,6 +19,7 @@ from onward.generation.options import OptionKeywords
 from onward.generation.sampling import SamplingKeywords
 from onward.generation.search.beam import beam_search
 from onward.generation.search.contrastive import contrastive_search
+from onward.training.methods import Method
 
 SEARCH_ARGUMENTS = {  # of the functions, which the facade passes
     *["model", "prompts", "max_new_tokens", "min_new_tokens", "sampling", "stop_token_ids", "allowed", "n"]
@@ -49,6 +50,12 @@ def test_every_part_that_users_can_choose_is_a_public_name() -> None:
     names = {kind.__name__ for kind in kinds if kind.__module__.startswith(decoders)}
     assert "Rotary" in names
     assert names <= set(onward.__all__)
+
+
+def test_every_method_of_fine_tuning_is_a_public_name() -> None:
+    kinds = [kind for kind in Method.choices().values() if kind.__module__.startswith("onward.training.methods.")]
+    assert len(kinds) > 20
+    assert {kind.__name__ for kind in kinds} <= {*onward.training.__all__}
 
 
 def test_every_class_that_the_facade_takes_or_returns_is_a_public_name() -> None:
