@@ -43,6 +43,12 @@ def test_every_part_that_users_can_choose_is_a_public_name() -> None:
     assert names <= set(onward.__all__)
 
 
+def test_every_method_of_fine_tuning_is_a_public_name() -> None:
+    kinds = [kind for kind in Method.choices().values() if kind.__module__.startswith("onward.training.methods.")]
+    assert len(kinds) > 20
+    assert {kind.__name__ for kind in kinds} <= {*onward.training.__all__}
+
+
 def test_every_class_that_the_facade_takes_or_returns_is_a_public_name() -> None:
     methods = [f for name, f in vars(LanguageModel).items() if inspect.isfunction(f) and not name.startswith("_")]
     kinds = [kind for f in [*methods, onward.load, onward.train] for kind in get_type_hints(f).values()]
