@@ -9,8 +9,8 @@ from typing import get_args, get_type_hints, is_typeddict
 
 import pytest
 
-import onward
-from onward import LanguageModel
+import onward.training
+from onward import LanguageModel, Method
 from onward.api.language_model import EngineKeywords
 from onward.base.fields import Part
 from onward.config.part_types import DecoderPart

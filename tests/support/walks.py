@@ -119,15 +119,20 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
     yield "family", decoder, lambda: lambda: read(express(llama))
 
 
+def counted(folder: Path) -> Iterator[tuple[str, dict[str, int], int]]:
+    """The name of each walk, the lines of each file on it, and those of the functions called."""
+    for name, left_out, prepare in walks(folder):
+        prepare()()  # imports what is imported at the first use
+        found = entered(prepare())
+        own = {path for path in found if path.relative_to(SOURCE).parts[0] not in left_out}
+        lines = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in sorted(own)}
+        yield name, lines, sum(len(found[path]) for path in own)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for name, left_out, prepare in walks(Path(folder)):
-            prepare()()  # imports what is imported at the first use
-            files = {path.relative_to(SOURCE): (path, called) for path, called in entered(prepare()).items()}
-            own = {str(f): found for f, found in files.items() if f.parts[0] not in left_out}
-            lines = {file: len(path.read_text().splitlines()) for file, (path, _) in own.items()}
-            functions = sum(len(called) for _, called in own.values())
-            print(f"{name}: {sum(lines.values()):,} lines in {len(lines)} files; {functions:,} in the functions called")
+        for name, lines, called in counted(Path(folder)):
+            print(f"{name}: {sum(lines.values()):,} lines in {len(lines)} files; {called:,} in the functions called")
             for file, count in lines.items():
                 print(f"    {count:5} {file}")
 

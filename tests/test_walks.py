@@ -1,0 +1,25 @@
+"""The code that a reader passes through on each way is no longer than written here; python -m support.walks lists it."""
+
+from pathlib import Path
+
+from support.walks import counted
+
+MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer writes it down
+    "forward pass": (2013, 14),
+    "forward pass, kernels off": (1896, 13),
+    "engine step": (1214, 7),
+    "lm.generate": (4460, 31),
+    "onward generate": (7708, 54),
+    "training step": (1711, 12),
+    "loss": (463, 3),
+    "sampler": (425, 4),
+    "family": (588, 4),
+}
+
+
+def test_no_way_through_the_code_grows(tmp_path: Path) -> None:
+    found = {name: (sum(lines.values()), len(lines)) for name, lines, _ in counted(tmp_path)}
+    assert found.keys() == MOST.keys()
+    assert not {name: count for name, count in found.items() if any(map(int.__gt__, count, MOST[name]))}
+    page = (Path(__file__).parents[1] / "docs/ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert [f"| {name} | {lines:,} | {files} |" in page for name, (lines, files) in MOST.items()] == [True] * len(MOST)
