@@ -1,4 +1,4 @@
-"""The code that a reader passes through on each way is no longer than written here; python -m support.walks lists it."""
+"""The code that a reader passes through on each way is no longer than written here (see `support.walks`)."""
 
 from pathlib import Path
 

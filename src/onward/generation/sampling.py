@@ -10,12 +10,11 @@ from typing import Annotated, Any
 
 from onward.base.arguments import Range, check_fields, field_types, named
 from onward.base.errors import UserError
-from onward.config.part_types import SizeOrZero
+from onward.config.part_types import Share, SizeOrZero
 
 SMALLEST, LARGEST = 1e-15, 1e15  # of penalties and biases: fp32 holds all of their products
-Share = Annotated[float, Range(0, 1)]
-Positive = Annotated[float, Range(SMALLEST, 1)]  # a share that is not 0
-Factor = Annotated[float, Range(SMALLEST, LARGEST)]
+PositiveShare = Annotated[float, Range(SMALLEST, 1)]  # a share that is not 0
+Penalty = Annotated[float, Range(SMALLEST, LARGEST)]
 Bias = Annotated[float, Range(-LARGEST, LARGEST)]
 Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> logits (V,)
 
@@ -31,10 +30,10 @@ class Sampling:
 
     temperature: Annotated[float, Range(0, 1e30)] = 0.8  # below 1 sharpens, above 1 flattens; 0: the most likely token
     top_k: SizeOrZero = 0  # keep only the k most likely tokens; 0: all
-    top_p: Positive = 1.0  # keep the most likely tokens that reach this total probability (nucleus sampling)
+    top_p: PositiveShare = 1.0  # keep the most likely tokens that reach this total probability (nucleus sampling)
     min_p: Share = 0.0  # keep the tokens with at least this fraction of the most likely token's probability
-    typical_p: Positive = 1.0  # keep the most typical tokens that reach this total probability
-    repetition_penalty: Factor = 1.0  # factor that divides positive and multiplies negative logits of earlier tokens
+    typical_p: PositiveShare = 1.0  # keep the most typical tokens that reach this total probability
+    repetition_penalty: Penalty = 1.0  # factor that divides positive and multiplies negative logits of earlier tokens
     frequency_penalty: Bias = 0.0  # amount subtracted from a token's logit for each time it was generated
     presence_penalty: Bias = 0.0  # amount subtracted from a token's logit if it was generated at all
     no_repeat_ngram_size: SizeOrZero = 0  # no sequence of this many tokens occurs twice; 0: no limit

@@ -2,6 +2,7 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from onward.config.part_types import Positive
     from onward.training.environments.environment import Environment
     from onward.training.losses.answers import Answers, PairLoss, sequence_logprobs
     from onward.training.losses.distillation import divergence
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from onward.training.methods.completions.ppo import PPO
     from onward.training.methods.completions.rloo import RLOO
     from onward.training.methods.completions.sapo import SAPO
-    from onward.training.methods.method import Positive
     from onward.training.methods.preferences.apo import APO
     from onward.training.methods.preferences.bco import BCO
     from onward.training.methods.preferences.cpo import CPO

@@ -15,15 +15,12 @@ from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.config.mixtures import MovingWeight, check_weights
-from onward.config.part_types import Size, SizeOrZero
+from onward.config.part_types import BelowOne, NotNegative, Share, Size, SizeOrZero
 from onward.training import presets
 
-NotNegative = Annotated[float, Range(0, 1e15)]
-Share = Annotated[float, Range(0, 1)]
 Extent = Annotated[float, Range(0, 1e15)]  # a share below 1, a number from 1 on
 Weight = Annotated[float, Range(1e-9, 1e9)]
-Tokens = Annotated[int, Range(1, 10**15)]
-BelowOne = Annotated[float, Range(0, 0.999999)]
+TokenCount = Annotated[int, Range(1, 10**15)]
 Batches = Annotated[int, Range(1, 1 << 20)]  # windows of a batch, and batches of a step
 BatchesOrZero = Annotated[int, Range(0, 1 << 20)]
 TRACKERS = "tensorboard", "wandb"
@@ -83,7 +80,7 @@ class WatchOptions:
     """Measurements and saves. They affect the weights only if a step fails, since the run then returns to a save."""
 
     validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
-    validation_tokens: Tokens = 16_384  # number of tokens of the validation text to use during the run
+    validation_tokens: TokenCount = 16_384  # number of tokens of the validation text to use during the run
     evaluation_tokens: SizeOrZero = 0  # validation tokens to use after the last step; 0: all, or fewer with --time
     evaluate_tasks: str = ""  # tasks of onward evaluate at each validation, such as "cloze, copying"; default: none
     task_limit: Size = 100  # maximum number of questions in each of these tasks

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from onward.base.arguments import Range
 from onward.base.fields import Part
 
 if TYPE_CHECKING:
@@ -15,11 +14,6 @@ if TYPE_CHECKING:
     from onward.model.decoder import Decoder
     from onward.text.tokenizer import Tokenizer
     from onward.training.step.loss import Loss
-
-NotNegative = Annotated[float, Range(0, 1e15)]
-Positive = Annotated[float, Range(1e-6, 1e6)]
-Share = Annotated[float, Range(0, 1)]
-BelowOne = Annotated[float, Range(0, 0.999999)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from onward.cli.shared.progress import progress_bars
 from onward.cli.shared.run_options import COMMON, default_name, from_toml
 from onward.cli.shared.variants import watched
 from onward.config.part_types import SizeOrZero
-from onward.training.config import RunConfig, Tokens, seconds
+from onward.training.config import RunConfig, TokenCount, seconds
 from onward.training.presets import merge
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Options(RunConfig):
     preset: str = "tiny"  # preset whose width is varied; --model.* changes its other fields
     mup: SizeOrZero = 64  # width for which learning_rate is given; muP adapts the rate to the other widths
     learning_rate: float | None = None  # learning rate for steps of 1024 tokens; default: 0.5 / mup
-    validation_tokens: Tokens = (
+    validation_tokens: TokenCount = (
         4096  # tokens of the validation text that are used at the end of a run, besides the next
     )
     evaluation_tokens: SizeOrZero = 32_768  # number of tokens of the validation text on which the loss is measured

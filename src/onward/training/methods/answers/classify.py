@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from onward.training.methods.method import Base, Method, NotNegative
+from onward.config.part_types import NotNegative
+from onward.training.methods.method import Base, Method
 
 if TYPE_CHECKING:
     from onward.data.examples import Encoder, Example

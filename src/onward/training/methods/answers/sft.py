@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from onward.config.part_types import SizeOrZero
-from onward.training.methods.method import Base, BelowOne, Method, NotNegative
+from onward.config.part_types import BelowOne, NotNegative, SizeOrZero
+from onward.training.methods.method import Base, Method
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
-from onward.config.part_types import Size, SizeOrZero
+from onward.config.part_types import NotNegative, Positive, Size, SizeOrZero
 from onward.training.environments import Environment
-from onward.training.methods.method import Base, Method, NotNegative, Positive
+from onward.training.methods.method import Base, Method
 from onward.training.methods.reference import Online, ReferenceModel
 from onward.training.reinforcement.policy_losses import AdvantageScale, Reduction, group_advantages
 from onward.training.rewards import Reward

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from onward.config.part_types import Positive
 from onward.training.methods.completions.policy import GroupMethod
-from onward.training.methods.method import Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
