@@ -11,7 +11,7 @@ from typing import Any, TypedDict, Unpack, cast, overload
 from onward.api.text_model import TextModel
 from onward.base.arguments import checked, named, unchecked
 from onward.base.errors import UserError
-from onward.config.part_types import Size, SizeOrZero
+from onward.config.ranges import Size, SizeOrZero
 from onward.data.progress import Progress, silent
 from onward.evaluation.benchmark import TaskResult, run_task
 from onward.evaluation.kept import Kept

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from onward.base.errors import UserError
-from onward.config.part_types import Attention, ConfigFields, Epsilon, Factor, Size, SizeOrZero
+from onward.config.part_types import Attention, ConfigFields
+from onward.config.ranges import Epsilon, Factor, Size, SizeOrZero
 
 
 @dataclass(frozen=True)

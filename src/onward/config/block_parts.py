@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onward.config.part_types import Block, Epsilon, Factor, Norm, Offset
+from onward.config.part_types import Block, Norm
+from onward.config.ranges import Epsilon, Factor, Offset
 
 
 @dataclass(frozen=True)

@@ -18,22 +18,10 @@ from onward.config.block_parts import *  # noqa: F403
 from onward.config.block_parts import PreNorm, RMSNorm
 from onward.config.feedforward_parts import *  # noqa: F403
 from onward.config.feedforward_parts import Gated, Plain
-from onward.config.part_types import (
-    Attention,
-    Block,
-    Factor,
-    FeedForward,
-    Norm,
-    P,
-    Position,
-    Rate,
-    Size,
-    SizeOrZero,
-    at,
-    each,
-)
+from onward.config.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each
 from onward.config.position_parts import *  # noqa: F403
 from onward.config.position_parts import Rotary
+from onward.config.ranges import Factor, Rate, Size, SizeOrZero
 
 
 @named

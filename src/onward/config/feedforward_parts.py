@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from onward.base.errors import UserError
-from onward.config.part_types import ConfigFields, FeedForward, OwnMethod, Size, SizeOrZero
+from onward.config.part_types import ConfigFields, FeedForward, OwnMethod
+from onward.config.ranges import Size, SizeOrZero
 from onward.config.routing import Routing, SoftmaxRouting
 
 ActivationName = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]

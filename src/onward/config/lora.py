@@ -11,7 +11,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.base.fields import Part
-from onward.config.part_types import OwnMethod, Rate, Size, SizeOrZero
+from onward.config.part_types import OwnMethod
+from onward.config.ranges import Rate, Size, SizeOrZero
 
 
 class Adapters(Part):

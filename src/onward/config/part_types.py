@@ -9,24 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
-from onward.base.arguments import Range
 from onward.base.fields import Part, changed_fields, text
 
 P = TypeVar("P", bound=Part)
-MOST = 2**31 - 1
-Size = Annotated[int, Range(1, MOST)]
-SizeOrZero = Annotated[int, Range(0, MOST)]  # the field says what 0 means
-Epsilon = Annotated[float, Range(1e-30, 1)]  # of a norm
-Factor = Annotated[float, Range(1e-6, 1e6)]  # multiplies or divides activations, scores or frequencies
-Positive = Annotated[float, Range(1e-6, 1e6)]
-NotNegative = Annotated[float, Range(0, 1e15)]
-Share = Annotated[float, Range(0, 1)]
-BelowOne = Annotated[float, Range(0, 0.999999)]
-Rate = Annotated[float, Range(0, 0.999)]  # of dropout
-Offset = Annotated[float, Range(-1e6, 1e6)]  # of a norm's weight
-Base = Annotated[float, Range(2, 1e30)]  # of the wavelengths of sinusoidal and rotary positions
 OwnMethod = Callable[..., Any] | None  # a method that a part of your own may define; None: the code of `model/` runs
 
 

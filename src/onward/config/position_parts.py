@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar
 from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.base.fields import text
-from onward.config.part_types import Base, ConfigFields, Position, SizeOrZero, each
+from onward.config.part_types import ConfigFields, Position, each
+from onward.config.ranges import Base, SizeOrZero
 from onward.config.scaling import Scaling
 
 

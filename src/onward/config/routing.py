@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from onward.base.fields import Part
-from onward.config.part_types import Factor, OwnMethod, Size
+from onward.config.part_types import OwnMethod
+from onward.config.ranges import Factor, Size
 
 
 @dataclass(frozen=True)

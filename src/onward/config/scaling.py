@@ -11,7 +11,8 @@ from typing import ClassVar
 
 from onward.base.errors import UserError
 from onward.base.fields import Part
-from onward.config.part_types import Factor, OwnMethod, Size
+from onward.config.part_types import OwnMethod
+from onward.config.ranges import Factor, Size
 
 
 class Scaling(Part):

@@ -19,7 +19,7 @@ from onward.base.device import known_device
 from onward.base.errors import UserError
 from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.config.mixtures import MovingWeight
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.data.curricula import interleaving
 from onward.data.tokens import Tokens
 

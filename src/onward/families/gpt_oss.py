@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onward.config.decoder import DecoderConfig, Experts, RMSNorm, SelfAttention, at
-from onward.config.part_types import Factor
+from onward.config.ranges import Factor
 from onward.config.routing import SoftmaxRouting
 from onward.families import HF, Row, linear, llama, only, require, sizes, with_defaults
 from onward.families._layers import layer_types, windowed_layers

@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_type_hints
 from onward.base.arguments import Range, check, field_types, named, shown, types_of
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
-from onward.config.part_types import SizeOrZero
+from onward.config.ranges import SizeOrZero
 from onward.generation.sampling import Sampling
 from onward.text.tokenizer import SURROGATE
 

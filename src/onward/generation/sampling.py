@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from onward.base.arguments import Range, check_fields, field_types, named
 from onward.base.errors import UserError
-from onward.config.part_types import Share, SizeOrZero
+from onward.config.ranges import Share, SizeOrZero
 
 SMALLEST, LARGEST = 1e-15, 1e15  # of penalties and biases: fp32 holds all of their products
 PositiveShare = Annotated[float, Range(SMALLEST, 1)]  # a share that is not 0

@@ -14,7 +14,7 @@ from torch import Tensor
 from onward.base.arguments import checked, explained
 from onward.base.device import known_device
 from onward.config.decoder import DecoderConfig, at
-from onward.config.part_types import Size, SizeOrZero
+from onward.config.ranges import Size, SizeOrZero
 from onward.kernels.memory import Unreadable
 from onward.kernels.operations import attention_kernel
 from onward.model.mask import AttentionMask

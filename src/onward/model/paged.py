@@ -16,7 +16,7 @@ from onward.base.arguments import checked
 from onward.base.device import known_device
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
-from onward.config.part_types import Size, SizeOrZero
+from onward.config.ranges import Size, SizeOrZero
 from onward.model.cache import KVCache, LayerCache, SlotIndices, empty_entries
 
 NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written

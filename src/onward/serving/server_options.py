@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 
 KEY_VARIABLE = "ONWARD_API_KEY"  # of the environment
 ToolParser = Literal["auto", "harmony", "qwen3_coder", "hermes", "mistral_args", "mistral", "llama3_json", "json"]

@@ -2,7 +2,7 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from onward.config.part_types import Positive
+    from onward.config.ranges import Positive
     from onward.training.environments.environment import Environment
     from onward.training.losses.answers import Answers, PairLoss, sequence_logprobs
     from onward.training.losses.distillation import divergence

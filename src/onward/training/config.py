@@ -15,7 +15,7 @@ from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.config.mixtures import MovingWeight, check_weights
-from onward.config.part_types import BelowOne, NotNegative, Share, Size, SizeOrZero
+from onward.config.ranges import BelowOne, NotNegative, Share, Size, SizeOrZero
 from onward.training import presets
 
 Extent = Annotated[float, Range(0, 1e15)]  # a share below 1, a number from 1 on

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from onward.base.arguments import Range, check, field_types
 from onward.base.errors import UserError
-from onward.config.part_types import Rate, Size, SizeOrZero
+from onward.config.ranges import Rate, Size, SizeOrZero
 
 Alpha = Annotated[float, Range(1e-9, 1e15)]
 WITHOUT_EFFECT = re.compile(  # keys that do not affect the output, or that repeat the tensors' names

@@ -10,7 +10,7 @@ from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 
 if TYPE_CHECKING:
     import torch

@@ -24,7 +24,7 @@ from onward.cli.shared.variants import (
     train_all,
     variant,
 )
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 

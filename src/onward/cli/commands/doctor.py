@@ -12,7 +12,7 @@ from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import Output, console, print_json
-from onward.config.part_types import SizeOrZero
+from onward.config.ranges import SizeOrZero
 
 ABOUT = """\
 Find common mistakes in any decoder that takes token ids (B, T) and returns logits (B, T, V): a mask that shows later

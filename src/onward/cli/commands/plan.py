@@ -12,7 +12,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, human, print_json, print_next, print_table
 from onward.config.mesh import Mesh
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 
 if TYPE_CHECKING:
     from onward.reports.plan import Planned

@@ -13,7 +13,7 @@ from onward.base.fields import counted
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 
 ABOUT = """\
 Show the most likely answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4

@@ -16,7 +16,7 @@ from onward.cli.shared.output import console
 from onward.cli.shared.run_options import COMMON, default_name, from_toml, join_duration
 from onward.cli.shared.signals import Requests, Say, signals
 from onward.cli.shared.sources import check_texts
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.training.config import RunConfig
 from onward.training.presets import merge
 

@@ -4,7 +4,7 @@ import random
 from dataclasses import dataclass
 
 from onward.base.errors import UserError
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.evaluation.tasks.task import Question, TextTask
 
 

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.evaluation.tasks.task import Question, Task
 
 WORDS = (

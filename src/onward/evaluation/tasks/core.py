@@ -22,7 +22,7 @@ from onward.base import fields
 from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
-from onward.config.part_types import SizeOrZero
+from onward.config.ranges import SizeOrZero
 from onward.evaluation.continuations import Pair, Scored, score_continuations
 from onward.evaluation.kept import Kept
 from onward.evaluation.score import batched

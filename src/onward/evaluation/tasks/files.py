@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.base.errors import UserError
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.evaluation import overlap
 from onward.evaluation.kept import Kept
 from onward.evaluation.overlap import CORPUS, METRICS, Match

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from onward.base.arguments import Range
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.evaluation.kept import Kept
 from onward.evaluation.tasks.files import rows
 from onward.evaluation.tasks.task import Question, Task

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from onward.config.part_types import SizeOrZero
+from onward.config.ranges import SizeOrZero
 from onward.evaluation.tasks.copying import WORDS
 from onward.evaluation.tasks.task import Question, Task
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.evaluation.kept import Kept
 from onward.evaluation.programs import code_of, num_passed
 from onward.evaluation.tasks.files import rows

@@ -11,7 +11,7 @@ from onward.base.arguments import check_fields, checked, named
 from onward.base.errors import UserError
 from onward.base.fields import changed_fields
 from onward.config.lora import Adapters, LoRA
-from onward.config.part_types import NotNegative, SizeOrZero
+from onward.config.ranges import NotNegative, SizeOrZero
 from onward.data.columns import renaming
 from onward.training.config import RunConfig
 from onward.training.methods import Method

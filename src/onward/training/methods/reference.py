@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from onward.base.arguments import Range
 from onward.base.fields import Part
-from onward.config.part_types import Size
+from onward.config.ranges import Size
 from onward.training.methods.method import Base
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
-from onward.config.part_types import SizeOrZero
+from onward.config.ranges import SizeOrZero
 from onward.text.numbers import same_number
 from onward.text.regular import compiled, matches
 from onward.training.rewards.reward import Completion, Reward, Scorer

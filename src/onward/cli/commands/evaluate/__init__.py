@@ -14,7 +14,7 @@ from onward.cli.shared.loading import Loading
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, warn_of_unknown
 from onward.cli.shared.training import in_processes
-from onward.config.part_types import Size, SizeOrZero
+from onward.config.ranges import Size, SizeOrZero
 from onward.evaluation.overlap import Match
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from onward.cli.shared.output import console, print_json, print_next, print_tabl
 from onward.cli.shared.progress import progress_bars
 from onward.cli.shared.run_options import COMMON, default_name, from_toml
 from onward.cli.shared.variants import watched
-from onward.config.part_types import SizeOrZero
+from onward.config.ranges import SizeOrZero
 from onward.training.config import RunConfig, TokenCount, seconds
 from onward.training.presets import merge
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from onward.config.part_types import NotNegative
+from onward.config.ranges import NotNegative
 from onward.training.methods.method import Base, Method
 
 if TYPE_CHECKING:

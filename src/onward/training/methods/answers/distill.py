@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.base.errors import UserError
-from onward.config.part_types import Positive, Share, Size, SizeOrZero
+from onward.config.ranges import Positive, Share, Size, SizeOrZero
 from onward.training.methods.method import Base, Method
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from onward.config.part_types import BelowOne, NotNegative, SizeOrZero
+from onward.config.ranges import BelowOne, NotNegative, SizeOrZero
 from onward.training.methods.method import Base, Method
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.base.arguments import Range
-from onward.config.part_types import BelowOne, Positive
+from onward.config.ranges import BelowOne, Positive
 from onward.training.methods.completions.policy import PolicyMethod
 from onward.training.methods.preferences.dpo import DPO
 from onward.training.methods.reference import Online, ReferenceModel

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
-from onward.config.part_types import NotNegative, Positive, Size, SizeOrZero
+from onward.config.ranges import NotNegative, Positive, Size, SizeOrZero
 from onward.training.environments import Environment
 from onward.training.methods.method import Base, Method
 from onward.training.methods.reference import Online, ReferenceModel

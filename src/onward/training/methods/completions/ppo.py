@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.base.arguments import Range
-from onward.config.part_types import NotNegative, Share
+from onward.config.ranges import NotNegative, Share
 from onward.training.methods.completions.policy import Clip, ClipAbove, PolicyMethod
 from onward.training.reinforcement.policy_losses import Reduction, clipped, gae, value_loss, whitened
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from onward.config.part_types import Positive
+from onward.config.ranges import Positive
 from onward.training.methods.completions.policy import GroupMethod
 
 if TYPE_CHECKING:

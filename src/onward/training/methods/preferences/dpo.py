@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from onward.config.part_types import BelowOne, Share
+from onward.config.ranges import BelowOne, Share
 from onward.training.methods.preferences.pairs import ComparedPairs, log_sigmoid
 
 if TYPE_CHECKING:

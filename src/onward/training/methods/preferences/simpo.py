@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from onward.config.part_types import BelowOne, NotNegative
+from onward.config.ranges import BelowOne, NotNegative
 from onward.training.methods.preferences.pairs import PairMethod, log_sigmoid
 
 if TYPE_CHECKING:
