@@ -6,7 +6,7 @@
 Names are imported when they are first used, so that `import onward` takes no time.
 """
 
-from onward.base import notebook
+from onward.base import handed
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from here
@@ -191,10 +191,15 @@ __all__ = [
 
 
 def describe(value: object) -> str | None:
-    """Return the description of an object as HTML for a notebook; None if it cannot be described."""
     from onward.reports.runs.notebook import shown
 
     return shown(value)
 
 
-notebook.describe = describe  # classes of lower folders, such as DecoderConfig, show themselves by what is above them
+def define_kinds() -> None:
+    from onward.families import modules
+
+    modules()
+
+
+handed.describe, handed.define_kinds = describe, define_kinds

@@ -151,7 +151,7 @@ def test_optimizer_that_keeps_neither_tensors_nor_numbers_is_refused() -> None:
     model = decoder(CONFIGS["llama"])
     optimizers = made(model)
     optimizers[0].state[model.embed.weight]["history"] = []
-    with pytest.raises(UserError, match="AdamW keeps a list as history"):
+    with pytest.raises(UserError, match="AdamW, because it keeps a list as history"):
         state_of(model, optimizers, {"step": 1})
 
 

@@ -122,7 +122,7 @@ DATA: dict[str, Case] = {
         "tell labels apart from 2 examples with the same label",
     ),
     "a strength as label": ([JUDGED, {**JUDGED, "label": 5}], "--method kto", "line 2: label is 5: give 1 or true"),
-    "one prompt": ([JUDGED, {**JUDGED, "label": 0}], "--method kto", "line 1: all examples have the same prompt"),
+    "one prompt": ([JUDGED, {**JUDGED, "label": 0}], "--method kto", "because all examples have the same prompt"),
     "mixed rows": (
         [JUDGED, {**JUDGED, "prompt": "4?"}, {**JUDGED, "completion": TALK[1:]}],
         "--method kto",

@@ -104,7 +104,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a prompt that ends with its separator": (["a → b; "], "ends with its separator"),
     "an empty prompt": ([" "], "ends with its separator"),
     "no such file": (["The cat", "--examples", "absent.jsonl"], "absent.jsonl"),
-    "another picture": (["The cat", "--out", "p.gif"], "p.gif does not end"),
+    "another picture": (["The cat", "--out", "p.gif"], "Cannot write p.gif"),
     "a theme without a picture": (["The cat", "--theme", "dark"], "theme"),
     "two kinds of answers": (
         ["The cat", "--candidates", "sat", "--max-new-tokens", "3"],

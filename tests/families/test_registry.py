@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from onward import Attention, DecoderConfig, FeedForward, Position, UserError
-from onward.base.fields import Part, hints, part
+from onward.base.arguments import field_types
+from onward.base.fields import Part, part
 from onward.cli.shared.arguments import metavar
 from onward.families import modules
 
@@ -45,7 +46,7 @@ INTERNAL = {"falcon_alibi", "latent_halves", "unbiased_head_norms", "clamped_exp
 
 def test_internal_kinds_are_read_and_not_offered() -> None:
     assert modules()
-    offered = " ".join(metavar(kind) for kind in hints(DecoderConfig).values())
+    offered = " ".join(metavar(kind) for kind in field_types(DecoderConfig).values())
     assert not [kind for kind in INTERNAL if kind in offered]
     with pytest.raises(UserError, match=r"choose from alibi, learned, none, rotary, sinusoidal"):
         part(Position, "zzz", "position")

@@ -102,7 +102,7 @@ def test_early_exits_are_advised_an_adapter_that_chooses_one() -> None:
         def forward(self, tokens: Tensor) -> list[Tensor]:
             return [self.inner(tokens)] * 3
 
-    with pytest.raises(UserError, match=r"a list of 3 logits, as of early exits: .*model\(tokens\)\[-1\]"):
+    with pytest.raises(UserError, match=r"returns a list of 3, as for early exits: .*model\(tokens\)\[-1\]"):
         doctor(Exits())
     assert failures(doctor(Exits(), adapter=lambda model, tokens: model(tokens)[-1])) == {}
 

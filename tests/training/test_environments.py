@@ -78,7 +78,7 @@ def test_replies_with_a_role_continue_the_conversation() -> None:
     turn = made.tokens[: len(made.trained) - made.trained[::-1].index(True)]
     assert turn[-1] in names.end_ids
     assert turn + reply_tokens(names, "tool", "5") == chat.encode([*talk, {"role": "tool", "content": "5"}])
-    with pytest.raises(UserError, match=r"environment\.role is 'tool', and the model has no chat template"):
+    with pytest.raises(UserError, match=r"environment\.role is 'tool', which needs a chat template"):
         reply_tokens(tokenizer(), "tool", "5")
 
 

@@ -255,7 +255,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "4 does not divide their 30 tokens.*length of 32",
     ),
     "compile": ({"mesh": "context=2", "compile": True}, "Cannot compile over a context axis"),
-    "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "fewer blocks than stages.*at most 1"),
+    "blocks": ({"mesh": "pipeline=2", "model": {"n_layers": 1}}, "more stages than the decoder has blocks.*at most 1"),
     "a time": ({"mesh": "shard=2", "steps": 0, "time": "5m", "preset": "mini"}, "Cannot use time with a divided model"),
     "tasks": ({"mesh": "shard=2", "evaluate_tasks": "cloze"}, "Cannot use evaluate_tasks with a divided model"),
 }

@@ -18,7 +18,7 @@ BAD = {
     "no rejected": ({"prompt": "a", "chosen": "b"}, "needs chosen and rejected"),
     "a margin of text": (
         {"chosen": "b", "rejected": "c", "margin": "big"},
-        "margin is 'big': it must be a finite number",
+        "margin is 'big': give a finite number",
     ),
 }
 
@@ -77,5 +77,5 @@ def test_partners_of_pairs_and_mixed_rows_answer_another_prompt_of_the_same_kind
 @pytest.mark.parametrize("label", [5, -1, 0.5, "1"])
 def test_a_label_is_1_or_0(label: Any) -> None:
     row = {"prompt": "2?", "completion": "3", "label": label}
-    with pytest.raises(UserError, match=r"p.jsonl line 3: label is .*: it is 1 or true for a wanted answer"):
+    with pytest.raises(UserError, match=r"p.jsonl line 3: label is .*: give 1 or true for a wanted answer"):
         list(judged(Encoder(tokenizer()), [Record(row, "p.jsonl line 3")]))

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from shlex import quote
 from typing import Any, ClassVar, Self, TypeVar
 
+from onward.base import handed
 from onward.base.arguments import (
     Choice,
     Either,
@@ -41,7 +42,6 @@ P = TypeVar("P", bound="Part")
 FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # from here on, numbers are written with a power of ten
 SUM = "sum"  # the kind of a weighted sum of parts
-definitions: list[abc.Callable[[], object]] = []  # define further kinds, for an unknown one; families/ adds its own
 
 
 class Part:
@@ -229,8 +229,7 @@ def part(slot: type[P], value: Any, where: str) -> P:
         raise UserError(f"{where} is {shown(value)}: {nearest('', slot.choices())}")
     kind, module = value["kind"], value.get("import")
     if kind not in slot.kinds:
-        for define in definitions:
-            define()
+        handed.define_kinds()
     if kind not in slot.kinds and isinstance(module, str):
         raise UserError(f"{where} is {kind!r}, which the module {module} defines: {trusted([module])}")
     if kind not in slot.kinds:

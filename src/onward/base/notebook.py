@@ -2,20 +2,16 @@
 
 import sys
 from importlib import import_module
+from typing import Any
 
-TYPE_CHECKING = False  # `import onward` imports this file, which `typing` would make slow
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-describe: "Callable[[object], str | None] | None" = None  # an object as HTML; the package sets it, of reports/ above
+from onward.base import handed
 
 
 class Shown:
     """Base class of objects, such as a configuration, that a Jupyter notebook displays as a table or a picture."""
 
     def _repr_html_(self) -> str | None:
-        return describe(self) if describe else None
+        return handed.describe(self)
 
 
 def in_notebook() -> bool:

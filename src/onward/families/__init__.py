@@ -98,9 +98,6 @@ def modules() -> dict[str, Any]:
     return {name: importlib.import_module(f"{__name__}.{name}") for name in sorted(names, key=order.__getitem__)}
 
 
-fields.definitions.append(modules)
-
-
 @cache
 def families() -> dict[str, Family]:
     """Return the family module for each model_type, the value in config.json that names the family."""
