@@ -68,7 +68,8 @@ def shortened(words: list[str]) -> list[str]:
             if flag in words:
                 del words[words.index(flag) : words.index(flag) + 2]
         words += ["--steps", "3"]
-        words += [] if "--validation-tokens" in words else ["--validation-tokens", "500"]
+        for flag, value in ("--validation-tokens", "500"), ("--validate-every", "3"):
+            words += [] if flag in words else [flag, value]
         if words[0] == "train" and "--from" not in words:
             words += ["--preset", "tiny", *([] if any(map(is_prepared, words)) else ["--tokenizer", "byte"])]
     elif words[0] in ("compare", "sweep"):

@@ -67,6 +67,7 @@ def assert_survives(ranks: Ranks, count: int, kills: int, pause: float, settings
     assert_same_run(place / "whole", place / "run")
 
 
+@pytest.mark.long
 def test_killed_process_is_started_again(two: Ranks, story_file: Path, tmp_path: Path) -> None:
     settings = SETTINGS | {"sources": [str(story_file)], "mesh": "shard=2"}
     assert_survives(two, 2, 1, 0.0, settings, tmp_path)
