@@ -156,6 +156,10 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "no config": (lambda lm: onward.Decoder(None), "config is None: it takes DecoderConfig"),  # type: ignore[arg-type]
     "a table as config": (lambda lm: onward.Decoder({"d_model": 8}), "config is .*it takes DecoderConfig"),  # type: ignore[arg-type]
     "rows as text": (lambda lm: lm.engine(rows="2"), "rows is '2': it takes int"),
+    "a piece of no tokens": (
+        lambda lm: lm.generate("a", prefill_budget=0),
+        "prefill_budget is 0: it must be a whole number from 1",
+    ),
     "an argument that is none": (lambda lm: lm.engine(foo=1), "foo is not an argument: choose from cache, draft"),
     "bytes as text": (lambda lm: onward.save(lm, "x", shard_bytes="x"), "shard_bytes is 'x': it must be a number"),  # type: ignore[arg-type]
     "a zero byte in a path": (lambda lm: onward.save(lm, "a\0b"), "path is 'a.*': a path cannot contain a zero byte"),

@@ -63,3 +63,15 @@ def test_unknown_adapter_of_a_request_is_named_with_the_nearest() -> None:
         engine.add(Request([1], Sampling(), 1, adapter="poem"))
     with pytest.raises(UserError, match="the model has none"):
         Engine(decoder(DECODERS["llama"])).add(Request([1], Sampling(), 1, adapter="poem"))
+
+
+def test_step_that_was_compiled_ahead_serves_the_first_request() -> None:
+    model = stirred(decoder(DECODERS["llama"]), "one")
+    for adapters in {}, {"adapter": "one"}:
+        engine = Engine(model, rows=1)
+        assert engine.compile() == ""
+        engine.add(Request([1, 2, 3], Sampling(temperature=0), 6, **adapters))
+        engine.step()
+        engine.step()
+        assert engine.runner.compiled
+        assert any(engine.runner.compiled.used.values())

@@ -6,10 +6,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict, Unpack, cast, overload
+from typing import Annotated, Any, TypedDict, Unpack, cast, overload
 
 from onward.api.text_model import TextModel
-from onward.base.arguments import checked, named, unchecked
+from onward.base.arguments import Range, checked, named, unchecked
 from onward.base.errors import UserError
 from onward.config.ranges import Size, SizeOrZero
 from onward.data.progress import Progress, silent
@@ -45,7 +45,7 @@ class EngineKeywords(TypedDict, total=False):
     rows: int | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
-    prefill_budget: int | None
+    prefill_budget: Annotated[int, Range(1, 1 << 20)] | None
 
 
 class GenerationKeywords(OptionKeywords, EngineKeywords, total=False):
@@ -239,7 +239,7 @@ class LanguageModel(TextModel):
         rows: int | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
-        prefill_budget: int | None = None,
+        prefill_budget: Annotated[int, Range(1, 1 << 20)] | None = None,
     ) -> Engine:
         """Return an engine, which computes many requests together, for this model and tokenizer.
 

@@ -144,6 +144,7 @@ class Runner:
         NotCompilable if they cannot be compiled."""
         if self.compile_after is None or (steps := self.compiled_steps()) is None:
             raise NotCompilable(unsupported(self.model, self.cache) or "compile_after is None")
+        self.adapter(None)  # the selection, which the first request would read
         steps.compile(rows, folder)
         kind = rows, 1, *(self.selection.in_use if self.selection else ())
         self.num_plain[kind] = max(self.num_plain[kind], self.compile_after)

@@ -219,7 +219,6 @@ def version(model: nn.Module) -> int:
 
 
 @checked
-@checked
 def attached(model: nn.Module) -> tuple[Attachment, ...]:
     """Return what is attached to a model, such as adapters, compilation or traces, in the order in which it applies,
     each with its kind and a description; `print(model)` shows the same lines."""

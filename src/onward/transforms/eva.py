@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from onward.base.errors import UserError
 from onward.config.lora import EVA, LoRA
 from onward.model.decoder import Decoder, without_dropout
-from onward.transforms.lora import adapters_of, remove_adapter
+from onward.transforms.lora import adapters_of, remove_adapters
 
 SEED = 42  # of the randomized SVD, as in PEFT
 Rows = tuple[Tensor, Tensor | None, Tensor]  # tokens (B, T), positions (B, T), and which tokens count (B, T)
@@ -143,10 +143,10 @@ def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name
         target, adapter = every[layer]
         components = inputs.components[inputs.first[layer]]
         if not rank:
-            remove_adapter(model, target, name)
             continue
         length = components.values[:rank, None].sqrt() if lora.init.whiten else 1.0
         adapter.a.data = (components.vectors[:rank] / length).to(adapter.a).contiguous()
         adapter.b.data = adapter.b.new_zeros(adapter.b.size(0), rank)
         adapter.scaling = lora.scaling_of(rank)
+    remove_adapters(model, [every[layer][0] for layer, rank in inputs.ranks.items() if not rank], name)
     return inputs.ranks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from onward.model.adapters import (
     each_adapter,
     selection,
 )
-from onward.model.attachments import attach, detach
+from onward.model.attachments import attach, attached, detach
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, read_of, values
 from onward.model.experts import ExpertsModule
@@ -199,7 +199,8 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
     adapters = target.adapters
     if adapters is not None and name in adapters:
         raise UserError(f"the model has an adapter {name!r} already: choose another name")
-    attachment = attach(model, "adapters", ", ".join({**dict.fromkeys(adapter_names(model)), name: None}))
+    known = "".join(one.description for one in attached(model) if one.kind == "adapters").split(", ")
+    attachment = attach(model, "adapters", ", ".join(dict.fromkeys([*filter(None, known), name])))
     if adapters is None:
         adapters = WeightAdapters(selection(model))
         if isinstance(target.module, ExpertsModule):
@@ -284,24 +285,27 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
 @checked
 def remove_lora(model: Decoder, name: str = "default") -> None:
     """Remove all LoRA adapters called `name` from a model; the base model is unchanged."""
-    for target in weights(model).values():
-        if target.adapters is not None and name in target.adapters:
-            remove_adapter(model, target, name)
+    remove_adapters(model, weights(model).values(), name)
     chosen = selection(model)  # a new selection if these adapters were the last
     chosen.name = "" if chosen.name == name else chosen.name
 
 
-def remove_adapter(model: Decoder, target: Target, name: str) -> None:
-    module, adapters = target.module, target.adapters
-    assert adapters is not None
-    del adapters[name]
-    if not adapters:
-        delattr(module, f"{target.parameter}_lora")
-    names = ", ".join(adapter_names(model))
-    attachment = attach(model, "adapters", names)
-    if not any(isinstance(child, WeightAdapters) for child in module.children()):
-        attachment.release(module)
-    if not names:
+def remove_adapters(model: Decoder, targets: Iterable[Target], name: str) -> None:
+    """Remove the adapters called `name` from those of the targets that have one."""
+    having = [target for target in targets if target.adapters is not None and name in target.adapters]
+    if not having:
+        return
+    attachment = attach(model, "adapters", "")
+    for target in having:
+        module, adapters = target.module, target.adapters
+        assert adapters is not None
+        del adapters[name]
+        if not adapters:
+            delattr(module, f"{target.parameter}_lora")
+        if not any(isinstance(child, WeightAdapters) for child in module.children()):
+            attachment.release(module)
+    attachment.description = ", ".join(adapter_names(model))
+    if not attachment.description:
         detach(model, "adapters")
 
 

@@ -5,7 +5,6 @@ from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,9 +28,6 @@ from onward.training.step.plans import Planner
 from onward.training.step.schedule import learning_rate
 from onward.training.step.trainer import Step, StepPlan
 from onward.training.step.validation import Validation, validate
-
-if TYPE_CHECKING:
-    pass
 
 MAX_FAILURES = 3  # steps that fail without a good save between them end a run
 
