@@ -155,7 +155,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "a number as on_event": (lambda lm: onward.train("x.txt", "runs/x", 5), "on_event is 5"),  # type: ignore[arg-type]
     "no config": (lambda lm: onward.Decoder(None), "config is None: it takes DecoderConfig"),  # type: ignore[arg-type]
     "a table as config": (lambda lm: onward.Decoder({"d_model": 8}), "config is .*it takes DecoderConfig"),  # type: ignore[arg-type]
-    "rows as text": (lambda lm: lm.engine(rows="2"), "rows is '2': it takes int"),
+    "rows as text": (lambda lm: lm.engine(rows="2"), "rows is '2': it must be a whole number"),
     "a piece of no tokens": (
         lambda lm: lm.generate("a", prefill_budget=0),
         "prefill_budget is 0: it must be a whole number from 1",

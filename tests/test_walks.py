@@ -7,9 +7,9 @@ from support.walks import counted
 MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer writes it down
     "forward pass": (1994, 14),
     "forward pass, kernels off": (1877, 13),
-    "engine step": (1214, 7),
-    "lm.generate": (4452, 31),
-    "onward generate": (7688, 54),
+    "engine step": (1216, 7),
+    "lm.generate": (4454, 31),
+    "onward generate": (7690, 54),
     "training step": (1711, 12),
     "loss": (463, 3),
     "sampler": (424, 4),

@@ -67,10 +67,10 @@ def test_unknown_adapter_of_a_request_is_named_with_the_nearest() -> None:
 
 def test_step_that_was_compiled_ahead_serves_the_first_request() -> None:
     model = stirred(decoder(DECODERS["llama"]), "one")
-    for adapters in {}, {"adapter": "one"}:
+    for adapter in None, "one":
         engine = Engine(model, rows=1)
         assert engine.compile() == ""
-        engine.add(Request([1, 2, 3], Sampling(temperature=0), 6, **adapters))
+        engine.add(Request([1, 2, 3], Sampling(temperature=0), 6, adapter=adapter))
         engine.step()
         engine.step()
         assert engine.runner.compiled

@@ -42,7 +42,7 @@ class EngineKeywords(TypedDict, total=False):
     slide: bool
     draft: LanguageModel | None
     lookup: SizeOrZero
-    rows: int | None
+    rows: Size | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
     prefill_budget: Annotated[int, Range(1, 1 << 20)] | None
@@ -236,7 +236,7 @@ class LanguageModel(TextModel):
         slide: bool = False,
         draft: LanguageModel | None = None,
         lookup: SizeOrZero = 0,
-        rows: int | None = None,
+        rows: Size | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
         prefill_budget: Annotated[int, Range(1, 1 << 20)] | None = None,

@@ -17,6 +17,7 @@ from onward.base.arguments import Range, checked, explained
 from onward.base.errors import UserError
 from onward.compiled.interface import NotCompilable
 from onward.compiled.model_state import ModelState
+from onward.config.ranges import Size
 from onward.generation.cache.manager import CHUNK, CacheManager, growing_cache
 from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.cache.prefix_files import PrefixFiles
@@ -67,7 +68,7 @@ class Engine:
         self,
         model: Decoder,
         *,
-        rows: int | None = None,
+        rows: Size | None = None,
         cache: CacheManager | None = None,
         stop_token_ids: Collection[int] = (),
         allowed: Tensor | None = None,
