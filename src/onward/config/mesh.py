@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import cache
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
@@ -32,6 +33,7 @@ class Mesh:
     tensor: int = 1
 
     @classmethod
+    @cache  # of a run's options, the same text is asked for again
     def parse(cls, text: str) -> Mesh:
         """Parse a text such as "replicate=2 shard=4 tensor=2"; an axis that is left out has one process. Raises a
         UserError for any other text."""
