@@ -20,7 +20,7 @@ QUICK := $(addprefix tests/test_,fields.py files.py imports.py language_model.py
   $(addprefix tests/model/test_,attend.py cache.py decoder.py latent.py numerics.py) tests/config \
   $(addprefix tests/generation/test_,scheduler.py sampler.py) tests/training/test_loss.py \
   tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \
-  tests/text/test_tokenizer.py tests/evaluation tests/planning/test_parameters.py
+  tests/text/test_tokenizer.py tests/evaluation/test_score.py tests/planning/test_parameters.py
 
 .PHONY: quickstart lint quick test test-all clients page-pictures docs
 quickstart: $(VENV)/.installed
