@@ -8,7 +8,7 @@ from typing import Any
 from onward.base.errors import UserError
 from onward.base.files import read_json
 from onward.checkpoint.huggingface.quantized import dequantized
-from onward.checkpoint.names import head_differs
+from onward.checkpoint.huggingface.tied import head_differs
 from onward.checkpoint.source import ModelSource, Outline, allocated
 from onward.checkpoint.weights import StoredTensor, refuse_pickles, stored_tensors
 from onward.config.decoder import DecoderConfig

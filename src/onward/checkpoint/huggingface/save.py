@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from onward.base.files import atomic_write, flush
-from onward.checkpoint.names import layers_of, packable, to_theirs
+from onward.checkpoint.huggingface.packable import layers_of, packable
+from onward.checkpoint.names import to_theirs
 from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.weights import INDEX, fill, split
 from onward.config.decoder import DecoderConfig
