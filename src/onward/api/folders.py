@@ -20,9 +20,9 @@ from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_source, open_source
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.checkpoint.peft.adapters import save_adapter as write_adapter
-from onward.checkpoint.peft.bases import BaseModel, base_folder, is_adapter, weights_checksum
+from onward.checkpoint.peft.bases import BaseModel, base_folder, weights_checksum
 from onward.checkpoint.weights import FLOATS
-from onward.hub.folder import locate
+from onward.hub.folder import is_adapter, locate
 from onward.model.adapters import adapter_names
 from onward.transforms.extend import extended
 from onward.transforms.lora import merge_lora

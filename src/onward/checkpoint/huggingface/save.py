@@ -20,7 +20,7 @@ from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.weights import INDEX, fill, split
 from onward.config.decoder import DecoderConfig
 from onward.families import HF, Family, express, family, keys_of, read
-from onward.hub.folder import WEIGHTS
+from onward.hub.names import WEIGHTS
 from onward.model.decoder import Decoder
 from onward.transforms.heads import head_labels
 from onward.transforms.quantize import QuantizedLinear
