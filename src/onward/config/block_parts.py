@@ -16,6 +16,8 @@ class LayerNorm(Norm, kind="layer"):
 
     eps: Epsilon = 1e-5  # added to the variance
     bias: bool = True  # whether a learned vector is added
+    weight: bool = True  # whether a learned vector multiplies (OLMo: no); without one, offset has no effect
+    offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Nemotron: 1)
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class RMSNorm(Norm, kind="rms"):
 
     eps: Epsilon = 1e-5  # added to the mean square
     offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
+    weight: bool = True  # whether a learned vector multiplies (nanochat: no); without one, offset has no effect
 
 
 @dataclass(frozen=True)

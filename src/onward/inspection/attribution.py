@@ -16,7 +16,7 @@ from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, check_position, exact
 from onward.model.blocks import PostNormModule
 from onward.model.decoder import Decoder, without_dropout
-from onward.model.layers import LayerNormModule
+from onward.model.norms import LayerNormModule
 from onward.tracing.listening import unheard
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace

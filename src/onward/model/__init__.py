@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from onward.model.latent import LatentAttentionModule
     from onward.model.layers import (
         GatedFeedForwardModule,
-        LayerNormModule,
         Linear,
         PlainFeedForwardModule,
         PreNormModule,
         RMSNormModule,
     )
+    from onward.model.norms import LayerNormModule
     from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
 else:
     from onward.base.public import lazily

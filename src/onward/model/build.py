@@ -16,13 +16,12 @@ from onward.base.fields import Part
 from onward.config import decoder as parts
 from onward.config import routing
 from onward.config.decoder import DecoderConfig, at
-from onward.model import blocks
+from onward.model import blocks, norms
 from onward.model.attention import SelfAttentionModule
 from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import (
     GatedFeedForwardModule,
-    LayerNormModule,
     NewNorm,
     PlainFeedForwardModule,
     PreNormModule,
@@ -52,8 +51,12 @@ def build_norm(part: parts.Norm, config: DecoderConfig, layer: int = 0, width: i
         return part.build(config, layer, width)
     width = width or config.d_model
     match part:
+        case parts.LayerNorm(weight=True, offset=0.0):
+            return norms.LayerNormModule(width, part.eps, bias=part.bias)
         case parts.LayerNorm():
-            return LayerNormModule(width, part.eps, bias=part.bias)
+            return norms.PartialLayerNormModule(width, part.eps, part.weight, part.bias, part.offset)
+        case parts.RMSNorm(weight=False):
+            return norms.WeightlessRMSNormModule(width, part.eps)
         case parts.RMSNorm():
             return RMSNormModule(width, part.eps, part.offset)
         case parts.NoNorm():
