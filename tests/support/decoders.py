@@ -13,6 +13,7 @@ from onward import (
     DecoderConfig,
     DynamicScaling,
     Experts,
+    FeedForwardOnly,
     Gated,
     LatentAttention,
     LayerNorm,
@@ -20,6 +21,7 @@ from onward import (
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
+    NoAttention,
     NoNorm,
     NoPosition,
     Parallel,
@@ -101,6 +103,16 @@ DECODERS = {
         logit_scale=0.25,
         attention=SelfAttention(scale=0.1),
         mlp=Gated(act="gelu", bias=True),
+    ),
+    "one branch in each layer": config(
+        n_layers=3,
+        block=(AttentionOnly(residual_scale=0.5), FeedForwardOnly(), FeedForwardOnly(residual_scale=0.5)),
+        attention=(SelfAttention(), NoAttention(), NoAttention()),
+        norm=(RMSNorm(weight=False), LayerNorm(weight=False), LayerNorm(offset=1.0)),
+    ),
+    "scaled branches": config(
+        n_layers=5,
+        block=tuple(block(residual_scale=0.5) for block in (PostNorm, Sandwich, BranchNorm, Parallel, SharedNorm)),
     ),
     "olmo2": config(attention=SelfAttention(qk_norm="width"), n_kv_heads=2, final_norm=LayerNorm()),
     "deepseek": config(

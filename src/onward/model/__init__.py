@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from onward.model.blocks import (
         AttentionOnlyModule,
         BranchNormModule,
+        FeedForwardOnlyModule,
         ParallelModule,
         PostNormModule,
         SandwichModule,
@@ -37,6 +38,7 @@ __all__ = [
     "BranchNormModule",
     "Child",
     "ExpertsModule",
+    "FeedForwardOnlyModule",
     "GatedFeedForwardModule",
     "Input",
     "LatentAttentionModule",

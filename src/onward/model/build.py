@@ -110,23 +110,17 @@ def build_block(part: parts.Block, config: DecoderConfig, layer: int = 0) -> nn.
     if part.build is not None:
         return part.build(config, layer)
     match part:
-        case parts.PreNorm(residual_scale=1.0):
+        case parts.PreNorm(residual_scale=1.0, weights=None):
             return PreNormModule(*build_branches(config, layer))
-        case parts.PreNorm():
-            return blocks.ScaledPreNormModule(*build_branches(config, layer), part.residual_scale)
-        case parts.PostNorm():
-            return blocks.PostNormModule(*build_branches(config, layer))
-        case parts.Sandwich():
-            return blocks.SandwichModule(*build_branches(config, layer))
-        case parts.BranchNorm():
-            return blocks.BranchNormModule(*build_branches(config, layer))
-        case parts.Parallel():
-            return blocks.ParallelModule(*build_branches(config, layer))
-        case parts.SharedNorm():
-            return blocks.SharedNormModule(*build_branches(config, layer))
         case parts.AttentionOnly():
             attn = build_attention(at(config.attention, layer), config, layer)
-            return blocks.AttentionOnlyModule(attn, layer_norms(config, layer))
+            return blocks.AttentionOnlyModule(attn, layer_norms(config, layer), blocks.weights_of(part, config, layer))
+        case parts.FeedForwardOnly():
+            mlp = build_mlp(at(config.mlp, layer), config, layer)
+            return blocks.FeedForwardOnlyModule(mlp, layer_norms(config, layer), blocks.weights_of(part, config, layer))
+        case parts.ScaledBlock():
+            if module := blocks.module_of(part):
+                return module(*build_branches(config, layer), blocks.weights_of(part, config, layer))
     raise no_module(part)
 
 

@@ -117,7 +117,9 @@ def capped(score: str, cap: float) -> str:
 def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[DiagramRow]:
     """`module` is the block at index `layer`, `vectors` the shape of the residual stream as text."""
     part, children = at(config.block, layer), dict(module.named_children())
-    branches = {"attn": [*attention_rows(config, layer, children["attn"])]}
+    branches = dict[str, list[DiagramRow]]()
+    if "attn" in children:
+        branches["attn"] = [*attention_rows(config, layer, children["attn"])]
     if "mlp" in children:
         branches["mlp"] = [*feed_forward_rows(config, layer, children["mlp"])]
     parallel = isinstance(part, Parallel | SharedNorm)

@@ -74,14 +74,18 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         names = ["norm.weight", "norm.bias"] if "norm.weight" in result else ["head.weight"]
         last = [name for name in names if name in result]
         if not last:
-            raise UserError("Cannot scale logits for mup, because this decoder has no weight in its final norm and a tied head")
+            raise UserError(
+                "Cannot scale logits for mup, because this decoder has no weight in its final norm and a tied head"
+            )
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
     for layer in range(config.n_layers):
         attention = at(config.attention, layer)
         if isinstance(attention, SelfAttention):
             if attention.qk_norm != "none" and not getattr(at(config.norm, layer), "weight", True):
-                raise UserError("Cannot scale scores for mup, because the norm of queries has no weight (norm.weight no)")
+                raise UserError(
+                    "Cannot scale scores for mup, because the norm of queries has no weight (norm.weight no)"
+                )
             queries = f"blocks.{layer}.attn.q"
             names = [n for n in result if n.startswith(f"{queries}_norm.")] or [f"{queries}.weight", f"{queries}.bias"]
             for name in result.keys() & {*names}:
