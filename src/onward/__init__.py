@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
         SharedNorm,
     )
     from onward.config.decoder import DecoderConfig
-    from onward.config.feedforward_parts import Experts, Gated, Plain
+    from onward.config.feedforward_parts import XIELU, Experts, Gated, Plain
     from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
@@ -89,6 +89,7 @@ else:
 
 __all__ = [
     "EVA",
+    "XIELU",
     "Adapters",
     "Alibi",
     "Answer",

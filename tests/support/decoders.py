@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onward import (
+    XIELU,
     Alibi,
     AttentionOnly,
     BranchNorm,
@@ -103,6 +104,19 @@ DECODERS = {
         logit_scale=0.25,
         attention=SelfAttention(scale=0.1),
         mlp=Gated(act="gelu", bias=True),
+    ),
+    "xielu": config(mlp=XIELU(bias=True)),
+    "routers": config(
+        n_layers=4,
+        mlp=tuple(
+            Experts(count=6, top_k=3, d_ff=8, router=router, backend="loop")
+            for router in (
+                SoftmaxRouting(selection_bias=True, min_sum=0.9),
+                SoftmaxRouting(softcap=0.5, n_groups=2, top_k_groups=1, group_top_k=2),
+                SigmoidRouting(selection_bias=False, softcap=2.0, n_groups=3, top_k_groups=2, group_top_k=1),
+                SigmoidRouting(bias_on="logits", min_sum=0.1),
+            )
+        ),
     ),
     "one branch in each layer": config(
         n_layers=3,

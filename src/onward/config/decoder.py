@@ -17,7 +17,7 @@ from onward.config.attention_parts import SelfAttention
 from onward.config.block_parts import *  # noqa: F403
 from onward.config.block_parts import PreNorm, RMSNorm
 from onward.config.feedforward_parts import *  # noqa: F403
-from onward.config.feedforward_parts import Gated, Plain
+from onward.config.feedforward_parts import XIELU, Gated, Plain
 from onward.config.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each
 from onward.config.position_parts import *  # noqa: F403
 from onward.config.position_parts import Rotary
@@ -72,7 +72,7 @@ class DecoderConfig(Shown):
         derive("n_kv_heads", lambda: self.n_heads)
         derive("d_embed", lambda: self.d_model)
         derive("d_head", lambda: self.d_model // self.n_heads)
-        gated = not isinstance(at(self.mlp, 0), Plain)
+        gated = not isinstance(at(self.mlp, 0), Plain | XIELU)
         derive("d_ff", lambda: -(-8 * self.d_model // 96) * 32 if gated else 4 * self.d_model)
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")

@@ -26,9 +26,26 @@ class Plain(FeedForward, kind="plain"):
 
 
 @dataclass(frozen=True)
+class XIELU(FeedForward, kind="xielu"):
+    """down(xielu(up(x))) (Huang and Schlag 2024). A feed-forward without a gate whose activation function, xIELU, has
+    two learned numbers in each layer."""
+
+    bias: bool = False  # whether both projections have biases
+
+    def describe(self, config: ConfigFields) -> str:
+        return self.in_words(f"width {config.d_ff:,}")
+
+
+@dataclass(frozen=True)
 class Gated(FeedForward, kind="gated"):
     """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu. A feed-forward whose projections
-    `gate` and `up` go from d_model to d_ff, and `down` back."""
+    `gate` and `up` go from d_model to d_ff, and `down` back.
+
+    `combine(act, gate, up)` of a part of your own returns the input of the down projection, from the activation
+    function `act` and the outputs of the gate and up projections; without it, act(gate) * up.
+    """
+
+    combine: ClassVar[OwnMethod] = None
 
     act: ActivationName = "silu"  # the activation function
     bias: bool = False  # whether the three projections have biases

@@ -18,7 +18,8 @@ from onward.config import routing
 from onward.config.decoder import DecoderConfig, at
 from onward.model import blocks, norms
 from onward.model.attention import SelfAttentionModule
-from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule
+from onward.model.experts import ExpertsModule, LogitBiasRoutingModule, SigmoidRoutingModule, SoftmaxRoutingModule
+from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import (
     GatedFeedForwardModule,
@@ -83,8 +84,12 @@ def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) ->
     match part:
         case parts.Plain():
             return PlainFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
-        case parts.Gated():
+        case parts.Gated(combine=None):
             return GatedFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
+        case parts.Gated():
+            return CombiningFeedForwardModule(part, config.d_model, config.d_ff, config.dropout)
+        case parts.XIELU():
+            return XIELUFeedForwardModule(config.d_model, config.d_ff, part.bias, config.dropout)
         case parts.Experts():
             return ExpertsModule(part, config, build_router(part, config.d_model))
     raise no_module(part)
@@ -99,6 +104,8 @@ def build_router(part: parts.Experts, width: int) -> nn.Module:
     match router:
         case routing.SoftmaxRouting():
             return SoftmaxRoutingModule(router, *sizes, router.bias)
+        case routing.SigmoidRouting(bias_on="logits"):
+            return LogitBiasRoutingModule(router, *sizes)
         case routing.SigmoidRouting():
             return SigmoidRoutingModule(router, *sizes)
     raise no_module(router, "width, experts, top_k")

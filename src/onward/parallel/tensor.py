@@ -32,6 +32,7 @@ from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, GatedSharedExpertModule
+from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule
 from onward.model.mask import AttentionMask
@@ -84,6 +85,8 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
     },
     PlainFeedForwardModule: FEED_FORWARD,
     GatedFeedForwardModule: FEED_FORWARD,
+    CombiningFeedForwardModule: FEED_FORWARD,
+    XIELUFeedForwardModule: FEED_FORWARD | {"act": REPLICATED},
     GatedSharedExpertModule: FEED_FORWARD,
     ExpertsModule: {
         "router": REPLICATED,
