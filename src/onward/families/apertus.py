@@ -49,5 +49,8 @@ def names(c: DecoderConfig) -> Iterator[Row]:
         path = str(their).split(".")
         yield ".".join(NAMES.get(word, word) for word in path), our
     for i in range(c.n_layers):
-        for name in "alpha_p", "alpha_n", "beta", "eps":
-            yield f"model.layers.{i}.mlp.act_fn.{name}", f"blocks.{i}.mlp.act.{name}"
+        their, our = f"model.layers.{i}.mlp.act_fn", f"blocks.{i}.mlp.act"
+        for name in "alpha_p", "alpha_n":
+            yield f"{their}.{name}", f"{our}.{name}"
+        for name in "beta", "eps":
+            yield f"{their}.{name}", f"{our}.{name}", (lambda t: t.reshape(1), lambda t: t.reshape(()))

@@ -5,7 +5,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Plain, SelfAttention
 from onward.families import HF, llama, require, with_defaults
-from onward.families._rope import rotary
+from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"nemotron": "NemotronForCausalLM"}
@@ -28,13 +28,10 @@ names = llama.names
 
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
-    c = llama.config(
-        with_defaults({"rope_parameters": None, "rope_scaling": None, "partial_rotary_factor": 1.0}, given)
-    )
+    c = llama.partly_rotated(given, fraction=0.5)
     mlp = require(c.mlp, Gated)
     return replace(
         c,
-        position=rotary(given, context=c.context_length, fraction=0.5),
         mlp=Plain(act=mlp.act, bias=mlp.bias),
         norm=LayerNorm(eps=hf.get("norm_eps", 1e-5), offset=1.0),
     )
@@ -44,5 +41,6 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return llama.keys(c) | {
         "attention_bias": require(c.attention, SelfAttention).bias,
         "mlp_bias": require(c.mlp, Plain).bias,
+        "partial_rotary_factor": a_rotary(c).fraction,
         "norm_eps": require(c.norm, LayerNorm).eps,
     }

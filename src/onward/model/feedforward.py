@@ -39,7 +39,7 @@ class XIELUModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.alpha_p, self.alpha_n = (nn.Parameter(torch.tensor([math.log(math.expm1(a))])) for a in (0.8, 0.3))
-        self.beta, self.eps = (nn.Parameter(torch.tensor(one), requires_grad=False) for one in (0.5, -1e-6))
+        self.beta, self.eps = (nn.Parameter(torch.tensor([one]), requires_grad=False) for one in (0.5, -1e-6))
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)

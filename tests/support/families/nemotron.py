@@ -5,7 +5,7 @@ from support.families.llama import SIZES
 CASES = {
     "grouped": NemotronConfig(**SIZES, head_dim=8),
     "biases, whole heads turn, multi-head": NemotronConfig(
-        **{**SIZES, "num_key_value_heads": None},
+        **{**SIZES, "num_key_value_heads": 4},
         attention_bias=True,
         mlp_bias=True,
         norm_eps=0.01,
