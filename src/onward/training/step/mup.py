@@ -77,7 +77,8 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
     for layer in range(config.n_layers):
-        if isinstance(at(config.attention, layer), SelfAttention):
+        part = at(config.attention, layer)
+        if isinstance(part, SelfAttention) and not part.d_head:  # a width of a part stays the same
             queries = f"blocks.{layer}.attn.q"
             names = [n for n in result if n.startswith(f"{queries}_norm.")] or [f"{queries}.weight", f"{queries}.bias"]
             for name in result.keys() & {*names}:
