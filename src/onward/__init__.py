@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.api.language_model import LanguageModel
     from onward.api.runs import finetune, train
     from onward.base.errors import UserError
-    from onward.config.attention_parts import LatentAttention, SelfAttention
+    from onward.config.attention_parts import SelfAttention
     from onward.config.block_parts import (
         AttentionOnly,
         BranchNorm,
@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     )
     from onward.config.decoder import DecoderConfig
     from onward.config.feedforward_parts import XIELU, Experts, Gated, Plain
+    from onward.config.latent_parts import LatentAttention
     from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position

@@ -105,7 +105,7 @@ DECODERS = {
         attention=SelfAttention(scale=0.1),
         mlp=Gated(act="gelu", bias=True),
     ),
-    "xielu": config(mlp=XIELU(bias=True)),
+    "xielu": config(mlp=XIELU(bias=True, d_ff=20)),
     "routers": config(
         n_layers=4,
         mlp=tuple(
@@ -168,6 +168,16 @@ DECODERS = {
         block=(BranchNorm(), PreNorm()),
         attention=(SelfAttention(clip=0.5, qk_norm="heads"), SelfAttention(qk_norm="heads")),
         n_kv_heads=2,
+    ),
+    "sizes per part": config(
+        n_layers=4,
+        n_kv_heads=2,
+        attention=(
+            SelfAttention(window=4, n_heads=6, n_kv_heads=3, qk_norm="width", sinks=True),
+            SelfAttention(n_kv_heads=1, d_head=8, d_value=6, value_scale=0.7, qk_norm="heads"),
+            LatentAttention(d_latent=5, d_nope=6, d_rope=4, d_value=3, n_heads=3),
+        ),
+        mlp=(Gated(d_ff=24), Plain(d_ff=12), Experts(d_ff=10, count=3, backend="loop"), Gated()),
     ),
     "everything about scores": config(
         position=(Alibi(), Rotary()),

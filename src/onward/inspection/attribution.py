@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, check_position, exact
@@ -37,7 +38,7 @@ class LogitAttribution:
     against: int | None  # id of the token whose logit is subtracted; None: no token
     logit: float  # logit before any scale or cap
     embedding: float  # contribution of the token's embedding and of the position, if positions are added
-    heads: Tensor  # (L, H)
+    heads: Tensor  # (L, H), H of the layer with the most heads, 0 beyond a layer's heads
     attention_bias: Tensor  # (L,), contribution of the bias of the output projection
     mlps: Tensor  # (L,)
     constant: float  # contribution of the biases of norms and head
@@ -97,7 +98,8 @@ def logit_attribution(
         heads.append(by_head)
         biases.append(bias)
     embedding = float(at("blocks.0.in") @ direction)
-    stacked = [torch.stack(layers[::-1]).cpu() for layers in (heads, biases, mlps)]
+    padded = pad_sequence(heads[::-1], True).cpu()
+    stacked = [padded, *(torch.stack(layers[::-1]).cpu() for layers in (biases, mlps))]
     total = embedding + constant + sum(float(x.sum()) for x in stacked)
     size = max(1.0, float(size), abs(embedding) + sum(float(x.abs().sum()) for x in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:

@@ -19,6 +19,7 @@ from onward.config.decoder import DecoderConfig, at
 from onward.model import blocks, norms
 from onward.model.attention import SelfAttentionModule
 from onward.model.experts import ExpertsModule, LogitBiasRoutingModule, SigmoidRoutingModule, SoftmaxRoutingModule
+from onward.model.extended import ExtendedSelfAttentionModule, is_extended
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import (
@@ -71,7 +72,8 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
         return part.build(config, layer)
     match part:
         case parts.SelfAttention():
-            return SelfAttentionModule(part, config, layer_norms(config, layer))
+            module = ExtendedSelfAttentionModule if is_extended(part) else SelfAttentionModule
+            return module(part, config, layer_norms(config, layer))
         case parts.LatentAttention():
             return LatentAttentionModule(part, config)
     raise no_module(part)
@@ -83,13 +85,13 @@ def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) ->
         return part.build(config, layer)
     match part:
         case parts.Plain():
-            return PlainFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
+            return PlainFeedForwardModule(config.d_model, part.width(config), part.act, part.bias, config.dropout)
         case parts.Gated(combine=None):
-            return GatedFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
+            return GatedFeedForwardModule(config.d_model, part.width(config), part.act, part.bias, config.dropout)
         case parts.Gated():
-            return CombiningFeedForwardModule(part, config.d_model, config.d_ff, config.dropout)
+            return CombiningFeedForwardModule(part, config.d_model, part.width(config), config.dropout)
         case parts.XIELU():
-            return XIELUFeedForwardModule(config.d_model, config.d_ff, part.bias, config.dropout)
+            return XIELUFeedForwardModule(config.d_model, part.width(config), part.bias, config.dropout)
         case parts.Experts():
             return ExpertsModule(part, config, build_router(part, config.d_model))
     raise no_module(part)

@@ -113,7 +113,7 @@ class ExpertsModule(nn.Module):
     def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
         super().__init__()
         self.part, self.act = part, ACTIVATIONS[part.act]
-        d_ff, width = part.d_ff or config.d_ff, config.d_model
+        d_ff, width = part.width(config), config.d_model
         self.router = router
         self.gate = nn.Parameter(torch.empty(part.count, d_ff, width))
         self.up = nn.Parameter(torch.empty(part.count, d_ff, width))

@@ -80,9 +80,9 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
     for layer in range(config.n_layers):
-        attention = at(config.attention, layer)
-        if isinstance(attention, SelfAttention):
-            if attention.qk_norm != "none" and not getattr(at(config.norm, layer), "weight", True):
+        part = at(config.attention, layer)
+        if isinstance(part, SelfAttention) and not part.d_head:  # a width of a part stays the same
+            if part.qk_norm != "none" and not getattr(at(config.norm, layer), "weight", True):
                 raise UserError(
                     "Cannot scale scores for mup, because the norm of queries has no weight (norm.weight no)"
                 )
