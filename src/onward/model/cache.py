@@ -49,7 +49,7 @@ class LayerCache:
 
     @property
     def slots(self) -> int:
-        return next(iter(self.entries.values())).size(1)
+        return next((t.size(1) for t in self.entries.values()), 0)
 
     @property
     def quantized(self) -> bool:
@@ -61,6 +61,8 @@ class LayerCache:
         return torch.arange(positions.size(0), device=positions.device)[:, None], slot
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
+        if not self.entries:
+            return SlotIndices((positions, positions), positions)
         last = positions[:, -1:]
         if not self.wraps:
             last = last.clamp(max=self.slots - 1)
@@ -224,7 +226,7 @@ class KVCache:
             most = chunk + (min(window, length) if window else length)
             slots = min(step or most, most)
             entries = empty_entries(config, layer, (rows, slots), quantized, device, dtype)
-            self.layers.append(LayerCache(entries, window, slots >= most))
+            self.layers.append(LayerCache(entries, window, slots >= most or not entries))
             self.max_slots.append(most)
 
     @property

@@ -97,7 +97,11 @@ class PagedKVCache(KVCache):
         self.tables: dict[int, Tensor] = {}  # block tables (rows, P), by window
         self.layers, self.max_slots = [], []  # it does not grow
         for layer in range(config.n_layers):
-            window = at(config.attention, layer).window
+            attention = at(config.attention, layer)
+            window = attention.window
+            if not attention.entries(config):
+                self.layers.append(LayerCache({}, window))
+                continue
             if window not in self.tables:
                 limit = rows * max_blocks(window, block_size, chunk, columns) if window else blocks
                 self.num_blocks[window] = min(blocks, limit)
@@ -107,5 +111,7 @@ class PagedKVCache(KVCache):
             self.layers.append(PagedLayerCache(entries, window, table=self.tables[window]))
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
+        if not cache.entries:
+            return cache
         table = self.tables[cache.window][rows, : -(-slots // self.block_size)]
         return PagedLayerCache(cache.entries, cache.window, table=table)
