@@ -319,6 +319,11 @@ def with_defaults(hf: HF, defaults: HF) -> HF:
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
 
 
+def renamed(hf: HF, names: Mapping[str, str]) -> HF:
+    """`hf` with its keys in `names` under other names as well: {name in `hf`: other name}."""
+    return with_defaults({other: hf[name] for name, other in names.items() if name in hf}, hf)
+
+
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
     """Return fields of DecoderConfig by name, read from `hf`, the content of a config.json. `keys` maps each field to
     (key in config.json, default of transformers); fields whose value is None are left out."""

@@ -36,19 +36,16 @@ FUSED_ROWS: Fix = (
 )  # from each expert's rows of the gate, then of the up projection (X, 2 F, D), to all gates, then all ups, and back
 
 
-def renamed(hf: HF, names: Mapping[str, str]) -> HF:
-    """`hf` with the keys in `names`, a family's own, under DeepSeek's names."""
-    return with_defaults({deepseek: hf[own] for own, deepseek in names.items() if own in hf}, hf)
-
-
 def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedForward, ...]:
     """The feed-forward of each layer: `plain` in the first ones, then experts; or by mlp_layer_types."""
     first = hf.get("first_k_dense_replace", 0)
     kinds = hf.get("mlp_layer_types") or [KINDS[layer >= first] for layer in range(layers)]
     if len(kinds) != layers or not {*kinds} <= {*KINDS}:
         raise UserError(f"config.json has mlp_layer_types {kinds}: Onward reads {KINDS}, one for each layer")
+    if KINDS[1] not in kinds:
+        return (plain,) * layers
     routed: dict[str, Any] = {our: hf.get(their) for our, their in KEYS.items()}
-    if KINDS[1] in kinds and routed["top_k"] is None:
+    if routed["top_k"] is None:
         raise UserError("config.json has no num_experts_per_tok, the number of experts per token: add it")
     many = Experts(**routed, d_shared=hf["n_shared_experts"] * routed["d_ff"], act=plain.act, router=router)
     return tuple(plain if kind == KINDS[0] else many for kind in kinds)
@@ -64,7 +61,7 @@ def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...
 
 
 def mixture_keys(c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """The reverse of `mixture`, and of `renamed`."""
+    """The reverse of `mixture`; `names` maps a family's own names of keys to DeepSeek's."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     many = next((part for part in parts if isinstance(part, Experts)), none)

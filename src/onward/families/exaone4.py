@@ -47,7 +47,6 @@ def pre_norm(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    keys = llama.keys(c) | layer_types(c)
-    if not keys["sliding_window"] and not isinstance(at(c.position, 0), Rotary):
-        del keys["sliding_window"]  # of a length that no layer has
-    return keys
+    layers = layer_types(c)
+    everywhere = "sliding_window" not in layers and isinstance(at(c.position, 0), Rotary)
+    return llama.keys(c) | layers | ({"sliding_window": None} if everywhere else {})

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated
-from onward.families import HF, Row, exaone4, llama, require, with_defaults
-from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, renamed, sigmoid_mixture
+from onward.families import HF, Inexpressible, Row, exaone4, llama, renamed, require, with_defaults
+from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
 
 ARCHITECTURES = {"exaone_moe": "ExaoneMoeForCausalLM"}
 BASE = "model."
@@ -30,7 +30,10 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    return exaone4.to_hf(c) | dense_or_sparse(c) | mixture_keys(c, EXPERTS)
+    keys = exaone4.to_hf(c)
+    if keys.get("sliding_window", 0) is None:
+        raise Inexpressible("K-EXAONE rotates queries and keys in layers with windows only")
+    return keys | dense_or_sparse(c) | mixture_keys(c, EXPERTS)
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
