@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
-from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, linear, sizes
 
 ARCHITECTURES = {"biogpt": "BioGptForCausalLM"}
 BASE = "biogpt."
@@ -26,12 +26,13 @@ SIZES = {
 def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("hidden_act", "gelu")
     size = sizes(hf, SIZES)
+    hf.get("layer_norm_eps")  # in no use: the norms have 1e-5
     return DecoderConfig(
         **size,
         position=Learned(offset=2),
         attention=SelfAttention(bias=True, out_bias=True),
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),
-        norm=LayerNorm(eps=hf.get("layer_norm_eps", 1e-12)),
+        norm=LayerNorm(),
         embed_scale=size["d_model"] ** 0.5 if hf.get("scale_embedding", True) else 1.0,
     )
 
@@ -40,7 +41,6 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "attention_probs_dropout_prob": c.dropout,
         "hidden_act": activation(c.mlp),
-        "layer_norm_eps": require(c.norm, LayerNorm).eps,
         "scale_embedding": c.embed_scale != 1.0,
     }
 

@@ -10,7 +10,7 @@ CASES = {
     ),
     "shares as they are, one key/value head": DbrxConfig(
         **SIZES,
-        attn_config={"kv_n_heads": 1, "rope_theta": 300.0},
+        attn_config={"clip_qkv": 8.0, "kv_n_heads": 1, "rope_theta": 300.0},
         ffn_config={**EXPERTS, "moe_normalize_expert_weights": None, "ffn_act_fn": {"name": "gelu"}},
         rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
     ),

@@ -14,5 +14,5 @@ CASES = {
         rms_norm_eps=0.01,
         rope_parameters={"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
     ),
-    "no windows": MinistralConfig(**DEEP, head_dim=6, sliding_window=None),
+    "no windows": MinistralConfig(**DEEP, head_dim=6, layer_types=[FULL] * 4),
 }
