@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
-FIRST = ("llama", "gpt2", "mistral", "qwen3")  # tried first by `express`
+# tried first by `express`
+FIRST = "llama", "gpt2", "mistral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt"
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
