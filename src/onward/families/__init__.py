@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
-FIRST = ("llama", "gpt2", "mistral", "qwen3")  # tried first by `express`
+# tried first by `express`
+FIRST = "llama", "gpt2", "mistral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt"
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -197,6 +198,11 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
+
+
+def renamed(hf: HF, names: Mapping[str, str]) -> HF:
+    """`hf` with its keys in `names` under other names as well: {name in `hf`: other name}."""
+    return with_defaults({other: hf[name] for name, other in names.items() if name in hf}, hf)
 
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:

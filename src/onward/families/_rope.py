@@ -19,6 +19,7 @@ from onward.config.scaling import (
 from onward.families import HF, require
 from onward.families._layers import FULL
 
+UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
