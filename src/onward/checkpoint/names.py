@@ -174,6 +174,10 @@ class ScratchBuffer:
         return tensor.untyped_storage().data_ptr() == self.bytes.untyped_storage().data_ptr()
 
 
+class LeftOut(UserWarning):
+    """Warning that tensors of a checkpoint are not loaded, because Onward does not compute with them."""
+
+
 class MixedDtypes(UserWarning):
     """Warning that stored weights of different dtypes are loaded as one dtype."""
 
@@ -228,8 +232,8 @@ def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The stored tensors for the names in `wanted`, tensors on the meta device; files may leave out the family's
-    prefix."""
-    left, matched = dict(stored), {}
+    prefix, and all biases of routers."""
+    left, matched = with_routing_biases(family, config, wanted, stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
         if short not in left:
@@ -243,9 +247,33 @@ def find(
         for their, *_ in rows(family, config, {"head.weight": torch.empty(0)}):
             left.pop(str(their), None)
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
-    if extra := [name for name in left if not re.search(ignored, name)]:
-        raise UserError(f"the checkpoint has a tensor {min(extra)} that the model of its config.json does not have")
+    extra = [name for name in left if not re.search(ignored, name)]
+    later = [name for name in extra if predicts_more(name, config.n_layers)]
+    if unknown := {*extra} - {*later}:
+        raise UserError(f"the checkpoint has a tensor {min(unknown)} that the model of its config.json does not have")
+    if later:
+        message = f"{len(later)} tensors for multi-token prediction, such as {min(later)}, are left out"
+        warnings.warn(LeftOut(message), stacklevel=2)
     return matched
+
+
+def with_routing_biases(
+    family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The stored tensors, and zeros for the routing biases if none is stored: such a model was trained without."""
+    ours = {f"blocks.{layer}.mlp.router.routing_bias": None for layer in range(config.n_layers)}
+    biases = {str(their) for their, *_ in rows(family, config, ours)} & wanted.keys()
+    if any(name in stored or name.removeprefix(family.BASE) in stored for name in biases):
+        return dict(stored)
+    zeros = lambda start, end: torch.zeros(end - start)
+    return {**stored, **{name: StoredTensor(list(wanted[name].shape), "F32", zeros) for name in biases}}
+
+
+def predicts_more(name: str, n_layers: int) -> bool:
+    """Whether a tensor belongs to layers for multi-token prediction, which published models number after their own
+    `n_layers` layers or call mtp."""
+    match = re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name)
+    return match is not None and (match[1] is None or int(match[1]) >= n_layers)
 
 
 def aligned(tensor: Tensor) -> bool:

@@ -34,6 +34,7 @@ from onward.families._interface import HF, Family, Fix, Names, Row  # noqa: F401
 from onward.families._keys import RecordedKeys
 from onward.families._refusals import refusal
 from onward.families._saving import Inexpressible, keys_of, require  # noqa: F401
+from onward.families._wrappers import TextPart, text_part  # noqa: F401
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,8 +119,9 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """(family, decoder's configuration) of a config.json, whose path is `where`. Warns of keys that were not read,
-    unless they are known to be harmless."""
+    """(family, decoder's configuration) of a config.json, whose path is `where`: those of the text decoder in a model
+    that also sees images or hears. Warns of keys that were not read, unless they are known to be harmless."""
+    hf = part.keys if (part := text_part(hf)) else hf
     keys = RecordedKeys(hf)
     try:
         kind = family(str(keys.get("model_type")))
