@@ -262,7 +262,7 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
     """The keys of a config.json for a decoder, added to `original`; None if the family cannot express it: its `to_hf`
     raises Inexpressible, or its `config` reads another decoder from these keys."""
     try:
-        hf = {**original, **family.to_hf(config)}
+        hf = {k: v for k, v in original.items() if k != "rope_scaling"} | family.to_hf(config)  # it would outdo theirs
     except Inexpressible:
         return None
     try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`

@@ -1,7 +1,7 @@
 """Rotary positions in a config.json, in both directions: the keys of transformers 5 (rope_parameters) and earlier."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from onward.base.errors import UserError
@@ -17,29 +17,59 @@ from onward.config.scaling import (
     yarn_magnitude,
 )
 from onward.families import HF, require
+from onward.families._layers import FULL, LOCAL
 
+LASTING = ("rope_theta", "partial_rotary_factor")
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
-def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
-    """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys."""
+def rotary(
+    hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0, original: int | None = None
+) -> Rotary:
+    """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys,
+    `original` is the context length in training of families that have it outside the table."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
         "partial_rotary_factor": hf.get("partial_rotary_factor", fraction),
-        **(hf.get("rope_scaling") or {}),
-        **(hf.get("rope_parameters") or {}),
+        **rope_table(hf),
     }
-    original = hf.get("original_max_position_embeddings") or keys.get("original_max_position_embeddings") or context
+    original = original or keys.get("original_max_position_embeddings") or context
     return Rotary(keys["rope_theta"], keys["partial_rotary_factor"], scaling(keys, original, context))
+
+
+def rope_table(hf: HF) -> dict[str, Any]:
+    """The table of rotary positions: rope_scaling in place of rope_parameters, as in transformers, but with the theta
+    and the rotated fraction of rope_parameters, which belong to the weights."""
+    parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling")
+    if not given:
+        return dict(parameters)
+    return {key: parameters[key] for key in LASTING if key in parameters} | dict(given)
+
+
+def rope_tables(hf: HF, scaled: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`rope_parameters` of a family with one table per kind of layer, each as keys for `rotary`; `rope_scaling` changes
+    the entries of the kinds `scaled`."""
+    given, scaling = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
+    changes = {kind: named(scaling) if kind in scaled else {} for kind in (LOCAL, FULL)}
+    return {kind: {"rope_parameters": named(given.get(kind) or {}) | changes[kind]} for kind in changes}
+
+
+def named(table: HF) -> dict[str, Any]:
+    """A table of rotary positions with its kind under transformers 5's name: rope_type, not type."""
+    return ({"rope_type": table["type"]} if "type" in table else {}) | dict(table)
 
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
     """The scaling in rope_parameters or rope_scaling. `original` is the context length in training, `context` the
     extended one."""
-    kind = keys.get("rope_type", keys.get("type", "default"))
+    kind = keys.get("rope_type", keys.get("type"))
+    if kind is None and (factors := [key for key in keys if key.endswith("factor") and key not in LASTING]):
+        raise UserError(
+            f"config.json has {factors[0]} for rotary positions without their rope_type: {nearest('', KINDS)}"
+        )
     factor = context / original if keys.get("factor") is None else keys["factor"]
     match kind:
-        case "default":
+        case "default" | None:
             return None
         case "linear":
             return LinearScaling(factor)

@@ -6,7 +6,7 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Rotary, at
 from onward.families import HF, gemma2, only, require, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types
-from onward.families._rope import rope, rotary
+from onward.families._rope import rope, rope_tables, rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}
@@ -34,12 +34,9 @@ names = gemma2.names
 def config(hf: HF) -> DecoderConfig:
     only(hf, attn_logit_softcapping=None)
     c = gemma2.layered(with_defaults(hf, DEFAULTS), hf.get("sliding_window_pattern", 6), qk_norm="head")
-    given = hf.get("rope_parameters") or {}
-    old: dict[str, dict[str, Any]] = {
-        LOCAL: {"rope_theta": hf.get("rope_local_base_freq", 10_000.0)},
-        FULL: {"rope_theta": hf.get("rope_theta", 1_000_000.0), "rope_scaling": hf.get("rope_scaling")},
-    }
-    of = {kind: rotary({**old[kind], "rope_parameters": given.get(kind)}, context=c.context_length) for kind in old}
+    tables = rope_tables(hf, scaled=(FULL,))
+    theta = {LOCAL: hf.get("rope_local_base_freq", 10_000.0), FULL: hf.get("rope_theta", 1_000_000.0)}
+    of = {kind: rotary(tables[kind], context=c.context_length, theta=theta[kind]) for kind in theta}
     return replace(c, position=tuple(of[kind] for kind in layer_types(c)["layer_types"]))
 
 
