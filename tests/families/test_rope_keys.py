@@ -4,7 +4,6 @@ transformers, alone and side by side."""
 import json
 import random
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import pytest

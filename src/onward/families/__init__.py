@@ -24,7 +24,7 @@ import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
 
 from onward.base import fields
@@ -32,6 +32,7 @@ from onward.base.arguments import OutOfRange
 from onward.base.errors import UserError
 from onward.base.fields import Part, nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
+from onward.families._foreign import refuse_foreign
 from onward.families._keys import RecordedKeys
 
 if TYPE_CHECKING:
@@ -152,8 +153,9 @@ def family(model_type: str) -> Family:
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """(family, decoder's configuration) of a config.json, whose path is `where`. Warns of keys that were not read,
-    unless they are known to be harmless."""
+    """(family, decoder's configuration) of a config.json, whose path is `where`. Raises a UserError for a key that was
+    not read and changes the decoder of another family; warns of other unread keys, unless they are known to be
+    harmless."""
     keys = RecordedKeys(hf)
     try:
         kind = family(str(keys.get("model_type")))
@@ -163,6 +165,8 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
         config = decoder_of(kind, keys)
     except UserError as error:
         raise UserError(refusal(kind, hf, error, where)) from None
+    if unread := keys.unread():
+        refuse_foreign(hf, unread, config, where, {name: partial(decoder_of, one) for name, one in families().items()})
     keys.warn()
     return kind, config
 

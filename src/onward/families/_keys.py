@@ -45,11 +45,14 @@ class RecordedKeys(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.hf)
 
-    def warn(self) -> None:
-        """Warn of keys that were not read, unless they are empty or known to be harmless, and of a rope_scaling that
-        differs from rope_parameters."""
+    def unread(self) -> list[str]:
+        """The keys that were not read, unless they are empty or known to be harmless."""
         unread = [key for key, value in self.hf.items() if key not in self.seen and value not in NOTHING]
-        odd = [key for key in unread if not HARMLESS.fullmatch(key)]
+        return [key for key in unread if not HARMLESS.fullmatch(key)]
+
+    def warn(self) -> None:
+        """Warn of unread keys, and of a rope_scaling that differs from rope_parameters."""
+        odd = self.unread()
         for table in self.seen & {"rope_parameters", "rope_scaling"}:
             odd += [f"{table}.{key}" for key in self.hf.get(table) or () if not OF_ROPE.fullmatch(key)]
         if odd:

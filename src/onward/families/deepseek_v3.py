@@ -47,6 +47,7 @@ class LatentAttentionHalves(LatentAttention, kind="latent_halves", internal=True
 def config(hf: HF) -> DecoderConfig:
     hf = with_defaults(hf, DEFAULTS)
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
+    only(hf, head_dim=hf.get("head_dim") and hf.get("qk_rope_head_dim", 64))  # transformers rotates this many elements
     router = (hf[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
     c = deepseek_v2.decoder(hf, SigmoidRouting(*router))
     if hf.get("rope_interleave", True):
