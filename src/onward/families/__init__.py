@@ -30,6 +30,7 @@ from onward.base import fields
 from onward.base.errors import UserError
 from onward.base.fields import nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
+from onward.families._foreign import refuse_foreign
 from onward.families._interface import HF, Family, Fix, Names, Row  # noqa: F401  # which family files import from here
 from onward.families._keys import RecordedKeys
 from onward.families._refusals import refusal
@@ -120,7 +121,8 @@ def family(model_type: str) -> Family:
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
     """(family, decoder's configuration) of a config.json, whose path is `where`: those of the text decoder in a model
-    that also sees images or hears. Warns of keys that were not read, unless they are known to be harmless."""
+    that also sees images or hears. Raises a UserError for a key that was not read and changes the decoder of another
+    family; warns of other unread keys, unless they are known to be harmless."""
     hf = part.keys if (part := text_part(hf)) else hf
     keys = RecordedKeys(hf)
     try:
@@ -131,6 +133,8 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
         config = decoder_of(kind, keys)
     except UserError as error:
         raise UserError(refusal(partial(decoder_of, kind), hf, error, where)) from None
+    if unread := keys.unread():
+        refuse_foreign(hf, unread, config, where, {name: partial(decoder_of, one) for name, one in families().items()})
     keys.warn()
     return kind, config
 

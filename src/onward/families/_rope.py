@@ -20,37 +20,62 @@ from onward.families import HF, require
 from onward.families._layers import FULL
 
 UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
+LASTING = ("rope_theta", "partial_rotary_factor")
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
-def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
-    """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys."""
+def rotary(
+    hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0, original: int | None = None
+) -> Rotary:
+    """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys,
+    `original` is the context length in training of families that have it outside the table."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
         "partial_rotary_factor": hf.get("partial_rotary_factor", fraction),
-        **(hf.get("rope_scaling") or {}),
-        **(hf.get("rope_parameters") or {}),
+        **rope_table(hf),
     }
-    original = hf.get("original_max_position_embeddings") or keys.get("original_max_position_embeddings") or context
+    original = original or keys.get("original_max_position_embeddings") or context
     return Rotary(keys["rope_theta"], keys["partial_rotary_factor"], scaling(keys, original, context))
 
 
 def rotary_by_type(hf: HF, old: Mapping[str, HF], *, context: int) -> dict[str, Rotary]:
     """The rotary positions of each type of layers, such as "sliding_attention", whose rope_parameters has a table for
-    each. `old` maps the types to the keys of transformers before 5."""
+    each. `old` maps the types to the keys of transformers before 5; a rope_scaling among them changes the table."""
     given = hf.get("rope_parameters") or {}
     if odd := [key for key in given if key not in old]:
         raise UserError(f"config.json has rope_parameters.{odd[0]}: give a table for each of {', '.join(old)}")
-    return {kind: rotary({**keys, "rope_parameters": given.get(kind)}, context=context) for kind, keys in old.items()}
+    tables = {kind: named(given.get(kind) or {}) | named(keys.get("rope_scaling") or {}) for kind, keys in old.items()}
+    return {
+        kind: rotary({**keys, "rope_parameters": tables[kind], "rope_scaling": None}, context=context)
+        for kind, keys in old.items()
+    }
+
+
+def rope_table(hf: HF) -> dict[str, Any]:
+    """The table of rotary positions: rope_scaling in place of rope_parameters, as in transformers, but with the theta
+    and the rotated fraction of rope_parameters, which belong to the weights."""
+    parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling")
+    if not given:
+        return dict(parameters)
+    return {key: parameters[key] for key in LASTING if key in parameters} | dict(given)
+
+
+def named(table: HF) -> dict[str, Any]:
+    """A table of rotary positions with its kind under transformers 5's name: rope_type, not type."""
+    return ({"rope_type": table["type"]} if "type" in table else {}) | dict(table)
 
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
     """The scaling in rope_parameters or rope_scaling. `original` is the context length in training, `context` the
     extended one."""
-    kind = keys.get("rope_type", keys.get("type", "default"))
+    kind = keys.get("rope_type", keys.get("type"))
+    if kind is None and (factors := [key for key in keys if key.endswith("factor") and key not in LASTING]):
+        raise UserError(
+            f"config.json has {factors[0]} for rotary positions without their rope_type: {nearest('', KINDS)}"
+        )
     factor = context / original if keys.get("factor") is None else keys["factor"]
     match kind:
-        case "default":
+        case "default" | None:
             return None
         case "linear":
             return LinearScaling(factor)

@@ -48,6 +48,7 @@ class LatentAttentionHalves(LatentAttention, kind="latent_halves", internal=True
 def config(hf: HF) -> DecoderConfig:
     hf = with_defaults(hf, DEFAULTS)
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
+    only(hf, head_dim=hf.get("head_dim") and hf.get("qk_rope_head_dim", 64))  # transformers rotates this many elements
     c = deepseek_v2.decoder(hf, SigmoidRouting(*(hf[key] for key in ROUTER)))
     if hf.get("rope_interleave", True):
         return c

@@ -5,6 +5,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, require, with_defaults
+from onward.families._layers import layer_types, windows
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mistral": "MistralForCausalLM"}
@@ -31,6 +32,15 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
+    c = uniform(hf)
+    if "layer_types" not in hf:
+        return c
+    sizes = windows(hf, c.n_layers, hf.get("sliding_window", 4096), lambda layer: True)  # Ministral
+    return replace(c, attention=tuple(map(SelfAttention, sizes)))
+
+
+def uniform(hf: HF) -> DecoderConfig:
+    """The decoder with the same window in each layer, whatever the layer_types."""
     c = llama.config(with_defaults(hf, DEFAULTS))
     return replace(
         c, attention=SelfAttention(window=hf.get("sliding_window", 4096) or 0), mlp=Gated(act=require(c.mlp, Gated).act)
@@ -38,4 +48,6 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    if isinstance(c.attention, tuple):
+        return llama.keys(c) | layer_types(c)
     return llama.keys(c) | {"sliding_window": require(c.attention, SelfAttention).window or None}

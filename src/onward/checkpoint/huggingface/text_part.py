@@ -18,7 +18,7 @@ ADAPTED = ".base_layer."  # in weights that adapters for images or sound change
 
 
 def text_tensors(part: TextPart, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The stored tensors of the text decoder. Their names begin as its family's, which may leave out the base prefix."""
+    """The stored tensors of the text decoder. Names begin as those of its family, perhaps without BASE."""
     own = {name.removeprefix(THINKER): tensor for name, tensor in stored.items() if name.startswith(THINKER)} or stored
     layout = NESTED if any(match.end() for match in map(NESTED.match, own) if match) else BESIDE
     result = {}
