@@ -58,7 +58,7 @@ class ScaledBlock(Block, kind=""):
     without it, ((1, residual_scale), (1, residual_scale)).
 
     `layer_inputs(config)` of a block of your own returns a module from token ids (B, T) and the input x (B, T, D) of
-    the first block to (L, B, T, P), the vectors of the tokens for each of L layers, which the modules of the blocks read
+    the first block to (L, B, T, P), the vectors of the tokens for each of L layers. The modules of the blocks read them
     from their AttentionContext as `inputs`; all layers have such a block.
     """
 
