@@ -14,8 +14,9 @@ from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary, at
 from onward.config.scaling import Scaling
 from onward.kernels.operations import rotate
 from onward.model.alibi import score_bias
-from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
+from onward.model.cache import CacheView
 from onward.model.frequencies import scaled_frequencies
+from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.segments import Segments
 
@@ -29,6 +30,7 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
     cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
+    inputs: Tensor | None = None  # vectors of the tokens for this layer, (B, T, P), of a block with `layer_inputs`
 
     @property
     def num_tokens(self) -> int:
@@ -54,14 +56,14 @@ def attention_contexts(
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else Segments.of(positions)
-    indices: dict[tuple[int, int], SlotIndices] = {}
+    indices: dict[object, SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
     contexts = []
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
         layer_cache = cache.layers[layer] if cache else None
-        slots_key = attention.window, layer_cache.slots if layer_cache else 0
+        slots_key = attention.window, type(layer_cache), layer_cache.slots if layer_cache else 0
         if layer_cache and slots_key not in indices:
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
