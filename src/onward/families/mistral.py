@@ -5,7 +5,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, require, with_defaults
-from onward.families._layers import layer_types, windows
+from onward.families._layers import layer_types, windowed_parts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mistral": "MistralForCausalLM"}
@@ -35,8 +35,8 @@ def config(hf: HF) -> DecoderConfig:
     c = uniform(hf)
     if "layer_types" not in hf:
         return c
-    sizes = windows(hf, c.n_layers, hf.get("sliding_window", 4096), lambda layer: True)  # Ministral
-    return replace(c, attention=tuple(map(SelfAttention, sizes)))
+    parts = windowed_parts(hf, SelfAttention(), hf.get("sliding_window", 4096), [True] * c.n_layers)  # Ministral
+    return replace(c, attention=parts)
 
 
 def uniform(hf: HF) -> DecoderConfig:
