@@ -9,9 +9,12 @@ from onward import (
     Alibi,
     Decoder,
     DecoderConfig,
+    DynamicScaling,
     Engine,
     Learned,
+    LongRoPEScaling,
     Request,
+    Rotary,
     Sampling,
     SelfAttention,
     next_token_distribution,
@@ -29,6 +32,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "learned": {"position": Learned()},
     "alibi": {"position": Alibi()},
     "windows": {"attention": (SelfAttention(window=5), SelfAttention())},
+    "longrope": {"position": Rotary(scaling=LongRoPEScaling((1.0, 1.5, 1.1, 1.3), (9.0, 4.0, 7.0, 5.0), original=9))},
+    "dynamic": {"position": (Rotary(), Rotary(scaling=DynamicScaling(factor=3.0, original=7)))},
 }
 
 

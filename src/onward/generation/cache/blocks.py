@@ -18,7 +18,8 @@ from torch import Tensor
 
 from onward.base.arguments import checked
 from onward.base.errors import UserError
-from onward.generation.cache.manager import CacheManager, rope_key
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.rotations import rope_key
 from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 
 

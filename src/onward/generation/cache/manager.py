@@ -7,17 +7,14 @@ Shapes: T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from onward.base.arguments import checked, unchecked
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, at
 from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import KVCache
-from onward.model.context import rotation
 from onward.model.decoder import Decoder
 from onward.model.divided import cache_config
 from onward.model.layer_cache import LayerCache
@@ -47,9 +44,8 @@ class CacheManager:
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
 
     def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        """Assign `row` to a request that begins with `tokens` and grows to at most `rope_length` tokens, the length for
-        which rotary positions are scaled. `key` names the model and the adapter: rows share cached keys and values only
-        if their `key` is equal.
+        """Assign `row` to a request that begins with `tokens`; `rope_length` is the length for which its rotary positions
+        are scaled. `key` names the model and the adapter: rows share cached keys and values only if it is equal.
 
         Returns the number of leading tokens that the row already holds, which is always less than all of them; None if
         there is not enough free memory at present.
@@ -140,16 +136,6 @@ def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheMa
     config = cache_config(model) if ATTACHMENTS in vars(model) else model.config
     cache = unchecked(KVCache)(config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype)
     return unchecked(CacheManager)(cache)
-
-
-@lru_cache(maxsize=256)
-def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """Return the cosines and sines at position 1 as bytes. They are equal for two values of `rope_length`, the length
-    for which rotary positions are scaled, if cached keys are rotated equally and can be shared."""
-    first, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
-    widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
-    rotations = [rotation(position, width, first, length) for position, width in dict.fromkeys(widths)]
-    return repr([[t.tolist() for t in pair] for pair in rotations if pair]).encode()
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

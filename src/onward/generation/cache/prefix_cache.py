@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 
 from onward.base.errors import UserError
 from onward.compiled.model_state import ModelState
-from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
+from onward.generation.cache.manager import CacheManager, common_prefix
 from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.cache.rotations import last_length, rope_key
 from onward.generation.request import Request
 
 SHORTEST = 16  # tokens of a context from which sharing it is worth reading the weights
@@ -102,6 +103,9 @@ class PrefixCache:
         self.manager.fork(source, row, best)
         lengths[row] = rope_length
         return best
+
+    def last_length(self, length: int, most: int) -> int:
+        return last_length(self.manager.cache.config, length, most)
 
     def register(self, row: int, tokens: Sequence[int]) -> None:
         self.manager.register_prefix(row, tokens)

@@ -15,7 +15,8 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.base.files import atomic_write
 from onward.compiled.fingerprint import fingerprint
-from onward.generation.cache.manager import CacheManager, rope_key
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.rotations import rope_key
 from onward.model.decoder import Decoder
 
 

@@ -17,6 +17,7 @@ from onward.base.errors import UserError
 from onward.compiled.model_state import ModelState
 from onward.config.decoder import at
 from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.rotations import last_length
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.forward import compiled_logits
 from onward.generation.drafts.proposal import Proposal
@@ -57,6 +58,7 @@ class ModelDraft:
             self.runner.compiled.release()
         self.state = ModelState(model)
         self.runner = Runner(model, self.manager.cache, self.state)
+        self.last_lengths = WeakKeyDictionary[Request, int]()  # of the rows of the draft model
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
@@ -107,6 +109,8 @@ class ModelDraft:
         """Run the draft model on the tokens of each request that its cache lacks; returns the logits (B, V) after each
         request's last token."""
         assert self.manager is not None
+        for row, request in enumerate(requests):
+            request.num_draft_cached = self.continued(row, request)
         cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # refused proposals are rolled back
         logits: Tensor | None = None
         while logits is None or any(n < r.num_context_tokens for r, n in zip(requests, cached)):
@@ -118,6 +122,17 @@ class ModelDraft:
             logits = self.forward(requests, pieces, starts)
             cached = [n + len(piece) for n, piece in zip(starts, pieces)]
         return logits
+
+    def continued(self, row: int, request: Request) -> int:
+        """Return how many tokens of a request its row can be continued from: none once the rotary positions of the
+        draft model are scaled otherwise, as the context has become longer."""
+        assert self.manager is not None
+        if request.num_draft_cached and request.num_context_tokens <= self.last_lengths[request]:
+            return request.num_draft_cached
+        length, cache = request.num_context_tokens, self.manager.cache
+        self.last_lengths[request] = last_length(cache.config, length, cache.length)
+        self.manager.allocate(row, request.context, length)
+        return 0
 
     def forward(self, requests: Sequence[Request], pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
         """Run the draft model on `pieces`, the next tokens of each request; piece i begins at position starts[i].

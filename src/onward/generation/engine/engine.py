@@ -203,7 +203,7 @@ class Engine:
             self.scheduler.pace.add(self.clock() - start, bool(schedule.decode), bool(schedule.prefill))
             if any(request.calls_user for request in requests):
                 self.state.confirmed = False
-            if not self.scheduler.active:
+            if not self.busy:
                 self.rest()
             return new
 

@@ -95,7 +95,7 @@ class Scheduler:
         self.check_model()
         self.admit()
         decode = self.decode()
-        room = [min(self.num_draft_tokens, r.remaining - 1, self.length - r.num_context_tokens) for r in decode]
+        room = [min(self.num_draft_tokens, r.remaining - 1, r.last_length - r.num_context_tokens) for r in decode]
         return Schedule(decode, room, self.prefill())
 
     def check_model(self) -> None:
@@ -114,13 +114,13 @@ class Scheduler:
             context = request.context
             if any(is_prefilling(other, request) for other in self.active[self.num_decoding :]):
                 return  # wait until that prompt is prefilled, to share it
-            rope_length = min(self.length, len(context) + request.remaining)
             computed_by = self.prefixes.key(request, self.active)
             cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
-            num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
+            num_cached = self.prefixes.allocate(row, context, len(context), cached, computed_by)
             if num_cached is not None:
                 request.num_cached = request.num_shared = num_cached
                 request.computed_by = computed_by
+                request.last_length = self.prefixes.last_length(len(context), self.length)
                 self.active.append(self.waiting.popleft())
             elif self.active:
                 return
@@ -196,10 +196,10 @@ class Scheduler:
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
-        """Remove requests that are done from their rows; requests whose context is full return to the queue, to be
-        prefilled again from the later half of their context."""
+        """Remove requests that are done from their rows. A request returns to the queue, to be prefilled again, if its
+        context is full or too long for the rotary positions of its row."""
         for request in requests:
-            if request in self.active and (request.done or request.num_context_tokens > self.length):
+            if request in self.active and (request.done or request.num_context_tokens > request.last_length):
                 self.leave(self.active.index(request))
                 if not request.done:
                     self.waiting.appendleft(request)
