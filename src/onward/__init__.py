@@ -33,6 +33,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.position_parts import Alibi, Learned, NoPosition, Rotary, Sinusoidal
+    from onward.config.recurrent_parts import GatedDeltaNet, Mamba2, ShortConvolution
     from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
     from onward.config.scaling import (
         DynamicScaling,
@@ -107,6 +108,7 @@ __all__ = [
     "FeedForward",
     "FinetuneConfig",
     "Gated",
+    "GatedDeltaNet",
     "GenerationOptions",
     "Initialization",
     "KVCache",
@@ -120,6 +122,7 @@ __all__ = [
     "LoRA",
     "LongRoPEScaling",
     "Loss",
+    "Mamba2",
     "Method",
     "MovingWeight",
     "NoNorm",
@@ -150,6 +153,7 @@ __all__ = [
     "SearchResult",
     "SelfAttention",
     "SharedNorm",
+    "ShortConvolution",
     "SigmoidRouting",
     "Sinusoidal",
     "SoftmaxRouting",

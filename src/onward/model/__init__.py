@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         RMSNormModule,
     )
     from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
+    from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
 else:
     from onward.base.public import lazily
 
@@ -37,12 +38,14 @@ __all__ = [
     "BranchNormModule",
     "Child",
     "ExpertsModule",
+    "GatedDeltaNetModule",
     "GatedFeedForwardModule",
     "Input",
     "LatentAttentionModule",
     "LayerNormModule",
     "LearnedPositionModule",
     "Linear",
+    "Mamba2Module",
     "Output",
     "ParallelModule",
     "PlainFeedForwardModule",
@@ -52,6 +55,7 @@ __all__ = [
     "SandwichModule",
     "SelfAttentionModule",
     "SharedNormModule",
+    "ShortConvolutionModule",
     "SigmoidRoutingModule",
     "SinusoidalPositionModule",
     "SoftmaxRoutingModule",
