@@ -110,6 +110,12 @@ class RowStates(NoStates):
     def holds(self, row: int, length: int) -> bool:
         return not length or bool((self.held[row] == length - 1).any())
 
+    def snapshot_bytes(self) -> int:
+        return self.nbytes() // self.held.numel()
+
+    def forget(self, row: int) -> None:
+        self.held[row] = -1
+
     def snapshot(self, row: int, length: int) -> Snapshot:
         if not self.holds(row, length):
             held = sorted(p + 1 for p in self.held[row].tolist() if p >= 0)

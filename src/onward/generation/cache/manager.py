@@ -75,6 +75,7 @@ class CacheManager:
             for entry in cache.entries.values():
                 entry[row, : self.used[row]].zero_()
         self.starts[row] = self.used[row] = 0
+        self.cache.states.forget(row)
 
     def can_continue(self, row: int, position: int) -> bool:
         """Return whether a row still holds all positions that queries from `position` on attend to; layers with a
@@ -82,8 +83,9 @@ class CacheManager:
         return position >= self.starts[row] or not any(cache.window for cache in self.cache.layers)
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source`, and its rope_length, to row `target`."""
+        """Copy the first `length` positions of row `source`, its states and its rope_length, to row `target`."""
         self.cache.rope_length[target] = self.cache.rope_length[source]
+        self.cache.states.copy([source], [target])
         self.starts[target], self.used[target] = self.starts[source], self.used[source]
         for cache in self.cache.layers:
             for entry in cache.entries.values():
@@ -100,6 +102,7 @@ class CacheManager:
         entries = (entry for cache in self.cache.layers for entry in cache.entries.values())
         for tensor in [self.cache.rope_length, *entries]:
             tensor[: len(rows)] = tensor[rows]
+        self.cache.states.copy(index, range(len(index)))
         self.starts[: len(index)] = [self.starts[row] for row in index]
         self.used[: len(index)] = [self.used[row] for row in index]
 
@@ -130,11 +133,14 @@ class CacheManager:
             yield layer, cache, cache.locate(positions)
 
 
-def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
+def growing_cache(model: Decoder, rows: int, length: int, chunk: int, keep: int = 0) -> CacheManager:
     """Create a contiguous KV cache of `rows` rows in the model's dtype, and return its manager. The cache grows as
-    needed, up to `length` tokens per row; `chunk` is the maximum number of tokens per row in one call of the model."""
+    needed, up to `length` tokens per row; `chunk` is the maximum number of tokens per row in one call of the model.
+    States of recurrent layers can be rolled back by `keep` tokens."""
     config = cache_config(model) if ATTACHMENTS in vars(model) else model.config
-    cache = unchecked(KVCache)(config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype)
+    cache = unchecked(KVCache)(
+        config, rows, length, chunk, step=STEP, keep=keep, device=model.device, dtype=model.dtype
+    )
     return unchecked(CacheManager)(cache)
 
 

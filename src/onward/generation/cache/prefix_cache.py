@@ -107,10 +107,19 @@ class PrefixCache:
     def last_length(self, length: int, most: int) -> int:
         return last_length(self.manager.cache.config, length, most)
 
-    def register(self, row: int, tokens: Sequence[int]) -> None:
-        self.manager.register_prefix(row, tokens)
+    def piece(self, request: Request, most: int) -> int:
+        """Return how many tokens of a request, at most `most`, to prefill in one call."""
+        return most
 
-    def keep(self, row: int, tokens: Sequence[int], key: str) -> None:
+    def register(self, row: int, request: Request) -> None:
+        """Let others share the cached tokens of a request, which are in `row`."""
+        self.manager.register_prefix(row, request.context[: request.num_cached])
+
+    def keep(self, row: int, request: Request) -> None:
+        """Save the keys and values of a request whose prompt, in `row`, is complete."""
+        self.save(row, request.context[: request.num_cached], request.computed_by)
+
+    def save(self, row: int, tokens: Sequence[int], key: str | None) -> None:
         """Save the keys and values of a row, which holds `tokens`, to a file; `key` names the model and the adapter.
         Does nothing without `files`, or if the model has changed since the last admission of a request. Warns if the
         file cannot be written."""

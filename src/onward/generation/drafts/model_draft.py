@@ -6,7 +6,7 @@ Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -31,11 +31,14 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.model.rows import Row, labeled
 
 
+NUM_DRAFT_TOKENS = 4  # of a proposal, unless another number is given
+
+
 class ModelDraft:
     """A draft for speculative decoding that proposes up to `num_draft_tokens` tokens, sampled from a smaller model with
     the same vocabulary."""
 
-    def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
+    def __init__(self, model: Decoder, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
         self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
@@ -53,7 +56,9 @@ class ModelDraft:
                 "choose a draft with as many"
             )
         self.vocab_size = vocab_size
-        self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
+        keep = self.num_draft_tokens
+        cache = KVCache(model.config, rows, length, chunk, keep=keep, device=model.device, dtype=model.dtype)
+        self.manager = CacheManager(cache)
         if self.runner and self.runner.compiled:
             self.runner.compiled.release()
         self.state = ModelState(model)
@@ -80,11 +85,11 @@ class ModelDraft:
                 for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
                     new.append(min(token, self.vocab_size - 1))
                 if step + 1 < max(room):
-                    # a row without room for more is fed its last token once again
+                    # a row without room for more is idle: it is fed its last token once again
                     more = [step + 1 < most for most in room]
                     pieces = [new[-1:] if on else [r.last_token] for on, r, new in zip(more, requests, tokens)]
                     starts = [r.num_context_tokens + (step if on else -1) for on, r in zip(more, requests)]
-                    last = self.forward(requests, pieces, starts)
+                    last = self.forward(requests, pieces, starts, [i for i, on in enumerate(more) if not on])
         for request, most in zip(requests, room):
             request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
         return [
@@ -134,9 +139,15 @@ class ModelDraft:
         self.manager.allocate(row, request.context, length)
         return 0
 
-    def forward(self, requests: Sequence[Request], pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def forward(
+        self,
+        requests: Sequence[Request],
+        pieces: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        idle: Collection[int] = (),
+    ) -> Tensor:
         """Run the draft model on `pieces`, the next tokens of each request; piece i begins at position starts[i].
-        Returns the logits (B, V) after each piece. Token ids outside the draft model's vocabulary are replaced by its
+        Returns the logits (B, V) after each piece; the pieces in `idle` change no states of recurrent layers. Token ids outside the draft model's vocabulary are replaced by its
         last id."""
         assert self.manager is not None
         assert self.runner is not None
@@ -144,10 +155,11 @@ class ModelDraft:
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
         pieces = [[min(token, last_id) for token in piece] for piece in pieces]
-        if (logits := compiled_logits(self.runner, pieces, starts)) is not None:
+        counted = idle and self.manager.cache.states
+        if not counted and (logits := compiled_logits(self.runner, pieces, starts)) is not None:
             return logits[:, -1]
         rows = [Row(None, len(piece), 0, r.start + start) for r, piece, start in zip(requests, pieces, starts)]
         with labeled(rows):
-            hidden = self.runner.forward_rows(0, pieces, starts)
+            hidden = self.runner.forward_rows(0, pieces, starts, idle=idle)
         with labeled(Row(None, 1, 0, row.start + row.tokens - 1) for row in rows):
             return self.runner.logits(torch.stack([row[len(piece) - 1] for row, piece in zip(hidden, pieces)]))

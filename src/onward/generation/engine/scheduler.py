@@ -154,19 +154,20 @@ class Scheduler:
             self.pace.crowd = max(1.0, (len(self.active) - start) / start)
             longest = min(chunk, int(self.prefill_budget * self.pace.crowd))
             most = min(chunk, TOGETHER * longest)
-        pieces: list[tuple[Request, list[int]]] = []
+        pieces, is_partial = list[tuple[Request, list[int]]](), False
         for row, request in enumerate(self.active[start:], start):
             rest = tokens_to_prefill(request)
-            piece = rest[:longest]
+            piece = rest[: self.prefixes.piece(request, longest)]
             width = max(len(p) for _, p in [*pieces, (request, piece)])
             total = sum(len(p) for _, p in pieces) + len(piece)
             too_wide = width * (len(pieces) + 1) > min(most, PADDING * total)
-            if not piece or (pieces and (too_wide or len(piece) < len(rest))):
-                break
+            if not piece or (pieces and (too_wide or is_partial != (len(piece) < len(rest)))):
+                break  # a complete prompt decodes next, so none that is not stands before it
             if not self.manager.reserve(row, request.num_cached, request.num_cached + len(piece)):
                 break
             pieces.append((request, piece))
-            if len(piece) < len(rest):
+            is_partial = len(piece) < len(rest)
+            if is_partial and len(piece) == longest:
                 break
         if not pieces and start == 0 and self.active:  # no decoding request will free memory
             self.preempt()
@@ -181,16 +182,15 @@ class Scheduler:
         first, sampling = self.num_decoding, list[int]()
         for index, (request, piece) in enumerate(schedule.prefill):
             request.num_cached += len(piece)
-            known = request.context[: request.num_cached]
             if request.computed_by is not None:
-                self.prefixes.register(first + index, known)
+                self.prefixes.register(first + index, request)
             if tokens_to_prefill(request):
                 continue
             self.num_decoding += 1  # if several prompts are prefilled, each is completed in one call
             if request.tokens:
                 continue
             if request.computed_by is not None:
-                self.prefixes.keep(first + index, known, request.computed_by)
+                self.prefixes.keep(first + index, request)
             request.num_cached -= 1  # as after a decoding step, before its token is counted
             sampling.append(index)
         return sampling
@@ -209,7 +209,7 @@ class Scheduler:
         behind it move up, so that prompts are prefilled in the order of their arrival."""
         request = self.active[row]
         if request.computed_by is not None:
-            self.prefixes.register(row, request.context[: request.num_cached])
+            self.prefixes.register(row, request)
         request.num_cached = request.num_draft_cached = 0
         for manager in self.managers:
             manager.free(row)

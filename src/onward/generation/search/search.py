@@ -61,12 +61,12 @@ class SearchRows:
                 self.last_lengths[row] = last_length(self.manager.cache.config, len(text), self.length)
         last: list[Tensor | None] = [None] * len(texts)
         while any(state is None for state in last):
-            # a row that holds its text reads the last token again
+            idle = [row for row, state in enumerate(last) if state is not None]  # they read their last token again
             starts = [min(cached, len(text) - 1) for cached, text in zip(self.cached, texts)]
             pieces = [text[start:][: self.manager.cache.chunk] for start, text in zip(starts, texts)]
             for row, (piece, start) in enumerate(zip(pieces, starts)):
                 self.manager.reserve(row, start, start + len(piece))
-            hidden = self.runner.forward_rows(0, pieces, starts)
+            hidden = self.runner.forward_rows(0, pieces, starts, idle=idle)
             for row, (piece, start) in enumerate(zip(pieces, starts)):
                 self.cached[row] = start + len(piece)
                 if self.cached[row] == len(texts[row]) and last[row] is None:
