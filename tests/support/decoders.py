@@ -16,6 +16,7 @@ from onward import (
     Experts,
     FeedForwardOnly,
     Gated,
+    GatedDeltaNet,
     LatentAttention,
     LayerNorm,
     Learned,
@@ -23,6 +24,7 @@ from onward import (
     Llama3Scaling,
     LogScale,
     LongRoPEScaling,
+    Mamba2,
     NoAttention,
     NoNorm,
     NoPosition,
@@ -37,6 +39,7 @@ from onward import (
     Sandwich,
     SelfAttention,
     SharedNorm,
+    ShortConvolution,
     SigmoidGate,
     SigmoidRouting,
     Sinusoidal,
@@ -217,6 +220,26 @@ DECODERS = {
             Rotary(theta=100, scaling=ProportionalScaling(0.5)) if layer in (1, 4) else Rotary() for layer in range(6)
         ),
     ),
+    "gated delta": config(
+        n_layers=4,
+        attention=(
+            GatedDeltaNet(n_heads=2, n_value_heads=4, d_key=6, d_value=3),
+            SelfAttention(window=4),
+            GatedDeltaNet(d_conv=2, negative=True, gate="sigmoid", norm_eps=0.1),
+            GatedDeltaNet(n_heads=2, d_key=5, decay="element", gate="sigmoid", rank=3),
+        ),
+    ),
+    "mamba2": config(
+        n_layers=3,
+        position=NoPosition(),
+        attention=(
+            Mamba2(n_heads=4, d_head=6, n_groups=2, d_state=5),
+            Mamba2(n_heads=2, d_head=4, d_state=7, conv_bias=False, bias=True, norm="before_gate"),
+            Mamba2(d_head=8, d_state=3, d_conv=3, norm="none", norm_eps=0.1),
+        ),
+        block=(AttentionOnly(), PreNorm(), PreNorm()),
+    ),
+    "short convolution": config(n_layers=3, attention=(ShortConvolution(), SelfAttention(), ShortConvolution(2, True))),
     "everything about scores": config(
         position=(Alibi(), Rotary()),
         n_heads=6,

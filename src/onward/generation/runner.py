@@ -6,7 +6,7 @@ Shapes: B rows, T tokens in one call, D d_model, V vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -57,13 +57,16 @@ class Runner:
         self.selection: Selection | None = None  # None while the model has no adapters
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
-    def view(self, first: int, end: int, length: int) -> CacheView:
+    def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
         """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`; the
-        length is rounded up, so that views can be reused."""
+        length is rounded up, so that views can be reused. `counts` are the tokens of each row, the others are padding,
+        which would change the states of a recurrent layer."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
         key = first, end, -(-length // BUCKET) * BUCKET
+        if counts and self.cache.states:
+            return self.cache.view(*key, counts=tensor_on(self.model.device, counts))
         if key not in self.views:
             if len(self.views) >= MAX_VIEWS:
                 self.views.clear()
@@ -86,15 +89,20 @@ class Runner:
         return self.selection.use(adapters) if self.selection and adapters else nullcontext()
 
     def forward_rows(
-        self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
+        self,
+        first: int,
+        pieces: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        adapters: Sequence[str] = (),
+        idle: Collection[int] = (),
     ) -> Tensor:
         """Run the model on `pieces`, the next tokens of each row from row `first` on; piece i begins at position
         starts[i]. Returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
-        that the model uses at present."""
-        width = max(map(len, pieces))
+        that the model uses at present. The pieces in `idle` are tokens that their rows hold already."""
+        width, lengths = max(map(len, pieces)), [0 if i in idle else len(piece) for i, piece in enumerate(pieces)]
         # padding repeats a row's own last token: NaN from a token never reaches another row
         tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
-        view = self.view(first, first + len(pieces), max(starts) + width)
+        view = self.view(first, first + len(pieces), max(starts) + width, lengths if min(lengths) < width else ())
         with self.using(adapters):
             return self.model.hidden(tokens, positions, view)
 

@@ -98,7 +98,7 @@ class KVCache:
         dtype: torch.dtype | None = None,
     ) -> None:
         device = known_device(device) if device else None
-        self.config, self.length, self.chunk, self.step = config, length, chunk, step
+        self.config, self.length, self.chunk, self.step, self.keep = config, length, chunk, step, keep
         self.capacity = 0 if step else length  # positions below it have slots
         self.rope_length = torch.full((rows,), length, device=device)
         self.layers: list[LayerCache] = []

@@ -171,6 +171,12 @@ class NoStates:
         """Whether a row can continue after its first `length` tokens; on an accelerator this waits for the device."""
         return True
 
+    def snapshot_bytes(self) -> int:
+        return 0
+
+    def forget(self, row: int) -> None:
+        """Let a row have no states, as its request has left; the next one begins at position 0 or from a snapshot."""
+
     def snapshot(self, row: int, length: int) -> Snapshot:
         """Copy the states of a row after its first `length` tokens, at least one. Raises a UserError if they are not
         kept."""

@@ -57,8 +57,9 @@ class RowStates(NoStates):
         for layer in range(config.n_layers):
             layers.append({})
             for name, (shape, own) in at(config.attention, layer).states(config).items():
-                kind = getattr(torch, own) if own else dtype or torch.get_default_dtype()
-                layers[-1][name] = torch.zeros(rows, keep + 1, *shape, device=device, dtype=kind)
+                usual = dtype or torch.get_default_dtype()
+                exact = torch.promote_types(usual, getattr(torch, own)) if own else usual
+                layers[-1][name] = torch.zeros(rows, keep + 1, *shape, device=device, dtype=exact)
         return RowStates(layers, torch.full((rows, keep + 1), -1, device=device))
 
     def __bool__(self) -> bool:
@@ -108,6 +109,12 @@ class RowStates(NoStates):
 
     def holds(self, row: int, length: int) -> bool:
         return not length or bool((self.held[row] == length - 1).any())
+
+    def snapshot_bytes(self) -> int:
+        return self.nbytes() // self.held.numel()
+
+    def forget(self, row: int) -> None:
+        self.held[row] = -1
 
     def snapshot(self, row: int, length: int) -> Snapshot:
         if not self.holds(row, length):

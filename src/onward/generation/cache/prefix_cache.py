@@ -14,8 +14,9 @@ from collections.abc import Iterable, Sequence
 
 from onward.base.errors import UserError
 from onward.compiled.model_state import ModelState
-from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
+from onward.generation.cache.manager import CacheManager, common_prefix
 from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.cache.rotations import last_length, rope_key
 from onward.generation.request import Request
 
 SHORTEST = 16  # tokens of a context from which sharing it is worth reading the weights
@@ -103,10 +104,22 @@ class PrefixCache:
         lengths[row] = rope_length
         return best
 
-    def register(self, row: int, tokens: Sequence[int]) -> None:
-        self.manager.register_prefix(row, tokens)
+    def last_length(self, length: int, most: int) -> int:
+        return last_length(self.manager.cache.config, length, most)
 
-    def keep(self, row: int, tokens: Sequence[int], key: str) -> None:
+    def piece(self, request: Request, most: int) -> int:
+        """Return how many tokens of a request, at most `most`, to prefill in one call."""
+        return most
+
+    def register(self, row: int, request: Request) -> None:
+        """Let others share the cached tokens of a request, which are in `row`."""
+        self.manager.register_prefix(row, request.context[: request.num_cached])
+
+    def keep(self, row: int, request: Request) -> None:
+        """Save the keys and values of a request whose prompt, in `row`, is complete."""
+        self.save(row, request.context[: request.num_cached], request.computed_by)
+
+    def save(self, row: int, tokens: Sequence[int], key: str | None) -> None:
         """Save the keys and values of a row, which holds `tokens`, to a file; `key` names the model and the adapter.
         Does nothing without `files`, or if the model has changed since the last admission of a request. Warns if the
         file cannot be written."""
