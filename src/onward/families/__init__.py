@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
 # tried first by `express`
-FIRST = "llama", "gpt2", "mistral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt"
+FIRST = "llama", "gpt2", "mistral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt", "deepseek_v2", "deepseek_v3"
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",

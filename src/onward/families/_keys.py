@@ -16,14 +16,16 @@ HARMLESS = re.compile(
     # training and computation
     r"|\w*initializer_\w+|init_(std|device|config)|\w*dropout\w*|\w*_pdrop|layerdrop|gradient_checkpointing|\w*aux_loss\w*"
     r"|seq_aux|num_nextn_predict_layers|router_jitter_noise|pretraining_tp|ep_size|chunk_size_feed_forward|is_decoder"
-    r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
+    r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|(scale_)?attention_softmax_in_fp32"
+    r"|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
     # repeated by other keys
-    r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token|no_rope_layer_interval|_sliding_window_pattern"
+    r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token"
+    r"|no_rope_layer_interval|_sliding_window_pattern"
 )
 
 OF_ROPE = re.compile(
     r"rope_(type|theta)|type|partial_rotary_factor|original_max_position_embeddings|factor|attention_factor"
-    r"|(low|high)_freq_factor|(short|long)_factor|beta_(fast|slow)|truncate|mscale(_all_dim)?|\w+_attention"
+    r"|(low|high)_freq_factor|(short|long)_factor|beta_(fast|slow)|truncate|((short|long)_)?mscale|mscale_all_dim|\w+_attention"
     r"|finetuned|mrope_\w+"  # harmless
 )
 NOTHING: tuple[Any, ...] = (None, False, [], {}, "")

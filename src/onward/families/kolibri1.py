@@ -55,7 +55,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    mlp, windows = require(c.mlp, Experts), layer_types(c)
+    mlp, windows = require(c.mlp, Experts), {"sliding_window": None} | layer_types(c)
     if not windows["sliding_window"] and not isinstance(at(c.position, 0), Rotary):
         del windows["sliding_window"]  # of a length that no layer has
     return (

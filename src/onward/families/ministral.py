@@ -16,7 +16,7 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    c = mistral.config(hf)
+    c = mistral.uniform(hf)
     part = replace(require(c.attention, SelfAttention), window=0)
     window = hf.get("sliding_window", 4096)
     return replace(c, attention=windowed_parts(hf, part, window, [window is not None] * c.n_layers))
