@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = {"gemma4_text": "Gemma4ForCausalLM", "gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
 BASE = "model."
-IGNORED = ""
+IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # of layers that share keys and values
 PRESETS: dict[str, HF] = {}
 ANCESTORS: dict[str, str] = {}
 DEFAULTS = shape(2304, 9216, 30, 8, 4) | {
