@@ -38,6 +38,9 @@ DEFAULTS = shape(2560, 12_288, 28, 20, 4) | {
 }
 
 
+BIAS = "moe_statics.e_score_correction_bias"  # (1, X)
+
+
 def config(hf: HF) -> DecoderConfig:
     only(hf, use_bias=False)
     given = with_defaults(hf, DEFAULTS)
@@ -76,5 +79,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 def names(c: DecoderConfig) -> Iterator[Row]:
     yield from llama.neighbor_names(c)
-    for their, our, *fix in mixture_names(c, routing_bias="moe_statics.e_score_correction_bias"):
-        yield (their, our, (lambda t: t[0], lambda t: t[None])) if "moe_statics" in str(their) else (their, our, *fix)
+    for their, our, *_ in mixture_names(c, routing_bias=BIAS):
+        yield (their, our, (lambda t: t[0], lambda t: t[None])) if BIAS in str(their) else (their, our)

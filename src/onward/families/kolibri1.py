@@ -72,7 +72,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    for their, our in (*llama.names(c), *mixture_names(c, routing_bias="gate.expert_bias")):
+    for their, our, *_ in (*llama.names(c), *mixture_names(c, routing_bias="gate.expert_bias")):
         yield their.replace("mlp.gate.expert", "moe.router.expert") if isinstance(their, str) else their, our
     for i in range(c.n_layers):
         for their, our in ("post_attn_norm", "attn_post_norm"), ("post_ffn_norm", "mlp_post_norm"):
