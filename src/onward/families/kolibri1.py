@@ -58,8 +58,10 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     mlp, windows = require(c.mlp, Experts), layer_types(c)
     if not windows["sliding_window"] and not isinstance(at(c.position, 0), Rotary):
         del windows["sliding_window"]  # of a length that no layer has
+    keys = llama.keys(replace(c, position=a_rotary(c)))
+    del keys["intermediate_size"]
     return (
-        llama.keys(replace(c, position=a_rotary(c)))
+        keys
         | windows
         | {
             "moe_intermediate_size": c.d_ff,
