@@ -38,7 +38,7 @@ from onward.checkpoint.load import load_model
 from onward.families import express, families, read
 from onward.model import AttentionContext
 from onward.model.attention import Attend
-from onward.model.cache import Keys
+from onward.model.layer_cache import Keys
 from onward.model.reference import reference
 from onward.tracing.sites import attend_modules
 

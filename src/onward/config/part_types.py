@@ -130,12 +130,17 @@ class Attention(DecoderPart):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
-        (n_kv_heads, d_head), ...}."""
+        (n_kv_heads, d_head), ...}; {} if it stores none."""
         raise NotImplementedError
 
     def heads(self, config: ConfigFields) -> HeadSizes:
         """Return the sizes of the heads of a layer with this part: its own sizes, or those of the config."""
         return HeadSizes(config.n_heads, config.n_kv_heads, config.d_head, config.d_head)
+
+    def states(self, config: ConfigFields) -> dict[str, tuple[tuple[int, ...], str | None]]:
+        """Return the shape and the dtype of the states that the cache keeps for each row and layer, by name, such as
+        {"state": ((heads, d_key, d_value), "float32")}; None is the dtype of the cache. Self-attention has none."""
+        return {}
 
     def rope_width(self, config: ConfigFields) -> int:
         """Return the width of the part of each query and key to which rotary positions apply: d_head for

@@ -12,7 +12,7 @@ from onward.families.llama import shape
 
 ARCHITECTURES = {"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"}
 BASE = "model."
-IGNORED = ""
+IGNORED = r"\.mtp_"  # multi-token prediction
 PRESETS: dict[str, HF] = {
     "ernie-4.5-21b-a3b": {},
     "ernie-4.5-300b-a47b": shape(8192, 28_672, 54, 64, 8)

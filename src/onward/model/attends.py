@@ -10,8 +10,8 @@ from torch import Tensor
 
 from onward.config.attention_options import LogScale, PowerScale, QueryScale
 from onward.model.attention import Attend
-from onward.model.cache import Keys
 from onward.model.context import AttentionContext
+from onward.model.layer_cache import Keys
 
 
 class QueryScaledAttend(Attend):

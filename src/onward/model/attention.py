@@ -20,9 +20,9 @@ from onward.kernels import causal
 from onward.kernels.memory import Unreadable
 from onward.kernels.operations import attention_kernel, is_worth
 from onward.model.activations import Activation, Child, ContextVectors, Declarations, Queries, attention, output
-from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
 from onward.model.flex import flex
+from onward.model.layer_cache import CacheEntry, Keys, to_tensor
 from onward.model.layers import HeadNorms, Linear, NewNorm, outputs_of
 from onward.model.mask import AttentionMask
 from onward.model.reference import reference

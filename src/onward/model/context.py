@@ -15,8 +15,9 @@ from onward.config.part_types import kv_source
 from onward.config.scaling import Scaling
 from onward.kernels.operations import rotate
 from onward.model.alibi import score_bias
-from onward.model.cache import CacheEntry, CacheView, Keys, LayerCache, SlotIndices
+from onward.model.cache import CacheView
 from onward.model.frequencies import scaled_frequencies
+from onward.model.layer_cache import CacheEntry, Keys, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.segments import Segments
 
@@ -39,6 +40,7 @@ class AttentionContext:
     cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
     shared: SharedKeys | None = None  # keys and values that other layers use, too; None outside of a decoder
+    inputs: Tensor | None = None  # vectors of the tokens for this layer, (B, T, P), of a block with `layer_inputs`
 
     @property
     def num_tokens(self) -> int:
@@ -71,7 +73,7 @@ def attention_contexts(
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
         layer_cache = cache.layers[kv_source(config, layer) if attention.shares_kv else layer] if cache else None
-        slots_key = attention.window, attention.chunked, layer_cache.slots if layer_cache else 0
+        slots_key = attention.window, attention.chunked, type(layer_cache), layer_cache.slots if layer_cache else 0
         if layer_cache and slots_key not in indices:
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)

@@ -16,9 +16,9 @@ from onward.config.decoder import DecoderConfig, LatentAttention, SelfAttention
 from onward.config.part_types import kv_source
 from onward.model.activations import Activation, ContextVectors, Declarations, Output
 from onward.model.attention import SelfAttentionModule
-from onward.model.cache import Keys
 from onward.model.context import AttentionContext
 from onward.model.latent import LatentAttentionModule
+from onward.model.layer_cache import Keys
 from onward.model.layers import Linear, NewNorm, outputs_of
 from onward.model.scales import Scale
 

@@ -13,8 +13,8 @@ from onward.kernels.operations import is_recorded
 from onward.model.activations import Activation, Declarations, Latents, Output, attention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
-from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
+from onward.model.layer_cache import CacheEntry, Keys, to_tensor
 from onward.model.layers import Linear, RMSNormModule
 
 

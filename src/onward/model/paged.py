@@ -17,7 +17,8 @@ from onward.base.device import known_device
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.config.ranges import Size, SizeOrZero
-from onward.model.cache import KVCache, LayerCache, SlotIndices, empty_entries
+from onward.model.cache import KVCache, empty_entries, row_states
+from onward.model.layer_cache import LayerCache, SlotIndices
 
 NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written
 
@@ -71,6 +72,7 @@ class PagedKVCache(KVCache):
 
     Layers with the same window share one block table; window layers have only as many blocks as the rows can use at
     once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.
+    States of recurrent layers are per row, as in a KVCache, and in no block.
     """
 
     @checked
@@ -84,6 +86,7 @@ class PagedKVCache(KVCache):
         *,
         blocks: Size,
         block_size: Size = 16,
+        keep: SizeOrZero = 0,
         quantized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -109,6 +112,7 @@ class PagedKVCache(KVCache):
             size = self.num_blocks[window] + 2, block_size  # with the null block and the one for padding
             entries = empty_entries(config, layer, size, quantized, device, dtype)
             self.layers.append(PagedLayerCache(entries, window, table=self.tables[window]))
+        self.states = row_states(config, rows, keep, device, dtype)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
         if not cache.entries:
