@@ -108,7 +108,9 @@ def test_every_way_to_run_a_family_gives_the_logits_of_the_plain_run(hf: PreTrai
 def by_reference(attend: Attend, inputs: tuple[Tensor, Keys, Keys, AttentionContext], _: Tensor) -> Tensor:
     """A forward hook that replaces the output of an Attend module."""
     q, k, v, context = inputs
-    return reference(q, k, v, context.mask, scale=attend.scale, softcap=attend.softcap, sinks=attend.sinks)
+    return reference(
+        attend.scaled(q, context), k, v, context.mask, scale=attend.scale, softcap=attend.softcap, sinks=attend.sinks
+    )
 
 
 @every_case
