@@ -9,7 +9,7 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts, Gated, at
 from onward.config.part_types import FeedForward
 from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
-from onward.families import HF, Fix, Row, linear, only, with_defaults
+from onward.families import HF, Fix, Inexpressible, Row, linear, only, with_defaults
 
 LLAMA = "gate_proj", "up_proj", "down_proj"
 KEYS = {"count": "n_routed_experts", "top_k": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
@@ -36,11 +36,6 @@ FUSED_ROWS: Fix = (
 )  # from each expert's rows of the gate, then of the up projection (X, 2 F, D), to all gates, then all ups, and back
 
 
-def renamed(hf: HF, names: Mapping[str, str]) -> HF:
-    """`hf` with the keys in `names`, a family's own, under DeepSeek's names."""
-    return with_defaults({deepseek: hf[own] for own, deepseek in names.items() if own in hf}, hf)
-
-
 def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedForward, ...]:
     """The feed-forward of each layer: `plain` in the first ones, then experts; or by mlp_layer_types."""
     first = hf.get("first_k_dense_replace", 0)
@@ -48,9 +43,12 @@ def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedFor
     if len(kinds) != layers or not {*kinds} <= {*KINDS}:
         raise UserError(f"config.json has mlp_layer_types {kinds}: Onward reads {KINDS}, one for each layer")
     routed: dict[str, Any] = {our: hf.get(their) for our, their in KEYS.items()}
-    if KINDS[1] in kinds and routed["top_k"] is None:
+    shared = hf.get("n_shared_experts")
+    if KINDS[1] not in kinds:
+        return (plain,) * layers
+    if routed["top_k"] is None:
         raise UserError("config.json has no num_experts_per_tok, the number of experts per token: add it")
-    many = Experts(**routed, d_shared=hf["n_shared_experts"] * routed["d_ff"], act=plain.act, router=router)
+    many = Experts(**routed, d_shared=shared * routed["d_ff"], act=plain.act, router=router)
     return tuple(plain if kind == KINDS[0] else many for kind in kinds)
 
 
@@ -64,11 +62,13 @@ def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...
 
 
 def mixture_keys(c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """The reverse of `mixture`, and of `renamed`."""
+    """The reverse of `mixture`; `names` maps a family's own names of keys to DeepSeek's."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     many = next((part for part in parts if isinstance(part, Experts)), none)
     width = many.d_ff or c.d_ff
+    if many != none and not many.d_shared:
+        raise Inexpressible("in transformers, a shared expert is beside the others")
     keys = {their: getattr(many, our) for our, their in KEYS.items()} | {
         "moe_intermediate_size": width,
         "n_shared_experts": many.d_shared // width,

@@ -25,5 +25,7 @@ def windowed_parts(hf: HF, part: SelfAttention, window: int | None, local: Seque
 
 
 def layer_types(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a config.json for windows; the length of the windows only if a layer has one."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
-    return {"layer_types": [LOCAL if w else FULL for w in windows], "sliding_window": max(windows) or None}
+    length = {"sliding_window": max(windows)} if any(windows) else {}
+    return {"layer_types": [LOCAL if window else FULL for window in windows], **length}

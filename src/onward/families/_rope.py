@@ -20,6 +20,7 @@ from onward.config.scaling import (
 from onward.families import HF, require
 from onward.families._layers import FULL
 
+UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
 KINDS = ("default", "linear", "proportional", "dynamic", "yarn", "llama3", "longrope")
 
 
@@ -87,7 +88,7 @@ def rope_by_type(c: DecoderConfig, types: Sequence[str], missing: Mapping[str, R
     layers, `missing` the positions of types that no layer has."""
     of = {**missing} | {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(types)}
     tables = {kind: rope(position)["rope_parameters"] for kind, position in of.items()}
-    return rope(of[FULL]) | {"rope_parameters": tables}
+    return {"rope_scaling": None} | rope(of[FULL]) | {"rope_parameters": tables}
 
 
 def rope(part: object) -> dict[str, Any]:

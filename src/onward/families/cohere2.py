@@ -40,7 +40,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    return cohere.to_hf(c) | {key: value for key, value in layer_types(c).items() if value}
+    return cohere.to_hf(c) | layer_types(c)
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:

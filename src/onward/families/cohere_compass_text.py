@@ -7,7 +7,7 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, NoPosition, Rotary, SelfAttention, at
 from onward.families import HF, cohere, llama, only, require, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
-from onward.families._rope import rope, rotary
+from onward.families._rope import UNREAD, rope, rotary
 
 ARCHITECTURES = {"cohere_compass_text": "CohereCompassForCausalLM"}
 BASE = "model."
@@ -20,7 +20,7 @@ names = llama.names
 def config(hf: HF) -> DecoderConfig:
     only(hf, pooling=None)
     scale = hf.get("logit_scale")
-    c = cohere.config(with_defaults({"rope_parameters": None, "logit_scale": 1.0 if scale is None else scale}, hf))
+    c = cohere.config(with_defaults(UNREAD | {"logit_scale": 1.0 if scale is None else scale}, hf))
     part = require(c.attention, SelfAttention)
     c = replace(c, attention=windowed_parts(hf, part, hf.get("sliding_window", 4096), [False] * c.n_layers))
     tables = hf.get("rope_parameters") or {}
@@ -34,9 +34,10 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    layers = {key: value for key, value in layer_types(c).items() if value}
+    layers = layer_types(c)
     tables: dict[str, Any] = {LOCAL: None, FULL: None}
     for layer, kind in enumerate(layers["layer_types"]):
         if isinstance(position := at(c.position, layer), Rotary):
             tables[kind] = rope(position)["rope_parameters"]
-    return cohere.to_hf(c) | layers | {"rope_parameters": tables}
+    keys = {key: value for key, value in cohere.to_hf(c).items() if not key.startswith("rope_")}
+    return keys | layers | {"rope_parameters": tables}

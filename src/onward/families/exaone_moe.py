@@ -5,14 +5,26 @@ from dataclasses import replace
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated
-from onward.families import HF, Row, exaone4, llama, require, with_defaults
-from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, renamed, sigmoid_mixture
+from onward.families import HF, Inexpressible, Row, exaone4, llama, renamed, require, with_defaults
+from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
+from onward.families.llama import shape
 
 ARCHITECTURES = {"exaone_moe": "ExaoneMoeForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {}
-ANCESTORS: dict[str, str] = {}
+PRESETS: dict[str, HF] = {
+    "k-exaone-236b": shape(6144, 18_432, 48, 64, 8)
+    | {
+        "vocab_size": 153_600,
+        "head_dim": 128,
+        "moe_intermediate_size": 2048,
+        "num_experts": 128,
+        "sliding_window": 128,
+        "max_position_embeddings": 262_144,
+        "rope_theta": 1e6,
+    }
+}
+ANCESTORS = {"k-exaone": "exaone-4.0-32b"}
 DEFAULTS = {
     "moe_intermediate_size": 1024,
     "n_routed_experts": 64,
@@ -30,7 +42,10 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    return exaone4.to_hf(c) | dense_or_sparse(c) | mixture_keys(c, EXPERTS)
+    keys = exaone4.to_hf(c)
+    if keys.get("sliding_window", 0) is None:
+        raise Inexpressible("K-EXAONE rotates queries and keys in layers with windows only")
+    return keys | dense_or_sparse(c) | mixture_keys(c, EXPERTS)
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:

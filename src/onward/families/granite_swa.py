@@ -43,11 +43,14 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     family = granitemoe if isinstance(c.mlp, Experts) else granite
     positions = [at(c.position, layer) for layer in range(c.n_layers)]
     thetas = [position.theta if isinstance(position, Rotary) else 0 for position in positions]
-    layers = {key: value for key, value in layer_types(c).items() if value}
+    layers = layer_types(c)
     return family.to_hf(c) | layers | {"layer_rope_theta": thetas}
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    yield from (granitemoe if isinstance(c.mlp, Experts) else granite).names(c)
+    if isinstance(c.mlp, Experts):
+        yield from granitemoe.names(c, "router.weight", "experts.gate_up_proj", "experts.down_proj")
+    else:
+        yield from granite.names(c)
     for i in range(c.n_layers):
         yield f"model.layers.{i}.self_attn.sinks", f"blocks.{i}.attn.attend.sinks"

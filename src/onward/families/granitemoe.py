@@ -46,13 +46,18 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def names(c: DecoderConfig) -> Iterator[Row]:
+def names(
+    c: DecoderConfig,
+    router: str = "router.layer.weight",
+    gate_up: str = "input_linear.weight",
+    down: str = "output_linear.weight",
+) -> Iterator[Row]:
     yield from llama.names(c)
     for i in range(c.n_layers):
         their, our = f"model.layers.{i}.block_sparse_moe", f"blocks.{i}.mlp"
-        yield f"{their}.router.layer.weight", f"{our}.router.weight"
-        yield f"{their}.input_linear.weight", [f"{our}.gate", f"{our}.up"], FUSED_ROWS
-        yield f"{their}.output_linear.weight", f"{our}.down"
+        yield f"{their}.{router}", f"{our}.router.weight"
+        yield f"{their}.{gate_up}", [f"{our}.gate", f"{our}.up"], FUSED_ROWS
+        yield f"{their}.{down}", f"{our}.down"
         their = f"model.layers.{i}.shared_mlp"
         yield from linear(f"{their}.input_linear", [f"{our}.shared.gate", f"{our}.shared.up"])
         yield from linear(f"{their}.output_linear", f"{our}.shared.down")

@@ -5,8 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
-from onward.families import HF, Row, llama, only, require, with_defaults
-from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, renamed, sigmoid_mixture
+from onward.families import HF, Row, llama, only, renamed, require, with_defaults
+from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
 from onward.families.llama import shape
 
 ARCHITECTURES = {"hy_v3": "HYV3ForCausalLM"}

@@ -6,7 +6,7 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, at
 from onward.families import HF, llama, olmo2, require, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
-from onward.families._rope import rope_by_type, rotary_by_type
+from onward.families._rope import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"olmo3": "Olmo3ForCausalLM"}
@@ -35,7 +35,7 @@ names = olmo2.names
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
     old = {FULL: {"rope_theta": hf.get("rope_theta", THETA), "rope_scaling": hf.get("rope_scaling")}}
-    c = olmo2.config(with_defaults({"rope_parameters": None, "rope_scaling": None}, given))
+    c = olmo2.config(with_defaults(UNREAD, given))
     rotary = rotary_by_type(hf, {LOCAL: {"rope_theta": THETA}} | old, context=c.context_length)
     local = [layer % 4 < 3 for layer in range(c.n_layers)]
     c = replace(c, attention=windowed_parts(hf, require(c.attention, SelfAttention), given["sliding_window"], local))
@@ -43,6 +43,6 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    layers = {key: value for key, value in layer_types(c).items() if value}
+    layers = layer_types(c)
     positions = rope_by_type(c, layers["layer_types"], dict.fromkeys((LOCAL, FULL), Rotary(THETA)))
     return llama.keys(c) | layers | positions | {"attention_bias": require(at(c.attention, 0), SelfAttention).bias}

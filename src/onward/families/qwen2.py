@@ -66,4 +66,4 @@ def spread(
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     layers = layer_types(c)
-    return llama.keys(c) | layers | {"use_sliding_window": layers["sliding_window"] is not None}
+    return llama.keys(c) | {"sliding_window": None} | layers | {"use_sliding_window": "sliding_window" in layers}
