@@ -1,14 +1,19 @@
 """Layers with a state in published files, in both directions: types of layers, and names of tensors."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Mamba2, at
 from onward.config.part_types import Attention
 from onward.config.recurrent_parts import Recurrent
-from onward.families import HF, Inexpressible, Row, linear
+from onward.families import HF, Fix, Inexpressible, Row, linear
 from onward.families._layers import FULL
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LINEAR = "linear_attention"
 MAMBA = "z", "x", "b", "c", "dt"  # the parts of the projection that published files fuse
@@ -85,3 +90,24 @@ def mamba2_names(their: str, our: str) -> Iterator[Row]:
     yield f"{their}.dt_bias", f"{our}.dt_bias"
     yield f"{their}.norm.weight", f"{our}.gate.weight"
     yield from linear(f"{their}.out_proj", f"{our}.out")
+
+
+def grouped(groups: int, *sizes: int) -> Fix:
+    """Functions that reorder the rows of a tensor, from files that have the rows of all layers group by group, `sizes`
+    of each layer, to Onward's order, layer by layer, and back."""
+
+    def split(t: Tensor) -> Tensor:
+        parts = t.unflatten(0, (groups, -1)).split(sizes, 1)
+        return t if t.is_meta else stacked([part.flatten(0, 1) for part in parts])
+
+    def join(t: Tensor) -> Tensor:
+        parts = t.split([groups * size for size in sizes])
+        return t if t.is_meta else stacked([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
+
+    return split, join
+
+
+def stacked(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.cat([*parts], dim)
