@@ -45,6 +45,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.position_parts import Alibi, Learned, NoPosition, Rotary, Sinusoidal
+    from onward.config.recurrent_parts import GatedDeltaNet, Mamba2, ShortConvolution
     from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
     from onward.config.scaling import (
         DynamicScaling,
@@ -123,6 +124,7 @@ __all__ = [
     "FeedForwardOnly",
     "FinetuneConfig",
     "Gated",
+    "GatedDeltaNet",
     "GenerationOptions",
     "Initialization",
     "KVCache",
@@ -137,6 +139,7 @@ __all__ = [
     "LogScale",
     "LongRoPEScaling",
     "Loss",
+    "Mamba2",
     "Method",
     "MovingWeight",
     "NoAttention",
@@ -172,6 +175,7 @@ __all__ = [
     "SearchResult",
     "SelfAttention",
     "SharedNorm",
+    "ShortConvolution",
     "SigmoidGate",
     "SigmoidRouting",
     "Sinusoidal",
