@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from onward.base.errors import UserError
 from onward.config.attention_options import PowerScale, SigmoidGate
 from onward.config.decoder import DecoderConfig, Gated, NoPosition, Rotary, Sandwich, SelfAttention, at
-from onward.families import HF, Row, gemma2, llama, require, with_defaults
-from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, renamed, sigmoid_mixture
+from onward.families import HF, Row, gemma2, llama, renamed, require, with_defaults
+from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
@@ -87,7 +87,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         del keys[name]
     return keys | {
         "layer_types": kinds["layer_types"],
-        "sliding_window": kinds["sliding_window"] or DEFAULTS["sliding_window"],
+        "sliding_window": kinds.get("sliding_window") or DEFAULTS["sliding_window"],
         "rope_parameters": tables,
         "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
         "final_logit_softcapping": c.logit_softcap,

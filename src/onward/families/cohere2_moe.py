@@ -70,7 +70,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return (
         keys
         | dense_or_sparse(c)
-        | {key: value for key, value in layer_types(c).items() if value}
+        | layer_types(c)
         | {
             "num_experts": experts.count,
             "num_experts_per_tok": experts.top_k,

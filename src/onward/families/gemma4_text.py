@@ -175,7 +175,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         **kinds,
         "rms_norm_eps": require(c.norm, RMSNorm).eps,
         "rope_parameters": rope_by_type(c, kinds["layer_types"], missing)["rope_parameters"],
-        "sliding_window": kinds["sliding_window"] or DEFAULTS["sliding_window"],
+        "sliding_window": kinds.get("sliding_window") or DEFAULTS["sliding_window"],
         "hidden_activation": activation(mlps[0]),
         "attention_bias": full.bias,
         "attention_k_eq_v": any(part.values_are_keys for part in parts),

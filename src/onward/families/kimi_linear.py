@@ -16,8 +16,8 @@ from onward.config.decoder import (
     at,
 )
 from onward.config.routing import SigmoidRouting
-from onward.families import HF, Fix, Row, deepseek_v2, deepseek_v3, linear, require, with_defaults
-from onward.families._experts import dense_or_sparse, experts, mixture_keys, renamed
+from onward.families import HF, Fix, Row, deepseek_v2, deepseek_v3, linear, renamed, require, with_defaults
+from onward.families._experts import dense_or_sparse, experts, mixture_keys
 from onward.families._layers import FULL
 from onward.families._recurrent import LINEAR, layers, one, types, without_attention
 from onward.families._rope import a_rotary
