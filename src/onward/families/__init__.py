@@ -4,6 +4,7 @@ A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
 - `BASE`: the prefix of all tensor names but the head's, which some published files leave out,
+- `ALSO` (if needed): parts of tensor names -> what some files have in their place,
 - `IGNORED`: a regular expression for tensors of old files that are no weights (masks, inverse frequencies),
 - `PRESETS`: published releases by name: the keys of their config.json that differ from transformers' defaults, or a
   DecoderConfig where transformers has no such class,
@@ -43,7 +44,20 @@ if TYPE_CHECKING:
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
 # tried first by `express`
-FIRST = "llama", "gpt2", "mistral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt", "deepseek_v2", "deepseek_v3"
+FIRST = (
+    "llama",
+    "gpt2",
+    "mistral",
+    "qwen3",
+    "qwen2",
+    "mixtral",
+    "qwen3_moe",
+    "phi3",
+    "gptj",
+    "opt",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",

@@ -49,6 +49,7 @@ class InputBlockModule(Gemma4BlockModule):
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = SandwichModule.forward(self, x, context)
+        assert context.inputs is not None
         inputs = self.act(self.input_gate(x)) * context.inputs
         return (x + self.input_norm(self.input_out(inputs))) * self.factor
 
@@ -59,7 +60,7 @@ class LayerInputsModule(nn.Module):
 
     def __init__(self, vocab_size: int, width: int, norm: NewNorm, config: DecoderConfig) -> None:
         super().__init__()
-        self.scale, self.projection_scale = width**0.5, config.d_model**-0.5
+        self.width, self.scale, self.projection_scale = width, width**0.5, config.d_model**-0.5
         self.embed = nn.Embedding(vocab_size, config.n_layers * width)
         self.project = Linear(config.d_model, config.n_layers * width, bias=False)
         self.norm = norm(width)
@@ -67,9 +68,8 @@ class LayerInputsModule(nn.Module):
     def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
         if tokens.is_floating_point():
             raise UserError("Cannot take vectors in place of token ids, because each layer embeds the ids: give ids")
-        width = self.norm.weight.numel()
-        projected = self.norm((self.project(x) * self.projection_scale).unflatten(-1, (-1, width)))
-        embedded = self.embed(tokens).unflatten(-1, (-1, width))
+        projected = self.norm((self.project(x) * self.projection_scale).unflatten(-1, (-1, self.width)))
+        embedded = self.embed(tokens).unflatten(-1, (-1, self.width))
         embedded = embedded * embedded.new_full((), self.scale)
         return ((projected + embedded) * 2.0**-0.5).movedim(-2, 0)
 

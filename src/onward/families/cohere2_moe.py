@@ -70,7 +70,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return (
         keys
         | dense_or_sparse(c)
-        | {key: value for key, value in layer_types(c).items() if value}
+        | layer_types(c)
         | {
             "num_experts": experts.count,
             "num_experts_per_tok": experts.top_k,
@@ -88,5 +88,5 @@ def names(c: DecoderConfig) -> Iterator[Row]:
     halved = any(
         isinstance(part, Experts) and part.router.scale == 0.5 for part in (at(c.mlp, i) for i in range(c.n_layers))
     )
-    for their, our in mixture_names(c):
+    for their, our, *_ in mixture_names(c):
         yield (their, our, HALVED) if halved and str(our).endswith("shared.down.weight") else (their, our)

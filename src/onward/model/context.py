@@ -39,8 +39,8 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
     cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
-    inputs: Tensor | None = None  # vectors of the tokens for this layer, (B, T, P), of a block with `layer_inputs`
     shared: SharedKeys | None = None  # keys and values that other layers use, too; None outside of a decoder
+    inputs: Tensor | None = None  # vectors of the tokens for this layer, (B, T, P), of a block with `layer_inputs`
 
     @property
     def num_tokens(self) -> int:
@@ -73,8 +73,7 @@ def attention_contexts(
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
         layer_cache = cache.layers[kv_source(config, layer) if attention.shares_kv else layer] if cache else None
-        slots = type(layer_cache), layer_cache.slots if layer_cache else 0
-        slots_key = attention.window, attention.chunked, *slots
+        slots_key = attention.window, attention.chunked, type(layer_cache), layer_cache.slots if layer_cache else 0
         if layer_cache and slots_key not in indices:
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
