@@ -1,4 +1,4 @@
-"""Rotary positions that depend on the length of a row: every token is predicted as by one call over all tokens so far."""
+"""Rotary positions by the length of a row: every token is predicted as by one call over all tokens so far."""
 
 from pathlib import Path
 
@@ -20,7 +20,9 @@ PHI3, PROMPT, NEW = CASES["longrope, long, half turns"], [3, 1, 4, 1, 5], 14
 
 @torch.inference_mode()
 @pytest.mark.parametrize("hf", [PHI3, DYNAMIC], ids=["longrope", "dynamic"])
-def test_every_token_is_predicted_as_by_transformers_over_all_tokens_so_far(hf: PreTrainedConfig, tmp_path: Path) -> None:
+def test_every_token_is_predicted_as_by_transformers_over_all_tokens_so_far(
+    hf: PreTrainedConfig, tmp_path: Path
+) -> None:
     theirs = publish(hf, tmp_path)
     model = onward.load(tmp_path).model
     original = 8 if hf is PHI3 else hf.max_position_embeddings

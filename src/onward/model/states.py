@@ -160,6 +160,9 @@ class StateLayerCache(LayerCache):
         keys = self.base.slot_indices(positions)
         return StateSlots(write=keys.write, key_positions=keys.key_positions, blocks=keys.blocks, states=call)
 
+    def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.base.locate(positions)
+
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
         return self.base.update(name, vectors, indices)
 
