@@ -14,11 +14,13 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.api.language_model import LanguageModel
     from onward.api.runs import finetune, train
     from onward.base.errors import UserError
-    from onward.config.attention_parts import LatentAttention, SelfAttention
+    from onward.config.attention_parts import SelfAttention
     from onward.config.block_parts import (
         AttentionOnly,
         BranchNorm,
+        FeedForwardOnly,
         LayerNorm,
+        NoAttention,
         NoNorm,
         Parallel,
         PostNorm,
@@ -28,7 +30,8 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
         SharedNorm,
     )
     from onward.config.decoder import DecoderConfig
-    from onward.config.feedforward_parts import Experts, Gated, Plain
+    from onward.config.feedforward_parts import XIELU, Experts, Gated, Plain
+    from onward.config.latent_parts import LatentAttention
     from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
@@ -88,6 +91,7 @@ else:
 
 __all__ = [
     "EVA",
+    "XIELU",
     "Adapters",
     "Alibi",
     "Answer",
@@ -106,6 +110,7 @@ __all__ = [
     "Evaluation",
     "Experts",
     "FeedForward",
+    "FeedForwardOnly",
     "FinetuneConfig",
     "Gated",
     "GatedDeltaNet",
@@ -125,6 +130,7 @@ __all__ = [
     "Mamba2",
     "Method",
     "MovingWeight",
+    "NoAttention",
     "NoNorm",
     "NoPosition",
     "Norm",

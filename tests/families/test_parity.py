@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,7 @@ EXPRESSED = {
     "deepseek_v2": [
         DecoderConfig(**SIZES, attention=LatentAttention(d_latent=8)),
         DecoderConfig(**SIZES, attention=LatentAttention(d_latent=8), mlp=(Gated(), SHARED)),
+        DecoderConfig(**SIZES, attention=LatentAttention(d_latent=8), mlp=replace(SHARED, d_ff=64, d_shared=64)),
     ],
     "deepseek_v3": [
         DecoderConfig(
@@ -198,8 +200,10 @@ EXPRESSED = {
     "onward": [
         DecoderConfig(**SIZES, **GPT2_PARTS, n_kv_heads=2),
         DecoderConfig(**SIZES, head_bias=True),
-        DecoderConfig(**SIZES, attention=LatentAttention(), mlp=Experts(router=SoftmaxRouting(renormalize=False))),
         DecoderConfig(**SIZES, attention=(SelfAttention(), SelfAttention(qk_norm="head"))),
+        DecoderConfig(**SIZES, attention=(SelfAttention(), SelfAttention(n_heads=8))),
+        DecoderConfig(**SIZES, attention=SelfAttention(d_value=4)),
+        DecoderConfig(**SIZES, mlp=Gated(d_ff=12)),
         DecoderConfig(**SIZES, norm=RMSNorm(offset=1.0)),
         DecoderConfig(**SIZES, final_norm=LayerNorm()),
         DecoderConfig(**SIZES, logit_softcap=30.0),
@@ -224,7 +228,13 @@ def test_what_we_express_loads_in_transformers(config: DecoderConfig, tmp_path: 
     assert_same_logits(model, theirs)
 
 
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 2}}  # transformers itself cannot run without it
+NEEDED: dict[str, dict[str, Any]] = {  # transformers itself cannot run without these
+    "cohere_compass_text": {"rope_parameters": {"full_attention": None}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "glm4_moe": {"head_dim": 128},
+    "helium": {"num_key_value_heads": 4},
+}
 
 
 @pytest.mark.parametrize("model_type", [name for name in families() if name != "onward"])

@@ -26,7 +26,7 @@ def conv(weights: list[Tensor], x: Tensor, biases: list[Tensor]) -> Tensor:
 
 def gated_delta(m: nn.Module, part: GatedDeltaNet, x: Tensor) -> Tensor:
     """Yang et al. 2024, equation 10, and Kimi Linear, equation 1, for a document x (T, D)."""
-    (keys, values), (d_key, d_value) = part.heads(C), part.widths(C)
+    (keys, values), (d_key, d_value) = part.counts(C), part.widths(C)
     mixed = conv([m.q_conv.weight, m.k_conv.weight, m.v_conv.weight], torch.cat([m.q(x), m.k(x), m.v(x)], -1), [])
     q, k, v = nn.functional.silu(mixed).split([keys * d_key, keys * d_key, values * d_value], -1)
     a, beta, z = m.a(x) + m.dt_bias, m.b(x).sigmoid() * (2 if part.negative else 1), m.z(x)
@@ -50,7 +50,7 @@ def gated_delta(m: nn.Module, part: GatedDeltaNet, x: Tensor) -> Tensor:
 
 def mamba2(m: nn.Module, part: Mamba2, x: Tensor) -> Tensor:
     """Dao and Gu 2024, equation 16 and figure 6, for a document x (T, D)."""
-    heads, groups, shared = part.heads(C), part.n_groups, part.n_groups * part.d_state
+    heads, groups, shared = part.count(C), part.n_groups, part.n_groups * part.d_state
     convs = [m.x_conv, m.b_conv, m.c_conv]
     biases = [one.bias for one in convs] if part.conv_bias else []
     mixed = conv([one.weight for one in convs], torch.cat([m.x(x), m.b(x), m.c(x)], -1), biases)

@@ -3,8 +3,8 @@ torch."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from onward.base.errors import UserError
 from onward.config.part_types import Attention, ConfigFields, States
@@ -45,7 +45,12 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
     rank: SizeOrZero = 0  # width inside the projections to decays and gates; 0: they are one matrix each
     norm_eps: Epsilon = 1e-6  # epsilon of the norm of each head's output
 
-    def heads(self, config: ConfigFields) -> tuple[int, int]:
+    def without_repeated_sizes(self, config: ConfigFields) -> Self:
+        same = {"n_heads": config.n_heads, "n_value_heads": self.n_heads or config.n_heads}
+        same |= {"d_key": config.d_head, "d_value": self.d_key or config.d_head}
+        return replace(self, **{name: 0 for name, size in same.items() if getattr(self, name) == size})
+
+    def counts(self, config: ConfigFields) -> tuple[int, int]:
         """Return the numbers of key heads and of value heads."""
         keys = self.n_heads or config.n_heads
         return keys, self.n_value_heads or keys
@@ -56,21 +61,21 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
         return key, self.d_value or key
 
     def channels(self, config: ConfigFields) -> int:
-        (keys, values), (key, value) = self.heads(config), self.widths(config)
+        (keys, values), (key, value) = self.counts(config), self.widths(config)
         return 2 * keys * key + values * value
 
     def states(self, config: ConfigFields) -> States:
-        state = self.heads(config)[1], *self.widths(config)
+        state = self.counts(config)[1], *self.widths(config)
         return {"conv": ((self.d_conv - 1, self.channels(config)), None), "state": (state, "float32")}
 
     def describe(self, config: ConfigFields) -> str:
-        (keys, values), (key, value) = self.heads(config), self.widths(config)
+        (keys, values), (key, value) = self.counts(config), self.widths(config)
         shared = [f"{keys} for keys"] * (keys != values)
         shown = "n_heads", "n_value_heads", "d_key", "d_value"
         return self.in_words(f"{values} heads of {key} x {value}", *shared, shown=shown)
 
     def check(self, config: ConfigFields) -> None:
-        keys, values = self.heads(config)
+        keys, values = self.counts(config)
         if values % keys:
             raise UserError(
                 f"attention.gated_delta.n_value_heads {values} is not a multiple of the {keys} key heads: change one"
@@ -92,24 +97,29 @@ class Mamba2(Recurrent, kind="mamba2"):
     norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # the norm of the output, in each group
     norm_eps: Epsilon = 1e-5  # epsilon of this norm
 
-    def heads(self, config: ConfigFields) -> int:
+    def without_repeated_sizes(self, config: ConfigFields) -> Self:
+        other = replace(self, n_heads=0)
+        return other if other.count(config) == self.n_heads else self
+
+    def count(self, config: ConfigFields) -> int:
+        """Return the number of heads."""
         return self.n_heads or -(-2 * config.d_model // self.d_head)
 
     def channels(self, config: ConfigFields) -> int:
-        return self.heads(config) * self.d_head + 2 * self.n_groups * self.d_state
+        return self.count(config) * self.d_head + 2 * self.n_groups * self.d_state
 
     def states(self, config: ConfigFields) -> States:
-        state = self.heads(config), self.d_state, self.d_head
+        state = self.count(config), self.d_state, self.d_head
         return {"conv": ((self.d_conv - 1, self.channels(config)), None), "state": (state, "float32")}
 
     def describe(self, config: ConfigFields) -> str:
-        heads = f"{self.heads(config)} heads of {self.d_head} x {self.d_state}"
+        heads = f"{self.count(config)} heads of {self.d_head} x {self.d_state}"
         return self.in_words(heads, shown=("n_heads", "d_head", "d_state"))
 
     def check(self, config: ConfigFields) -> None:
-        if self.heads(config) % self.n_groups:
+        if self.count(config) % self.n_groups:
             raise UserError(
-                f"attention.mamba2.n_groups {self.n_groups} does not divide the {self.heads(config)} heads: change one"
+                f"attention.mamba2.n_groups {self.n_groups} does not divide the {self.count(config)} heads: change one"
             )
 
 

@@ -260,15 +260,19 @@ def activation(mlp: object) -> str:
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
     """The keys of a config.json for a decoder, added to `original`; None if the family cannot express it: its `to_hf`
-    raises Inexpressible, or its `config` reads another decoder from these keys."""
+    raises Inexpressible, or its `config` reads another decoder from these keys. Values of `original` that describe the
+    same decoder in other words stay."""
     try:
-        hf = {**original, **family.to_hf(config)}
+        ours = family.to_hf(config)
     except Inexpressible:
         return None
-    try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
-        return hf if family.config(hf) == config else None
-    except UserError:
-        return None
+    for hf in {**ours, **original}, {**original, **ours}:
+        try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
+            if family.config(hf) == config:
+                return hf
+        except UserError:
+            continue
+    return None
 
 
 def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda family: True) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from onward.base.fields import hints
 from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.config.routing import SigmoidRouting
 from onward.families import HF, Row, deepseek_v2, only, with_defaults
+from onward.families._experts import ROUTER
 from onward.families.deepseek_v2 import YARN
 
 ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
@@ -47,8 +48,7 @@ class LatentAttentionHalves(LatentAttention, kind="latent_halves", internal=True
 def config(hf: HF) -> DecoderConfig:
     hf = with_defaults(hf, DEFAULTS)
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
-    router = (hf[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
-    c = deepseek_v2.decoder(hf, SigmoidRouting(*router))
+    c = deepseek_v2.decoder(hf, SigmoidRouting(*(hf[key] for key in ROUTER)))
     if hf.get("rope_interleave", True):
         return c
     own = {name: getattr(c.attention, name) for name in hints(LatentAttentionHalves)}

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from onward.model.blocks import (
         AttentionOnlyModule,
         BranchNormModule,
+        FeedForwardOnlyModule,
         ParallelModule,
         PostNormModule,
         SandwichModule,
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from onward.model.latent import LatentAttentionModule
     from onward.model.layers import (
         GatedFeedForwardModule,
-        LayerNormModule,
         Linear,
         PlainFeedForwardModule,
         PreNormModule,
         RMSNormModule,
     )
+    from onward.model.norms import LayerNormModule
     from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
     from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
 else:
@@ -38,6 +39,7 @@ __all__ = [
     "BranchNormModule",
     "Child",
     "ExpertsModule",
+    "FeedForwardOnlyModule",
     "GatedDeltaNetModule",
     "GatedFeedForwardModule",
     "Input",

@@ -66,11 +66,13 @@ def attention_contexts(
         if layer_cache and slots_key not in indices:
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
-        if (position, slots_key) not in masks:
-            is_biased = position.slopes is not None or isinstance(position, Alibi)
-            bias = score_bias(position, config, positions.device) if is_biased else None
+        is_biased = position.slopes is not None or isinstance(position, Alibi)
+        n_heads = attention.heads(config).n_heads if is_biased else 0
+        mask_key = position, n_heads, slots_key
+        if mask_key not in masks:
+            bias = score_bias(position, config, n_heads, positions.device) if is_biased else None
             slopes, bias_of = bias or (None, None)
-            masks[position, slots_key] = AttentionMask(
+            masks[mask_key] = AttentionMask(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,
                 attention.window,
@@ -82,9 +84,7 @@ def attention_contexts(
         rotation_key = position, attention.rope_width(config)
         if rotation_key not in rotations:
             rotations[rotation_key] = rotation(*rotation_key, angle_positions, rope_length)
-        contexts.append(
-            AttentionContext(masks[position, slots_key], rotations[rotation_key], layer_cache, slot_indices)
-        )
+        contexts.append(AttentionContext(masks[mask_key], rotations[rotation_key], layer_cache, slot_indices))
     return contexts
 
 

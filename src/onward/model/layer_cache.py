@@ -58,6 +58,8 @@ class LayerCache:
         return torch.arange(positions.size(0), device=positions.device)[:, None], slot
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
+        if not self.entries:
+            return SlotIndices((positions, positions), positions)
         last = positions[:, -1:]
         if not self.wraps:
             last = last.clamp(max=self.slots - 1)

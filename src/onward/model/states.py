@@ -155,8 +155,6 @@ class StateLayerCache(LayerCache):
 
     def slot_indices(self, positions: Tensor) -> StateSlots:
         call = self.rows.advance(positions) if self.leads or not self.rows.call else self.rows.call
-        if not self.entries:
-            return StateSlots(write=(positions, positions), key_positions=positions, states=call)
         keys = self.base.slot_indices(positions)
         return StateSlots(write=keys.write, key_positions=keys.key_positions, blocks=keys.blocks, states=call)
 

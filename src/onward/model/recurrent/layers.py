@@ -37,7 +37,7 @@ class GatedDeltaNetModule(nn.Module):
 
     def __init__(self, part: GatedDeltaNet, config: DecoderConfig) -> None:
         super().__init__()
-        (self.keys, self.values), (self.d_key, self.d_value) = part.heads(config), part.widths(config)
+        (self.keys, self.values), (self.d_key, self.d_value) = part.counts(config), part.widths(config)
         width, key, value = config.d_model, self.keys * self.d_key, self.values * self.d_value
         decays = self.values * (self.d_key if part.decay == "element" else 1)
         self.q = Linear(width, key, bias=False)
@@ -96,7 +96,7 @@ class Mamba2Module(nn.Module):
 
     def __init__(self, part: Mamba2, config: DecoderConfig) -> None:
         super().__init__()
-        self.part, self.n_heads = part, part.heads(config)
+        self.part, self.n_heads = part, part.count(config)
         width, inner, shared = config.d_model, self.n_heads * part.d_head, part.n_groups * part.d_state
         self.z = Linear(width, inner, bias=part.bias)
         self.x = Linear(width, inner, bias=part.bias)
