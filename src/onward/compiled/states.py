@@ -1,4 +1,4 @@
-"""Lowering of what recurrent layers do with their states: calls of kernels that advance them in the memory of a cache."""
+"""Lowering of recurrent layers: calls of kernels that advance their states in the memory of a cache."""
 
 from __future__ import annotations
 

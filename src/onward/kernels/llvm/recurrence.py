@@ -44,9 +44,9 @@ def slots_of(code: Code, given: Values, row: Any, token: Any) -> tuple[Any, Any,
 
 def recurrence(form: RecurrenceForm) -> Emit:
     """Return the function that emits the code of a kernel for the recurrence over T tokens, all in fp32: queries and
-    keys (B, heads / shared, T, d_key), values (B, heads, T, d_value), decays, by which states are multiplied, (B, heads,
-    T, decays), beta (B, heads, T) and outputs y like the values; states (rows, slots, heads, d_key, d_value). The
-    kernel's arguments are RecurrenceArguments, where `tokens` is T; threads divide the heads of all rows."""
+    keys (B, heads / shared, T, d_key), values and outputs y (B, heads, T, d_value), factors `decay` of the states (B,
+    heads, T, decays), beta (B, heads, T); states (rows, slots, heads, d_key, d_value). The kernel's arguments are
+    RecurrenceArguments, where `tokens` is T; threads divide the heads of all rows."""
     width, size = form.d_value, form.d_key * form.d_value
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -67,12 +67,7 @@ def recurrence(form: RecurrenceForm) -> Emit:
                 read, zero = (code.floats, ZERO) if columns > 1 else (code.scalar, FLOAT(0.0))
                 lanes = range(0, columns, LANES)
                 with code.loop(begin, stop, columns) as (column, _):
-
-                    def state(index: Any, lane: int) -> Any:
-                        place = code.add(code.add(code.mul(index, INT(width)), column), INT(lane))
-                        number = read(given.state, "float32", code.add(before, place))
-                        return code.select(begins, zero, number)
-
+                    start = code.add(before, column)
                     places = [code.add(code.add(values, column), INT(lane)) for lane in lanes]
                     new = [read(given.v, "float32", place) for place in places]
                     if form.beta:
@@ -80,17 +75,22 @@ def recurrence(form: RecurrenceForm) -> Emit:
                             key = code.scalar(given.k, "float32", code.add(keys, index))
                             factor = like(code, zero, code.fmul(key, decay(index)))
                             for i, lane in enumerate(lanes):
-                                sums[i] = code.fma(factor, state(index, lane), sums[i])
+                                place = code.add(code.add(start, code.mul(index, INT(width))), INT(lane))
+                                state = code.select(begins, zero, read(given.state, "float32", place))
+                                sums[i] = code.fma(factor, state, sums[i])
                         beta = like(code, zero, code.scalar(given.beta, "float32", of_item))
                         new = [code.fsub(value, code.fmul(beta, total)) for value, total in zip(new, sums)]
                     with code.loop(0, form.d_key, 1, [zero] * len(lanes)) as (index, sums):
-                        place = code.add(code.add(after, code.mul(index, INT(width))), column)
+                        step = code.add(code.mul(index, INT(width)), column)
                         key, query = (code.scalar(t, "float32", code.add(keys, index)) for t in (given.k, given.q))
                         key, query, kept = (like(code, zero, number) for number in (key, query, decay(index)))
                         for i, lane in enumerate(lanes):
-                            number = code.fma(key, new[i], code.fmul(kept, state(index, lane)))
-                            code.put(number, given.state, "float32", code.add(place, INT(lane)))
-                            sums[i] = code.fma(query, number, sums[i])
+                            place = code.add(step, INT(lane))
+                            state = read(given.state, "float32", code.add(before, place))
+                            state = code.fmul(kept, code.select(begins, zero, state))
+                            state = code.fma(key, new[i], state)
+                            code.put(state, given.state, "float32", code.add(after, place))
+                            sums[i] = code.fma(query, state, sums[i])
                     for place, total in zip(places, sums):
                         code.put(total, given.y, "float32", place)
 
