@@ -14,6 +14,14 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.api.language_model import LanguageModel
     from onward.api.runs import finetune, train
     from onward.base.errors import UserError
+    from onward.config.attention_options import (
+        LogScale,
+        OutputGate,
+        PowerScale,
+        QueryScale,
+        SigmoidGate,
+        SoftplusGate,
+    )
     from onward.config.attention_parts import SelfAttention
     from onward.config.block_parts import (
         AttentionOnly,
@@ -43,6 +51,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
         LinearScaling,
         Llama3Scaling,
         LongRoPEScaling,
+        ProportionalScaling,
         Scaling,
         YaRNScaling,
     )
@@ -125,6 +134,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LoRA",
+    "LogScale",
     "LongRoPEScaling",
     "Loss",
     "Mamba2",
@@ -136,6 +146,7 @@ __all__ = [
     "Norm",
     "Notice",
     "OLoRA",
+    "OutputGate",
     "PagedKVCache",
     "PairMethod",
     "Parallel",
@@ -143,7 +154,10 @@ __all__ = [
     "Plain",
     "Position",
     "PostNorm",
+    "PowerScale",
     "PreNorm",
+    "ProportionalScaling",
+    "QueryScale",
     "RMSNorm",
     "Ramp",
     "Request",
@@ -160,9 +174,11 @@ __all__ = [
     "SelfAttention",
     "SharedNorm",
     "ShortConvolution",
+    "SigmoidGate",
     "SigmoidRouting",
     "Sinusoidal",
     "SoftmaxRouting",
+    "SoftplusGate",
     "Step",
     "StepConfig",
     "StepPlan",

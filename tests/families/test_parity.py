@@ -234,6 +234,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # transformers itself cannot run without 
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "glm4_moe": {"head_dim": 128},
     "helium": {"num_key_value_heads": 4},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
 }
 
 

@@ -93,12 +93,15 @@ def causal_attention_flops(config: DecoderConfig, length: int) -> float:
     """Count the operations per token of causal attention: the mean over a text of `length` tokens, each of which
     attends to itself and the tokens before it, within the window."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    return sum(part.key_flops(config) * mean_keys(length, part.window) for part in parts)
+    return sum(part.key_flops(config) * mean_keys(length, part.window, part.chunked) for part in parts)
 
 
-def mean_keys(length: int, window: int = 0) -> float:
+def mean_keys(length: int, window: int = 0, chunked: bool = False) -> float:
     """Mean number of keys that the tokens of a text attend to."""
     most = min(window or length, length)
+    if chunked:
+        whole, rest = divmod(length, most)
+        return (whole * most * (most + 1) + rest * (rest + 1)) / (2 * length)
     return most - most * (most - 1) / (2 * length)
 
 
