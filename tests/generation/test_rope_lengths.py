@@ -1,4 +1,4 @@
-"""Rotary positions that depend on the length of a row: every token is predicted as by one call over all tokens so far."""
+"""Rotary positions by the length of a row: every token is predicted as by one call over all tokens so far."""
 
 from pathlib import Path
 

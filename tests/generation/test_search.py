@@ -11,7 +11,7 @@ from onward.generation.search.search import SearchRows
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 
 NEW = 3
-NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns"
+NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns", "gated delta", "mamba2"
 
 
 @pytest.mark.parametrize("name", NAMES)

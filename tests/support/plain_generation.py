@@ -34,8 +34,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "alibi": {"position": Alibi()},
     "windows": {"attention": (SelfAttention(window=5), SelfAttention())},
     "recurrent": {"attention": (Fading(), SelfAttention(window=5))},
-    "longrope": {"position": Rotary(scaling=LongRoPEScaling((1.0, 1.5, 1.1, 1.3), (9.0, 4.0, 7.0, 5.0), original=9))},
-    "dynamic": {"position": (Rotary(), Rotary(scaling=DynamicScaling(factor=3.0, original=7)))},
+    "longrope": {"position": Rotary(scaling=LongRoPEScaling((1.0, 1.5, 1.1, 1.3), (9.0, 4.0, 7.0, 5.0), original=13))},
+    "dynamic": {"position": (Rotary(), Rotary(scaling=DynamicScaling(factor=3.0, original=13)))},
 }
 
 

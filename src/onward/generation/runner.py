@@ -6,7 +6,7 @@ Shapes: B rows, T tokens in one call, D d_model, V vocabulary.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -26,6 +26,7 @@ from onward.model.decoder import Decoder
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
+Pieces = Sequence[Sequence[int]]  # tokens of each row
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
 PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # so far, by kind
 
@@ -59,8 +60,7 @@ class Runner:
 
     def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
         """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`; the
-        length is rounded up, so that views can be reused. `counts` are the tokens of each row, the others are padding,
-        which would change the states of a recurrent layer."""
+        length is rounded up, so that views can be reused. `counts` of each row are tokens, which change its states."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -89,16 +89,11 @@ class Runner:
         return self.selection.use(adapters) if self.selection and adapters else nullcontext()
 
     def forward_rows(
-        self,
-        first: int,
-        pieces: Sequence[Sequence[int]],
-        starts: Sequence[int],
-        adapters: Sequence[str] = (),
-        idle: Collection[int] = (),
+        self, first: int, pieces: Pieces, starts: Sequence[int], adapters: Sequence[str] = (), idle: Sequence[int] = ()
     ) -> Tensor:
         """Run the model on `pieces`, the next tokens of each row from row `first` on; piece i begins at position
         starts[i]. Returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
-        that the model uses at present. The pieces in `idle` are tokens that their rows hold already."""
+        that the model uses at present. The pieces in `idle` are padding, which their rows do not keep."""
         width, lengths = max(map(len, pieces)), [0 if i in idle else len(piece) for i, piece in enumerate(pieces)]
         # padding repeats a row's own last token: NaN from a token never reaches another row
         tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
@@ -106,7 +101,7 @@ class Runner:
         with self.using(adapters):
             return self.model.hidden(tokens, positions, view)
 
-    def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def inputs(self, pieces: Pieces, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
         tokens, device = tensor_on(self.model.device, pieces), self.model.device
         return tokens, tensor_on(device, starts)[:, None] + torch.arange(tokens.size(1), device=device)
 

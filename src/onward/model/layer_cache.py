@@ -6,7 +6,7 @@ Shapes: B rows, T tokens in this call, S slots, K key/value heads, E d_head, P b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -170,6 +170,13 @@ class NoStates:
     def holds(self, row: int, length: int) -> bool:
         """Whether a row can continue after its first `length` tokens; on an accelerator this waits for the device."""
         return True
+
+    def note(self, positions: Tensor) -> None:
+        """Note that the first rows advance at `positions` (B, T) outside the model, as in a compiled step."""
+
+    def preserved(self) -> AbstractContextManager[object]:
+        """A context after which the states are as before."""
+        return nullcontext()
 
     def snapshot_bytes(self) -> int:
         return 0

@@ -9,7 +9,8 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.model.layer_cache import CacheEntry, LayerCache, NoStates, SlotIndices, Snapshot
+from onward.model.recurrent.recurrence import Tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +112,18 @@ class RowStates(NoStates):
     def holds(self, row: int, length: int) -> bool:
         return not length or bool((self.held[row] == length - 1).any())
 
+    def note(self, positions: Tensor) -> None:
+        self.view(slice(0, len(positions)), None).advance(positions)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        kept = [(t, t.clone()) for t in (self.held, *(t for layer in self.layers for t in layer.values()))]
+        try:
+            yield
+        finally:
+            for tensor, before in kept:
+                tensor.copy_(before)
+
     def snapshot_bytes(self) -> int:
         return self.nbytes() // self.held.numel()
 
@@ -158,6 +172,9 @@ class StateLayerCache(LayerCache):
         keys = self.base.slot_indices(positions)
         return StateSlots(write=keys.write, key_positions=keys.key_positions, blocks=keys.blocks, states=call)
 
+    def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.base.locate(positions)
+
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
         return self.base.update(name, vectors, indices)
 
@@ -165,6 +182,16 @@ class StateLayerCache(LayerCache):
         """Return the state `name` of each row before the first token of this call, (B, ...)."""
         state = self.states[name][call.rows[:, 0], call.before[:, 0]]
         return state.masked_fill_(call.fresh.view(-1, *[1] * (state.ndim - 1)), 0)
+
+    def recur(self, name: str, tokens: Tokens) -> Tensor | None:
+        """Return the outputs (B, G, R, T, F) of the recurrence over this call's tokens, if this cache advances the
+        state `name` in its own memory; None: the layer reads and writes it."""
+        return None
+
+    def convolve(self, name: str, x: Tensor, weight: Tensor) -> Tensor | None:
+        """Return x (B, T, X), in at least fp32, after a convolution with `weight` (X, K), if this cache advances the
+        state `name` in its own memory; None: the layer reads and writes it."""
+        return None
 
     def write(self, name: str, states: Tensor, call: StateIndices) -> None:
         """Keep the states `name` after the last W tokens of each row, (B, W, ...): those after the tokens at

@@ -176,11 +176,13 @@ class BlockManager(CacheManager):
         root = rope_key(cache.config, cache.length)
         self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
+    ) -> int | None:
         """Assign a row to a request, with the registered blocks of its longest cached prefix; see
         `CacheManager.allocate`."""
         self.free(row)
-        hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1])
+        hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1][:most])
         num_shared, pools = self.longest_prefix(hashes[1:]), self.pools.values()
         prefixes = [pool.prefix_blocks(hashes[1 : 1 + num_shared]) for pool in pools]
         for pool, blocks in zip(pools, prefixes):

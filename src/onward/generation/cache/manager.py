@@ -43,12 +43,14 @@ class CacheManager:
         self.starts = [0] * cache.rows  # of each row: where the last reserved call began
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        """Assign `row` to a request that begins with `tokens`; `rope_length` is the length for which its rotary positions
-        are scaled. `key` names the model and the adapter: rows share cached keys and values only if it is equal.
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
+    ) -> int | None:
+        """Assign `row` to a request that begins with `tokens`, with rotary positions scaled for `rope_length` tokens.
+        `key` names the model and the adapter: rows share cached keys and values only if it is equal.
 
-        Returns the number of leading tokens that the row already holds, which is always less than all of them; None if
-        there is not enough free memory at present.
+        Returns the number of leading tokens that the row already holds, always less than all of them and at most `most`
+        (None: no limit); None if there is not enough free memory at present.
         """
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
@@ -130,7 +132,8 @@ class CacheManager:
         for layer, cache in enumerate(self.cache.view(row, row + 1).layers):
             first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0
             positions = torch.arange(first, length, device=self.cache.rope_length.device)[None]
-            yield layer, cache, cache.locate(positions)
+            if cache.entries:
+                yield layer, cache, cache.locate(positions)
 
 
 def growing_cache(model: Decoder, rows: int, length: int, chunk: int, keep: int = 0) -> CacheManager:

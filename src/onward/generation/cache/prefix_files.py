@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -64,12 +65,19 @@ class PrefixFiles:
                 continue
             starts = *range(cached, n, chunk), n - 1
             if not all(manager.reserve(row, start, min(n, start + chunk)) for start in starts):
-                return manager.allocate(row, tokens, rope_length, key) or 0
+                return manager.allocate(row, tokens, rope_length, key, 0 if states else None) or 0
             manager.load(row, n, vectors)
             states.restore(row, n, {name.removeprefix(STATE): t for name, t in vectors.items()})
             manager.register_prefix(row, tokens[:n])
             return min(n, len(tokens) - 1)
         return cached
+
+    def keep(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None) -> None:
+        """Save a prompt as `save` does; warns if the file cannot be written."""
+        try:
+            self.save(manager, row, tokens, key)
+        except UserError as error:
+            warnings.warn(f"the prompt is not saved: {error}", stacklevel=3)
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
         """Save the keys and values of the first tokens of a cache row, `tokens`, to a file; returns its path. The row

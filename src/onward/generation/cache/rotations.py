@@ -1,5 +1,4 @@
-"""Rotary positions that depend on the length of a row, as dynamic NTK and LongRoPE scale them: which lengths share their
-keys."""
+"""Rotary positions that depend on the length of a row, as in dynamic NTK and LongRoPE: lengths with the same keys."""
 
 from __future__ import annotations
 

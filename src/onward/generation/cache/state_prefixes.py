@@ -21,10 +21,12 @@ from onward.generation.request import Request
 from onward.model.cache import KVCache
 from onward.model.layer_cache import Snapshot
 
+LEAST = 4  # snapshots that are kept even if the cache is smaller, as that of a chat is
+
 
 class Snapshots:
     """The snapshots of the states of rows of a cache, by a hash of all tokens before them. Together they take at most
-    as much memory as the cache; the least recently used is dropped first."""
+    as much memory as the cache, or that of LEAST snapshots; the least recently used is dropped first."""
 
     def __init__(self) -> None:
         self.by_hash: OrderedDict[bytes, tuple[int, Snapshot]] = OrderedDict()
@@ -32,11 +34,11 @@ class Snapshots:
         self.bytes = 0
 
     def add(self, digest: bytes, length: int, snapshot: Snapshot, most: int) -> None:
-        """Add a snapshot after `length` tokens whose hash is `digest`; all take at most `most` bytes."""
+        """Add a snapshot after `length` tokens whose hash is `digest`; `most` are the bytes of the cache."""
         self.by_hash[digest] = length, snapshot
         self.lengths[length] += 1
         self.bytes += nbytes(snapshot)
-        while self.bytes > most:
+        while self.bytes > most and len(self.by_hash) > LEAST:
             _, (length, snapshot) = self.by_hash.popitem(last=False)
             self.lengths -= Counter([length])
             self.bytes -= nbytes(snapshot)
@@ -78,18 +80,29 @@ class StatePrefixCache(PrefixCache):
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, rows: Iterable[Sequence[int]], key: str | None = ""
     ) -> int | None:
-        """Assign `row` to a request, with the longest cached prefix that has a snapshot; see
-        `PrefixCache.allocate`."""
-        cached = super().allocate(row, tokens, rope_length, rows, key)
-        if cached is None or key is None or (cached and self.states.holds(row, cached)):
+        """Assign `row` to a request as `PrefixCache.allocate` does, and fill it with the longest prefix that has a
+        snapshot, and whose keys and values are cached if the model has any."""
+        if key is None:
+            return super().allocate(row, tokens, rope_length, (), key)
+        cached = self.continued(row, tokens, rope_length, list(rows), key)
+        if cached is None or not self.files:
             return cached
-        most = cached if self.has_keys else len(tokens) - 1
-        for length, digest in reversed([*self.snapshots.digests(self.root(rope_length, key), tokens[:most])]):
-            if digest in self.snapshots.by_hash and self.manager.can_continue(row, length):
-                self.snapshots.by_hash.move_to_end(digest)
-                self.states.restore(row, length, self.snapshots.by_hash[digest][1])
-                return length
-        return 0
+        return self.files.load(self.manager, row, tokens, rope_length, cached, key)
+
+    def continued(
+        self, row: int, tokens: Sequence[int], rope_length: int, rows: Sequence[Sequence[int]], key: str
+    ) -> int | None:
+        for length, digest in reversed([*self.snapshots.digests(self.root(rope_length, key), tokens[:-1])]):
+            if digest in self.snapshots.by_hash:
+                cached = self.manager.allocate(row, tokens, rope_length, key, length)
+                if cached is None:
+                    return None
+                cached = max(cached, self.fork(row, tokens[: length + 1], rope_length, rows, cached))
+                if cached == length or not self.has_keys:
+                    self.snapshots.by_hash.move_to_end(digest)
+                    self.states.restore(row, length, self.snapshots.by_hash[digest][1])
+                    return length
+        return self.manager.allocate(row, tokens, rope_length, key, 0)
 
     def piece(self, request: Request, most: int) -> int:
         """Return how many tokens, at most `most`, to prefill in one call: up to the next snapshot."""
@@ -116,7 +129,7 @@ class StatePrefixCache(PrefixCache):
         if digest not in self.snapshots.by_hash:
             self.snapshots.add(digest, length, self.states.snapshot(row, length), self.manager.cache.nbytes())
         if is_prompt:
-            self.save(row, tokens, key)
+            super().keep(row, request)
 
     def keep(self, row: int, request: Request) -> None:
         """Do nothing: `register` has saved the prompt up to the snapshot, from which a later request continues."""

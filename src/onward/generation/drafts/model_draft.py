@@ -6,7 +6,7 @@ Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -54,7 +54,7 @@ class ModelDraft:
                 f"Cannot draft for a context of {length} tokens, because the draft has {limit} positions: "
                 "choose a draft with as many"
             )
-        self.vocab_size = vocab_size
+        self.vocab_size, self.length = vocab_size, length
         keep = self.num_draft_tokens
         cache = KVCache(model.config, rows, length, chunk, keep=keep, device=model.device, dtype=model.dtype)
         self.manager = CacheManager(cache)
@@ -84,11 +84,13 @@ class ModelDraft:
                 for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
                     new.append(min(token, self.vocab_size - 1))
                 if step + 1 < max(room):
-                    # a row without room for more is idle: it is fed its last token once again
-                    more = [step + 1 < most for most in room]
-                    pieces = [new[-1:] if on else [r.last_token] for on, r, new in zip(more, requests, tokens)]
-                    starts = [r.num_context_tokens + (step if on else -1) for on, r in zip(more, requests)]
-                    last = self.forward(requests, pieces, starts, [i for i, on in enumerate(more) if not on])
+                    # a row without room for more is idle: it is fed padding at its next position
+                    idle = [i for i, most in enumerate(room) if step + 1 >= most]
+                    pieces = [
+                        [r.last_token] if i in idle else new[-1:] for i, (r, new) in enumerate(zip(requests, tokens))
+                    ]
+                    ends = [r.num_context_tokens + min(step, max(0, most - 1)) for r, most in zip(requests, room)]
+                    last = self.forward(requests, pieces, [min(end, self.length - 1) for end in ends], idle)
         for request, most in zip(requests, room):
             request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
         return [
@@ -143,11 +145,11 @@ class ModelDraft:
         requests: Sequence[Request],
         pieces: Sequence[Sequence[int]],
         starts: Sequence[int],
-        idle: Collection[int] = (),
+        idle: Sequence[int] = (),
     ) -> Tensor:
         """Run the draft model on `pieces`, the next tokens of each request; piece i begins at position starts[i].
-        Returns the logits (B, V) after each piece; the pieces in `idle` change no states of recurrent layers. Token ids outside the draft model's vocabulary are replaced by its
-        last id."""
+        Returns the logits (B, V) after each piece; the pieces in `idle` are padding. Token ids outside the draft
+        model's vocabulary are replaced by its last id."""
         assert self.manager is not None
         assert self.runner is not None
         last_id = self.model.config.vocab_size - 1

@@ -61,16 +61,16 @@ class SearchRows:
                 self.last_lengths[row] = last_length(self.manager.cache.config, len(text), self.length)
         last: list[Tensor | None] = [None] * len(texts)
         while any(state is None for state in last):
-            idle = [row for row, state in enumerate(last) if state is not None]  # they read their last token again
-            starts = [min(cached, len(text) - 1) for cached, text in zip(self.cached, texts)]
-            pieces = [text[start:][: self.manager.cache.chunk] for start, text in zip(starts, texts)]
+            idle = [row for row, state in enumerate(last) if state is not None]
+            starts = [min(cached, self.length - 1) for cached, _ in zip(self.cached, texts)]
+            pieces = [text[start:][: self.manager.cache.chunk] or text[-1:] for start, text in zip(starts, texts)]
             for row, (piece, start) in enumerate(zip(pieces, starts)):
                 self.manager.reserve(row, start, start + len(piece))
             hidden = self.runner.forward_rows(0, pieces, starts, idle=idle)
-            for row, (piece, start) in enumerate(zip(pieces, starts)):
-                self.cached[row] = start + len(piece)
-                if self.cached[row] == len(texts[row]) and last[row] is None:
-                    last[row] = hidden[row, len(piece) - 1]
+            for row in {*range(len(texts))} - {*idle}:
+                self.cached[row] = starts[row] + len(pieces[row])
+                if self.cached[row] == len(texts[row]):
+                    last[row] = hidden[row, len(pieces[row]) - 1]
         return torch.stack([state for state in last if state is not None])
 
     def reorder(self, index: Sequence[int]) -> None:

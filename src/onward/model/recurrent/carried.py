@@ -62,6 +62,8 @@ class Recurrence(nn.Module):
     outputs: one step at a time for as few tokens as states are kept, else in chunks."""
 
     def forward(self, tokens: Tokens, carried: Carried) -> Tensor:
+        if carried.cache is not None and (outputs := carried.cache.recur("state", tokens)) is not None:
+            return outputs
         shape = *tokens.v.shape[:3], tokens.k.size(-1), tokens.v.size(-1)  # (B, G, R, E, F)
         state = carried.before("state", tokens.v.new_zeros(shape))
         call, length = carried.call, tokens.v.size(3)
@@ -106,6 +108,9 @@ def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Te
     exact = torch.promote_types(x.dtype, torch.float32)
     weight = torch.cat([one.weight[:, 0] for one in convolutions]).to(exact)
     taps, length = weight.size(1), x.size(1)
+    biases = [one.bias for one in convolutions if one.bias is not None]
+    if carried.cache is not None and (y := carried.cache.convolve("conv", x, weight)) is not None:
+        return y + torch.cat(biases) if biases else y
     inputs = torch.cat([carried.before("conv", x.new_zeros(len(x), taps - 1, x.size(2))), x], 1)
     if carried.call is not None:
         earlier = (carried.call.columns[..., None] + 1).clamp(min=0) + torch.arange(taps - 1, device=x.device)
@@ -116,5 +121,4 @@ def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Te
         if carried.documents is not None:
             values = values.masked_fill((carried.positions < taps - 1 - tap)[..., None], 0)
         y = y + values
-    biases = [one.bias for one in convolutions if one.bias is not None]
     return y + torch.cat(biases) if biases else y
