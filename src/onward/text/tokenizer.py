@@ -100,6 +100,9 @@ class Tokenizer:
         with atomic_write(folder / "tokenizer.json") as new:
             self.inner.save(str(new))
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        first = self.inner.pre_tokenizer
+        if first is not None and b'"add_prefix_space":true' in first.__getstate__():
+            config["add_prefix_space"] = True  # some classes of transformers do not take it from tokenizer.json
         if self.templates:
             named = [{"name": name, "template": template} for name, template in self.templates.items()]
             config["chat_template"] = named if self.templates.keys() - {"default"} else self.templates["default"]
