@@ -15,7 +15,8 @@ import torch
 
 import onward
 from onward.cli import main
-from onward.hub.folder import HubName, locate
+from onward.hub.folder import locate
+from onward.hub.names import HubName
 
 from support.decoders import DECODERS, decoder
 from support.hub import CUT, Hub, Lookups, Repo, put_in_cache

@@ -10,9 +10,10 @@ from onward.base import handed
 
 TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
 if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from here
-    from onward.api.folders import load, merge, save, save_adapter
+    from onward.api.folders import load
     from onward.api.language_model import LanguageModel
     from onward.api.runs import finetune, train
+    from onward.api.saving import merge, save, save_adapter
     from onward.base.errors import UserError
     from onward.config.attention_parts import LatentAttention, SelfAttention
     from onward.config.block_parts import (
@@ -66,7 +67,8 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.model.decoder import Decoder
     from onward.model.paged import PagedKVCache
     from onward.reports.explain.page import explain
-    from onward.text.tokenizer import Tokenizer, train_tokenizer
+    from onward.text.tokenizer import Tokenizer
+    from onward.text.training import train_tokenizer
     from onward.tracing.edit import edit
     from onward.tracing.names import activation_names
     from onward.tracing.trace import trace

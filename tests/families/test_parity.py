@@ -224,7 +224,13 @@ def test_what_we_express_loads_in_transformers(config: DecoderConfig, tmp_path: 
     assert_same_logits(model, theirs)
 
 
-NEEDED = {"deepseek_v2": {"num_experts_per_tok": 2}}  # transformers itself cannot run without it
+NEEDED: dict[str, dict[str, Any]] = {  # transformers itself cannot run without these
+    "cohere_compass_text": {"rope_parameters": {"full_attention": None}},
+    "deepseek_v2": {"num_experts_per_tok": 2},
+    "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "glm4_moe": {"head_dim": 128},
+    "helium": {"num_key_value_heads": 4},
+}
 
 
 @pytest.mark.parametrize("model_type", [name for name in families() if name != "onward"])

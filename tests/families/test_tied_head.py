@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.huggingface.tied import UntiedHead
 from onward.checkpoint.load import load_model
-from onward.checkpoint.names import UntiedHead
 
 from support.families import CASES
 from support.parity import assert_same_logits, publish, tensors

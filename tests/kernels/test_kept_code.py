@@ -20,7 +20,7 @@ import pytest
 from llvmlite import ir
 
 from onward import Decoder, KVCache
-from onward.cli.shared.loading import code_folder
+from onward.base.files import cache_folder
 from onward.compiled.graphs import GraphStep
 from onward.kernels.llvm import kept
 from onward.kernels.llvm.code import INT
@@ -192,7 +192,9 @@ def test_a_relative_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.
     assert private_folder("code") == tmp_path / "code"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert code_folder() == tmp_path / ".cache" / "onward" / "code", "the cache folder of the standard is absolute"
+    assert cache_folder("code") == tmp_path / ".cache" / "onward" / "code", (
+        "the cache folder of the standard is absolute"
+    )
 
 
 def malformed(code: bytes) -> dict[str, bytes]:

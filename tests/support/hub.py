@@ -217,7 +217,8 @@ LOOKUPS = """
 import json, sys
 from pathlib import Path
 from onward.base.errors import UserError
-from onward.hub.folder import HubName, locate
+from onward.hub.folder import locate
+from onward.hub.names import HubName
 from onward.hub.upload import model_files, upload
 for line in sys.stdin:
     said, wanted = [], json.loads(line)

@@ -16,7 +16,8 @@ from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
 
 from onward import Tokenizer, train_tokenizer
 from onward.text.fast import GPT2, LLAMA3, by_library, by_tiktoken, encoder, same_characters, samples
-from onward.text.tokenizer import BYTE_OF, END, byte_level
+from onward.text.formats import byte_level
+from onward.text.tokenizer import BYTE_OF, END
 
 TEXTS = [text for group in samples().values() for text in group.values()]
 

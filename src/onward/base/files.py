@@ -1,4 +1,4 @@
-"""Atomic writes of files and folders, and JSON files."""
+"""Atomic writes of files and folders, JSON files, and the user's cache."""
 
 import hashlib
 import json
@@ -95,3 +95,9 @@ def check_text(text: str, name: str, instead: str) -> None:
     path."""
     if "\n" not in text and os.path.isfile(text):
         raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")
+
+
+def cache_folder(name: str) -> Path | None:
+    """The folder `name` in the user's cache, which may not exist; None if the cache has no absolute path."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
+    return next((folder / "onward" / name for folder in caches if folder.is_absolute()), None)

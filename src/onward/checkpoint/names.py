@@ -54,39 +54,6 @@ def to_theirs(
         yield from zip(their, tensor.unbind()) if isinstance(their, list) else [(their, tensor)]
 
 
-def packable(family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]) -> bool:
-    """Whether a family's files can store the quantized layers: each as one tensor, or as rows of one tensor together
-    with layers of the same precision."""
-    for their, names, _, back in rows(family, config, ours):
-        parts = [ours[name] for name in names]
-        layers = [part for part in parts if isinstance(part, QuantizedLinear)]
-        if layers and not (
-            isinstance(their, str)
-            and len({layer.precision for layer in layers}) == 1
-            and len(layers) == len(parts)
-            and moves_rows(back, sum(layer.out_features for layer in layers))
-        ):
-            return False
-    return True
-
-
-def layers_of(
-    family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
-) -> tuple[dict[str, Precision], list[str]]:
-    """({name in the files: precision} of quantized layers, names in the files of the other linear layers)."""
-    quantized, plain = dict[str, Precision](), list[str]()
-    for their, names, _, _ in rows(family, config, ours):
-        first, layers = (
-            ours[names[0]],
-            [str(name).removesuffix(".weight") for name in ([their] if isinstance(their, str) else their)],
-        )
-        if isinstance(first, QuantizedLinear):
-            quantized |= dict.fromkeys(layers, first.precision)
-        elif first.ndim > 1 and not names[0].startswith(("embed.", "position.")):
-            plain += layers
-    return quantized, plain
-
-
 def joined(tensors: list[Tensor]) -> Tensor:
     if tensors[0].is_meta:  # torch.cat on meta tensors takes a second of imports
         return tensors[0].new_empty(sum(tensor.size(0) for tensor in tensors), *tensors[0].shape[1:])
@@ -226,36 +193,6 @@ def common_dtype(stored: Mapping[str, StoredTensor]) -> torch.dtype:
             stacklevel=1,
         )
     return FLOATS[most]
-
-
-class UntiedHead(UserWarning):
-    """Warning that config.json ties the head to the embedding, although their stored weights differ."""
-
-
-def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
-    """Whether the files hold a head that differs from the embedding, although config.json ties both; warns if so."""
-    outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
-    names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
-    pair = [stored.get(name, stored.get(name.removeprefix(family.BASE))) for name in names]
-    if None in pair or equal(*pair):  # type: ignore[arg-type]
-        return False
-    warnings.warn(
-        f"config.json ties the head to the embedding, although {names[1]} differs from {names[0]} in the weights: both "
-        "are kept, as in transformers; set tie_word_embeddings to false if that is meant",
-        UntiedHead,
-        stacklevel=1,
-    )
-    return True
-
-
-def equal(one: StoredTensor, other: StoredTensor) -> bool:
-    """Whether two matrices are equal, compared in pieces to save memory."""
-    if one.shape != other.shape or len(one.shape) != 2 or not {one.dtype, other.dtype} <= FLOATS.keys():
-        return False
-    dtype = torch.promote_types(FLOATS[one.dtype], FLOATS[other.dtype])
-    step = max(1, COPY_BYTES // max(1, one.shape[1] * dtype.itemsize))
-    spans = [(start, min(start + step, one.shape[0])) for start in range(0, one.shape[0], step)]
-    return all(torch.equal(one.rows(*span).to(dtype), other.rows(*span).to(dtype)) for span in spans)
 
 
 def mapped(source: StoredTensor, dtype: torch.dtype) -> Tensor | None:

@@ -25,7 +25,7 @@ from onward.base.errors import UserError
 from onward.base.files import write_json
 from onward.base.limits import limit_memory
 from onward.checkpoint.weights import DTYPE_NAMES, fill
-from onward.hub.folder import FILES, INDEX
+from onward.hub.names import FILES, INDEX
 
 ROOM = 1 << 30  # bytes that the process may allocate in addition to twice those of the largest file
 PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")

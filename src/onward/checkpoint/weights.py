@@ -15,7 +15,7 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.base.files import read_json
-from onward.hub.folder import INDEX, SINGLE
+from onward.hub.names import INDEX, SINGLE
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

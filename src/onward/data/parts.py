@@ -38,7 +38,8 @@ from onward.data.prepare import (
 from onward.data.progress import Measured, Progress, silent
 from onward.data.sources import Source, check_named, download_corpora, is_stream
 from onward.data.tokens import TokenData, id_dtype, load_tokens
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text.tokenizer import Tokenizer
+from onward.text.training import train_tokenizer
 
 PART = "part.json"  # written last
 TOKENIZER = "tokenizer*.json"  # the files of a tokenizer

@@ -37,7 +37,8 @@ from onward.data.sources import (
     stored_streams,
 )
 from onward.data.tokens import INDEX, TokenData, is_prepared, load_tokens
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text.tokenizer import Tokenizer
+from onward.text.training import train_tokenizer
 
 EXACT = Cleaning()  # drops exact duplicates
 

@@ -20,32 +20,29 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, cast
 
 from onward.base import fields
-from onward.base.arguments import OutOfRange
 from onward.base.errors import UserError
-from onward.base.fields import Part, nearest
+from onward.base.fields import nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
 from onward.families._foreign import refuse_foreign
+from onward.families._interface import HF, Family, Fix, Names, Row  # noqa: F401  # which family files import from here
 from onward.families._keys import RecordedKeys
+from onward.families._refusals import refusal
+from onward.families._saving import Inexpressible, keys_of, require  # noqa: F401
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
-FIRST = ("llama", "gpt2", "mistral", "qwen3")  # tried first by `express`
-HF = Mapping[str, Any]
-P = TypeVar("P", bound=Part)
-Q = TypeVar("Q", bound=Part)
-R = TypeVar("R", bound=Part)
-Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]
+# tried first by `express`
+FIRST = "llama", "gpt2", "mistral", "ministral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt"
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -57,37 +54,6 @@ ACTIVATIONS = {
     "swish": "silu",
 }  # their names -> ours
 THEIRS = {our: their for their, our in reversed(ACTIVATIONS.items())}
-Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | list[str], Fix]
-
-
-class Names(Protocol):
-    """The mapping between tensor names in files of a format and parameter names in Onward's Decoder."""
-
-    @property
-    def BASE(self) -> str:
-        """A prefix of tensor names that some files leave out, such as "model."; "" for none."""
-
-    @property
-    def IGNORED(self) -> str:
-        """A regular expression for tensors in files that are not read, such as stored masks; "" for none."""
-
-    def names(self, config: DecoderConfig) -> Iterator[Row]:
-        """Rows of the mapping: (name in files, name in Onward), each perhaps a list of tensors that are fused or
-        stacked to one, and perhaps functions that convert values to Onward's and back."""
-
-
-class Family(Names, Protocol):
-    """A family of published decoders, such as Llama: a module that translates between config.json and DecoderConfig."""
-
-    ARCHITECTURES: dict[str, str]  # model_type -> class name in transformers
-    PRESETS: dict[str, HF | DecoderConfig]  # config of each release, by name
-    ANCESTORS: dict[str, str]  # prefix of a release's name -> the preset that it derives from
-
-    def config(self, hf: HF) -> DecoderConfig:
-        """The decoder that a config.json describes; missing keys have the defaults of transformers."""
-
-    def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
-        """The keys of a config.json that describes a decoder; raises Inexpressible if it cannot."""
 
 
 @cache
@@ -164,7 +130,7 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
     try:
         config = decoder_of(kind, keys)
     except UserError as error:
-        raise UserError(refusal(kind, hf, error, where)) from None
+        raise UserError(refusal(partial(decoder_of, kind), hf, error, where)) from None
     if unread := keys.unread():
         refuse_foreign(hf, unread, config, where, {name: partial(decoder_of, one) for name, one in families().items()})
     keys.warn()
@@ -181,55 +147,6 @@ def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
         raise UserError(f"give it another value, or leave it out for the default of transformers ({what})") from None
 
 
-def refusal(kind: Family, hf: HF, error: UserError, where: str) -> str:
-    """The message for an invalid config.json, which names its keys in place of the fields of DecoderConfig."""
-    message = str(error)
-    if message.startswith("config.json"):  # which names the key
-        return where + message.removeprefix("config.json")
-    blamed = blame(kind, hf, message)
-    if isinstance(error, OutOfRange):
-        exact = {key: value for key, value in blamed.items() if value is error.value or value == error.value}
-        if exact:
-            blamed, message = exact, error.allowed
-    named = " and ".join(f"{key} {value!r:.60}" for key, value in blamed.items())
-    return f"{where} has {named}: {message}" if named else f"{where}: {message}"
-
-
-def blame(kind: Family, hf: HF, message: str) -> dict[str, Any]:
-    """The keys of a config.json that cause a UserError with this message, by dotted key: at most three.
-
-    A key is a cause if reading succeeds without it. Keys whose removal changes the message are added if the message
-    contains their value; if no removal succeeds, they alone are the causes."""
-    cured, changed = dict[str, Any](), dict[str, Any]()
-    for path, value, without in variants(hf):
-        try:
-            decoder_of(kind, without)
-            cured[path] = value
-        except UserError as error:
-            if str(error) != message:
-                changed[path] = value
-    if cured:
-        changed = {key: value for key, value in changed.items() if mentions(message, value)}
-    causes = cured | changed
-    inner = [key for key in causes if not any(other.startswith(f"{key}.") for other in causes)]
-    return {key: causes[key] for key in inner[:3]}
-
-
-def mentions(message: str, value: Any) -> bool:
-    """Whether a message contains the `repr` of a value, not inside another number or word."""
-    return re.search(rf"(?<![\w.]){re.escape(repr(value))}(?![\w.])", message) is not None
-
-
-def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
-    """(dotted key, value, copy without this key) for each key of a config.json and its inner tables but model_type."""
-    for key, value in hf.items():
-        if key != "model_type":
-            yield prefix + key, value, {k: v for k, v in hf.items() if k != key}
-        if isinstance(value, Mapping):
-            for path, inner, without in variants(value, f"{prefix}{key}."):
-                yield path, inner, {**hf, key: without}
-
-
 def only(hf: HF, **known: Any) -> None:
     """Raise a UserError if `hf`, the content of a config.json, has a key of `known` with another value than the given
     one, the only value that Onward supports."""
@@ -238,41 +155,9 @@ def only(hf: HF, **known: Any) -> None:
             raise UserError(f"config.json has {key} {hf[key]!r}: Onward supports only {value!r}")
 
 
-class Inexpressible(UserError):
-    """The config.json of a family cannot describe a decoder, so that another format is tried."""
-
-
-@overload
-def require(part: object, kind: type[P], /) -> P: ...
-@overload
-def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
-@overload
-def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
-def require(part: object, /, *kinds: type[Part]) -> Part:
-    """Return `part`, a component of a decoder such as its norm, if it is an instance of one of the classes `kinds`.
-    Raises Inexpressible, which says that a family has no such decoder, for any other part and for a tuple of parts, one
-    per layer."""
-    if isinstance(part, kinds):
-        return part
-    raise Inexpressible(f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}")
-
-
 def activation(mlp: object) -> str:
     """config.json's name for the activation of a feed-forward."""
     return THEIRS[require(mlp, Plain, Gated, Experts).act]
-
-
-def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """The keys of a config.json for a decoder, added to `original`; None if the family cannot express it: its `to_hf`
-    raises Inexpressible, or its `config` reads another decoder from these keys."""
-    try:
-        hf = {k: v for k, v in original.items() if k != "rope_scaling"} | family.to_hf(config)  # it would outdo theirs
-    except Inexpressible:
-        return None
-    try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
-        return hf if family.config(hf) == config else None
-    except UserError:
-        return None
 
 
 def express(config: DecoderConfig, accepts: Callable[[Family], bool] = lambda family: True) -> dict[str, Any]:
@@ -317,6 +202,11 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
 
 def with_defaults(hf: HF, defaults: HF) -> HF:
     return ChainMap(hf, defaults)  # type: ignore[arg-type]  # it is only read
+
+
+def renamed(hf: HF, names: Mapping[str, str]) -> HF:
+    """`hf` with its keys in `names` under other names as well: {name in `hf`: other name}."""
+    return with_defaults({other: hf[name] for name, other in names.items() if name in hf}, hf)
 
 
 def sizes(hf: HF, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:

@@ -14,9 +14,9 @@ HARMLESS = re.compile(
     r"|temperature|top_[kp]|typical_p|\w+_penalty|use_cache|cache_implementation|summary_\w+|task_specific_params"
     r"|problem_type|predict_special_tokens|id2label|label2id|return_dict\w*|output_\w+"
     # training and computation
-    r"|initializer_\w+|init_(std|device|config)|\w*dropout\w*|\w*_pdrop|layerdrop|gradient_checkpointing|\w*aux_loss\w*"
+    r"|\w*initializer_\w+|init_(std|device|config)|\w*dropout\w*|\w*_pdrop|layerdrop|gradient_checkpointing|\w*aux_loss\w*"
     r"|seq_aux|num_nextn_predict_layers|router_jitter_noise|pretraining_tp|ep_size|chunk_size_feed_forward|is_decoder"
-    r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|attention_softmax_in_fp32|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
+    r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
     # repeated by other keys
     r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token|no_rope_layer_interval|_sliding_window_pattern"
 )
@@ -27,6 +27,11 @@ OF_ROPE = re.compile(
     r"|finetuned|mrope_\w+"  # harmless
 )
 NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether a value of an unread key says no more than a missing key: a layer type that any layer has is none."""
+    return value in NOTHING or (isinstance(value, list) and {str(entry) for entry in value} == {"full_attention"})
 
 
 class RecordedKeys(Mapping[str, Any]):
@@ -47,7 +52,7 @@ class RecordedKeys(Mapping[str, Any]):
 
     def unread(self) -> list[str]:
         """The keys that were not read, unless they are empty or known to be harmless."""
-        unread = [key for key, value in self.hf.items() if key not in self.seen and value not in NOTHING]
+        unread = [key for key, value in self.hf.items() if key not in self.seen and not is_nothing(value)]
         return [key for key in unread if not HARMLESS.fullmatch(key)]
 
     def warn(self) -> None:

@@ -1,10 +1,11 @@
 """Layers with and without a window in a config.json, in both directions."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, at
+from onward.config.decoder import DecoderConfig, SelfAttention, at
 from onward.families import HF
 
 LOCAL, FULL = "sliding_attention", "full_attention"
@@ -18,12 +19,13 @@ def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
     return [kind == LOCAL for kind in types]
 
 
-def windows(hf: HF, layers: int, window: int | None, local: Callable[[int], bool]) -> list[int]:
-    """Tokens of each layer's window, 0 for none, by `layer_types` or, without this key, `local(layer)`."""
-    has_window = windowed_layers(hf, [local(layer) for layer in range(layers)])
-    return [window or 0 if one else 0 for one in has_window]
+def windowed_parts(hf: HF, part: SelfAttention, window: int | None, local: Sequence[bool]) -> tuple[SelfAttention, ...]:
+    """`part` in each layer, with a sliding window in those of `layer_types` or, without this key, `local`."""
+    return tuple(replace(part, window=(window or 0) * is_local) for is_local in windowed_layers(hf, local))
 
 
 def layer_types(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of a config.json for windows; the length of the windows only if a layer has one."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
-    return {"layer_types": [LOCAL if w else FULL for w in windows], "sliding_window": max(windows) or None}
+    length = {"sliding_window": max(windows)} if any(windows) else {}
+    return {"layer_types": [LOCAL if window else FULL for window in windows], **length}

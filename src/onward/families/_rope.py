@@ -6,7 +6,7 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.config.decoder import Rotary
+from onward.config.decoder import DecoderConfig, Rotary, at, each
 from onward.config.scaling import (
     DynamicScaling,
     LinearScaling,
@@ -17,8 +17,9 @@ from onward.config.scaling import (
     yarn_magnitude,
 )
 from onward.families import HF, require
-from onward.families._layers import FULL, LOCAL
+from onward.families._layers import FULL
 
+UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
 LASTING = ("rope_theta", "partial_rotary_factor")
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
@@ -40,18 +41,25 @@ def rotary(
 def rope_table(hf: HF) -> dict[str, Any]:
     """The table of rotary positions: rope_scaling in place of rope_parameters, as in transformers, but with the theta
     and the rotated fraction of rope_parameters, which belong to the weights."""
-    parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling")
+    parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
+    if tables := [key for key, value in {**parameters, **given}.items() if isinstance(value, Mapping)]:
+        raise UserError(f"config.json has a table {tables[0]} for rotary positions: this family has one for all layers")
     if not given:
         return dict(parameters)
     return {key: parameters[key] for key in LASTING if key in parameters} | dict(given)
 
 
-def rope_tables(hf: HF, scaled: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`rope_parameters` of a family with one table per kind of layer, each as keys for `rotary`; `rope_scaling` changes
-    the entries of the kinds `scaled`."""
-    given, scaling = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
-    changes = {kind: named(scaling) if kind in scaled else {} for kind in (LOCAL, FULL)}
-    return {kind: {"rope_parameters": named(given.get(kind) or {}) | changes[kind]} for kind in changes}
+def rotary_by_type(hf: HF, old: Mapping[str, HF], *, context: int) -> dict[str, Rotary]:
+    """The rotary positions of each type of layers, such as "sliding_attention", whose rope_parameters has a table for
+    each. `old` maps the types to the keys of transformers before 5, whose rope_scaling changes entries of the table."""
+    given = hf.get("rope_parameters") or {}
+    if odd := [key for key in given if key not in old]:
+        raise UserError(f"config.json has rope_parameters.{odd[0]}: give a table for each of {', '.join(old)}")
+    tables = {kind: named(given.get(kind) or {}) | named(keys.get("rope_scaling") or {}) for kind, keys in old.items()}
+    return {
+        kind: rotary({**keys, "rope_scaling": None, "rope_parameters": tables[kind]}, context=context)
+        for kind, keys in old.items()
+    }
 
 
 def named(table: HF) -> dict[str, Any]:
@@ -90,6 +98,19 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
                 attention_factor = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
             return LongRoPEScaling(tuple(keys["short_factor"]), tuple(keys["long_factor"]), original, attention_factor)
     raise UserError(f"config.json has rope_type {kind!r}: {nearest(str(kind), KINDS)}")
+
+
+def a_rotary(c: DecoderConfig) -> Rotary:
+    """The rotary positions of the first layer that has some; the default ones if no layer has."""
+    return next((position for position in each(c.position) if isinstance(position, Rotary)), Rotary())
+
+
+def rope_by_type(c: DecoderConfig, types: Sequence[str], missing: Mapping[str, Rotary]) -> dict[str, Any]:
+    """The keys of a config.json for rotary positions that depend on the type of a layer. `types` are those of the
+    layers, `missing` the positions of types that no layer has."""
+    of = {**missing} | {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(types)}
+    tables = {kind: rope(position)["rope_parameters"] for kind, position in of.items()}
+    return rope(of[FULL]) | {"rope_parameters": tables}
 
 
 def rope(part: object) -> dict[str, Any]:

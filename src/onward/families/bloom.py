@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.config.decoder import Alibi, DecoderConfig, LayerNorm, Plain, SelfAttention
-from onward.families import HF, Fix, Row, linear, only, require, sizes, with_defaults
+from onward.families import HF, Fix, Row, linear, only, renamed, require, sizes
 
 ARCHITECTURES = {"bloom": "BloomForCausalLM"}
 BASE = "transformer."
@@ -37,7 +37,7 @@ def config(hf: HF) -> DecoderConfig:
     only(hf, apply_residual_connection_post_layernorm=False)
     norm = LayerNorm(eps=hf.get("layer_norm_epsilon", 1e-5))
     return DecoderConfig(
-        **sizes(with_defaults({name: hf[alias] for alias, name in ALIASES.items() if alias in hf}, hf), SIZES),
+        **sizes(renamed(hf, ALIASES), SIZES),
         position=Alibi(),
         attention=SelfAttention(bias=True, out_bias=True),
         mlp=Plain(act="gelu_tanh", bias=True),

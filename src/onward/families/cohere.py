@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Rotary, SelfAttention, SharedNorm
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Rotary, SelfAttention, SharedNorm, at
 from onward.families import HF, Row, interleaved, llama, require, with_defaults
 from onward.families.llama import shape
 
@@ -46,7 +46,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    attention = require(c.attention, SelfAttention)
+    attention = require(at(c.attention, 0), SelfAttention)
     return llama.keys(c) | {
         "attention_bias": attention.bias,
         "layer_norm_eps": require(c.norm, LayerNorm).eps,
@@ -56,10 +56,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
+    yield from llama.neighbor_names(c)
     into, back = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
-    for their, our, *_ in llama.names(c):
-        rotated = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
-        yield (their, our, (into, back)) if rotated else (their, our)
     norms = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))  # theirs is one tensor (H, E)
     for i in range(c.n_layers):
         for name, heads in ("q_norm", c.n_heads), ("k_norm", c.n_kv_heads):

@@ -5,7 +5,7 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.config.decoder import DecoderConfig, Experts, Gated, LatentAttention, RMSNorm, Rotary, at
+from onward.config.decoder import DecoderConfig, Gated, LatentAttention, RMSNorm, Rotary, at
 from onward.config.routing import Routing, SoftmaxRouting
 from onward.config.scaling import YaRNScaling, yarn_magnitude
 from onward.families import (
@@ -21,7 +21,7 @@ from onward.families import (
     sizes,
     with_defaults,
 )
-from onward.families._experts import LLAMA, experts
+from onward.families._experts import mixture, mixture_keys, mixture_names
 from onward.families._rope import rope, rope_table, rotary
 
 ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
@@ -69,7 +69,6 @@ ATTENTION = {
     "d_value": ("v_head_dim", 128),
     "bias": ("attention_bias", False),
 }
-EXPERTS = {"count": "n_routed_experts", "top_k": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
 METHODS = "greedy", "group_limited_greedy"
 
 
@@ -93,11 +92,6 @@ def decoder(hf: HF, router: Routing) -> DecoderConfig:
     act: Any = hf.get("hidden_act", "silu")
     act = ACTIVATIONS.get(act, act)
     size = sizes(hf, SIZES)
-    layers, dense = size["n_layers"], min(hf["first_k_dense_replace"], size["n_layers"])
-    routed: dict[str, Any] = {our: hf.get(their) for our, their in EXPERTS.items()}
-    if dense < layers and routed["top_k"] is None:
-        raise UserError("config.json has no num_experts_per_tok, the number of experts per token: add it")
-    many = Experts(**routed, d_shared=hf["n_shared_experts"] * routed["d_ff"], act=act, router=router)
     position: Any = rotary(hf, context=size["context_length"])
     attention = sizes(hf, ATTENTION)
     mscale_all_dim = rope_table(hf).get("mscale_all_dim")
@@ -109,33 +103,23 @@ def decoder(hf: HF, router: Routing) -> DecoderConfig:
         d_head=size["d_model"] // size["n_heads"],
         position=position,
         attention=LatentAttention(**attention),
-        mlp=(Gated(act=act),) * dense + (many,) * (layers - dense),
+        mlp=mixture(hf, router, Gated(act=act), size["n_layers"]),
         norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-6)),
     )
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    last = at(c.mlp, c.n_layers - 1)
-    many = last if isinstance(last, Experts) else Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
-    attention = require(c.attention, LatentAttention)
-    width, grouped = many.d_ff or c.d_ff, many.router.n_groups > 1
+    attention, keys = require(c.attention, LatentAttention), mixture_keys(c)
     return (
         {their: getattr(c, our) for our, (their, _) in SIZES.items()}
         | {their: getattr(attention, our) for our, (their, _) in ATTENTION.items()}
-        | {their: getattr(many, our) for our, their in EXPERTS.items()}
+        | keys
         | {
             **rope_keys(c),
             "num_key_value_heads": c.n_heads,
             "q_lora_rank": attention.d_query_latent or None,
-            "moe_intermediate_size": width,
-            "n_shared_experts": many.d_shared // width,
-            "first_k_dense_replace": sum(at(c.mlp, layer) != many for layer in range(c.n_layers)),
-            "topk_method": METHODS[grouped],
-            "n_group": many.router.n_groups,
-            "topk_group": many.router.top_k_groups,
-            "norm_topk_prob": many.router.renormalize,
-            "routed_scaling_factor": many.router.scale,
-            "hidden_act": activation(last),
+            "topk_method": METHODS[keys["n_group"] > 1],
+            "hidden_act": activation(at(c.mlp, 0)),
             "rms_norm_eps": require(c.norm, RMSNorm).eps,
         }
     )
@@ -175,9 +159,4 @@ def own_names(c: DecoderConfig) -> Iterator[Row]:
         yield from linear(f"{their}.kv_a_proj_with_mqa", f"{our}.kv_down", keys)
         yield from linear(f"{their}.kv_a_layernorm", f"{our}.kv_norm")
         yield from linear(f"{their}.kv_b_proj", f"{our}.kv")
-        their, our = f"model.layers.{i}.mlp", f"blocks.{i}.mlp"
-        yield from linear(f"{their}.gate", f"{our}.router")
-        yield f"{their}.gate.e_score_correction_bias", f"{our}.router.routing_bias"
-        yield from experts(f"{their}.experts", our, getattr(at(c.mlp, i), "count", 0))
-        for name, projection in zip(("gate", "up", "down"), LLAMA):
-            yield from linear(f"{their}.shared_experts.{projection}", f"{our}.shared.{name}")
+    yield from mixture_names(c)

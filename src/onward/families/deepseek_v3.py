@@ -8,6 +8,7 @@ from onward.base.fields import hints
 from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.config.routing import SigmoidRouting
 from onward.families import HF, Row, deepseek_v2, only, with_defaults
+from onward.families._experts import ROUTER
 from onward.families.deepseek_v2 import YARN
 
 ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
@@ -48,8 +49,7 @@ def config(hf: HF) -> DecoderConfig:
     hf = with_defaults(hf, DEFAULTS)
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
     only(hf, head_dim=hf.get("head_dim") and hf.get("qk_rope_head_dim", 64))  # transformers rotates this many elements
-    router = (hf[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
-    c = deepseek_v2.decoder(hf, SigmoidRouting(*router))
+    c = deepseek_v2.decoder(hf, SigmoidRouting(*(hf[key] for key in ROUTER)))
     if hf.get("rope_interleave", True):
         return c
     own = {name: getattr(c.attention, name) for name in hints(LatentAttentionHalves)}

@@ -55,10 +55,9 @@ def layered(hf: HF, period: int, qk_norm: Literal["none", "head"] = "none") -> D
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    attention, layers = require(at(c.attention, 0), SelfAttention), layer_types(c)
+    attention = require(at(c.attention, 0), SelfAttention)
     return llama.to_hf(c) | {
-        **layers,
-        "sliding_window": layers["sliding_window"] or DEFAULTS["sliding_window"],  # never None
+        **layer_types(c),
         "hidden_activation": activation(c.mlp),
         "query_pre_attn_scalar": c.d_head if attention.scale is None else round(attention.scale**-2),
         "attn_logit_softcapping": attention.attn_softcap,

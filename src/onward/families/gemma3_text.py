@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.config.decoder import DecoderConfig, Rotary, at
-from onward.families import HF, gemma2, only, require, with_defaults
+from onward.config.decoder import DecoderConfig, Rotary
+from onward.families import HF, gemma2, only, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types
-from onward.families._rope import rope, rope_tables, rotary
+from onward.families._rope import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}
@@ -33,19 +33,18 @@ names = gemma2.names
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, attn_logit_softcapping=None)
-    c = gemma2.layered(with_defaults(hf, DEFAULTS), hf.get("sliding_window_pattern", 6), qk_norm="head")
-    tables = rope_tables(hf, scaled=(FULL,))
-    theta = {LOCAL: hf.get("rope_local_base_freq", 10_000.0), FULL: hf.get("rope_theta", 1_000_000.0)}
-    of = {kind: rotary(tables[kind], context=c.context_length, theta=theta[kind]) for kind in theta}
+    c = gemma2.layered(
+        with_defaults(UNREAD, with_defaults(hf, DEFAULTS)), hf.get("sliding_window_pattern", 6), qk_norm="head"
+    )
+    old: dict[str, dict[str, Any]] = {
+        LOCAL: {"rope_theta": hf.get("rope_local_base_freq", 10_000.0)},
+        FULL: {"rope_theta": hf.get("rope_theta", 1_000_000.0), "rope_scaling": hf.get("rope_scaling")},
+    }
+    of = rotary_by_type(hf, old, context=c.context_length)
     return replace(c, position=tuple(of[kind] for kind in layer_types(c)["layer_types"]))
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     hf = gemma2.to_hf(c)
-    of = {LOCAL: Rotary(), FULL: Rotary(theta=1_000_000.0)}
-    of |= {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(hf["layer_types"])}
-    return hf | {
-        **rope(of[FULL]),
-        "rope_local_base_freq": of[LOCAL].theta,
-        "rope_parameters": {kind: rope(position)["rope_parameters"] for kind, position in of.items()},
-    }
+    keys = rope_by_type(c, hf["layer_types"], {LOCAL: Rotary(), FULL: Rotary(theta=1_000_000.0)})
+    return hf | keys | {"rope_local_base_freq": keys["rope_parameters"][LOCAL]["rope_theta"]}

@@ -7,7 +7,7 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention, at
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, only, require, sizes
 
-ARCHITECTURES = {"gpt2": "GPT2LMHeadModel"}
+ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "gpt-sw3": "GPT2LMHeadModel"}
 BASE = "transformer."
 IGNORED = r"\.attn\.(masked_)?bias$"
 PRESETS: dict[str, HF] = {

@@ -83,7 +83,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         | {their: getattr(mlp, our) for our, (their, _) in EXPERTS.items()}
         | {
             **rope(c.position),
-            **{key: value for key, value in layer_types(c).items() if value},  # without windows there is no length
+            **layer_types(c),
             "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
             "rms_norm_eps": require(c.norm, RMSNorm).eps,
         }

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from onward.config.decoder import DecoderConfig, PreNorm, SelfAttention
+from onward.config.decoder import DecoderConfig, PreNorm, SelfAttention, at
 from onward.families import HF, llama, require
 from onward.families.llama import shape
 
@@ -44,8 +44,15 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    scale = require(c.attention, SelfAttention).scale
-    return llama.to_hf(c) | {
+    return llama.to_hf(c) | keys(c)
+
+
+def keys(c: DecoderConfig) -> dict[str, Any]:
+    """Keys that Granite shares with its mixtures of experts."""
+    attention = require(at(c.attention, 0), SelfAttention)
+    scale = attention.scale
+    return llama.keys(c) | {
+        "attention_bias": attention.bias,
         "attention_multiplier": c.d_head**-0.5 if scale is None else scale,
         "residual_multiplier": require(c.block, PreNorm).residual_scale,
         "embedding_multiplier": c.embed_scale,

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Gated, LayerNorm, RMSNorm, SelfAttention, at
-from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, linear, require, sizes
-from onward.families._rope import rope, rotary
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, RMSNorm, Rotary, SelfAttention, at
+from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, interleaved, linear, require, sizes
+from onward.families._rope import a_rotary, rope, rotary
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
 BASE = "model."
@@ -77,13 +77,18 @@ ANCESTORS = {
 
 
 def config(hf: HF) -> DecoderConfig:
+    c = partly_rotated(hf)
+    if (fraction := require(c.position, Rotary).fraction) != 1.0:
+        raise UserError(f"config.json has partial_rotary_factor {fraction}: this family rotates whole heads")
+    return c
+
+
+def partly_rotated(hf: HF, fraction: float = 1.0) -> DecoderConfig:
+    """A Llama that rotates a part of each head: `fraction`, unless config.json has partial_rotary_factor."""
     act: Any = hf.get("hidden_act", "silu")
-    position = rotary(hf, context=hf.get("max_position_embeddings", 2048))
-    if position.fraction != 1.0:
-        raise UserError(f"config.json has partial_rotary_factor {position.fraction}: this family rotates whole heads")
     return DecoderConfig(
         **sizes(hf, SIZES),
-        position=position,
+        position=rotary(hf, context=hf.get("max_position_embeddings", 2048), fraction=fraction),
         attention=SelfAttention(bias=hf.get("attention_bias", False), out_bias=hf.get("attention_bias", False)),
         mlp=Gated(act=ACTIVATIONS.get(act, act), bias=hf.get("mlp_bias", False)),
         norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-6)),
@@ -91,9 +96,10 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """Keys that Llama shares with the families derived from it; parts are those of the first layer."""
+    """Keys that Llama shares with the families derived from it; parts are those of the first layer, rotary positions
+    those of the first layer that has some."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
-        **rope(at(c.position, 0)),
+        **rope(a_rotary(c)),
         "hidden_act": activation(at(c.mlp, 0)),
         "rms_norm_eps": require(at(c.norm, 0), RMSNorm, LayerNorm).eps,
     }
@@ -121,3 +127,11 @@ def names(c: DecoderConfig) -> Iterator[Row]:
             yield from linear(f"{their}.self_attn.{name}", f"{our}.attn.{name}")
         for name in "gate", "up", "down":
             yield from linear(f"{their}.mlp.{name}_proj", f"{our}.mlp.{name}")
+
+
+def neighbor_names(c: DecoderConfig) -> Iterator[Row]:
+    """Llama's names for files whose rotary positions pair elements 2 i and 2 i + 1 of a head (see `interleaved`)."""
+    turned = interleaved(c.d_head, a_rotary(c).rope_dim(c.d_head))
+    for their, our, *_ in names(c):
+        rotated = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
+        yield (their, our, turned) if rotated else (their, our)

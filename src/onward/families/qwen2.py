@@ -7,7 +7,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, require, with_defaults
-from onward.families._layers import layer_types, windows
+from onward.families._layers import layer_types, windowed_parts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM"}
@@ -61,9 +61,9 @@ def spread(
     """`part` in each layer, with a sliding window, if used, in those of `layer_types` or where `local(layer)` is
     true."""
     window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
-    return tuple(replace(part, window=size) for size in windows(hf, layers, window, local))
+    return windowed_parts(hf, part, window, [local(layer) for layer in range(layers)])
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     layers = layer_types(c)
-    return llama.keys(c) | layers | {"use_sliding_window": layers["sliding_window"] is not None}
+    return llama.keys(c) | {"sliding_window": None} | layers | {"use_sliding_window": "sliding_window" in layers}

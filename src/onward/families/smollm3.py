@@ -44,11 +44,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    positions = [at(c.position, layer) for layer in range(c.n_layers)]
-    rotated = [isinstance(position, Rotary) for position in positions]
-    rotary = positions[rotated.index(True)] if any(rotated) else Rotary()
-    return qwen2.to_hf(replace(c, position=rotary)) | {
-        "no_rope_layers": [int(rotated) for rotated in rotated],
+    return qwen2.to_hf(c) | {
+        "no_rope_layers": [int(isinstance(at(c.position, layer), Rotary)) for layer in range(c.n_layers)],
         "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
         "mlp_bias": require(at(c.mlp, 0), Gated).bias,
     }

@@ -10,7 +10,10 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from huggingface_hub import CachedRepoInfo
 
 CHECKSUM = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -87,3 +90,22 @@ def discard(file: Path) -> None:
         file.unlink()
         file = target
     file.unlink(missing_ok=True)
+
+
+def cached_models() -> list[CachedRepoInfo]:
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        scanned = scan_cache_dir().repos
+    except CacheNotFound:
+        return []
+    return sorted((repo for repo in scanned if repo.repo_type == "model"), key=lambda repo: repo.repo_id)
+
+
+def cached_names() -> list[str]:
+    """Read from the names of folders, since a complete scan of the cache takes long."""
+    from huggingface_hub import constants
+
+    folder = Path(constants.HF_HUB_CACHE)
+    return [path.name.removeprefix("models--").replace("--", "/") for path in folder.glob("models--*")]

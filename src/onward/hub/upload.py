@@ -7,7 +7,8 @@ from pathlib import Path
 
 from onward.base.errors import UserError
 from onward.base.files import read_json
-from onward.hub.folder import CARD, FILES, INDEX, SINGLE, WEIGHTS, HubName, Say, first_line, print_message, reason
+from onward.hub.download import Say, first_line, print_message, reason
+from onward.hub.names import CARD, FILES, INDEX, SINGLE, WEIGHTS, HubName
 
 
 def model_files(folder: Path) -> list[str]:

@@ -11,7 +11,7 @@ import torch
 
 from onward.config.decoder import DecoderConfig, at
 from onward.config.mesh import Mesh
-from onward.hub.folder import size_of
+from onward.hub.names import size_of
 from onward.planning.arrangements import (
     SAFE,
     StepTime,

@@ -8,7 +8,7 @@ from functools import partial
 
 from onward.config.decoder import DecoderConfig
 from onward.config.mesh import Mesh, divides_vocabulary
-from onward.hub.folder import size_of
+from onward.hub.names import size_of
 from onward.planning.arrangements import StepTime
 from onward.planning.memory import TrainingMemory
 from onward.planning.traffic import SUM, Collective

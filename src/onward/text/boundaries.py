@@ -1,27 +1,9 @@
-"""Where texts may be divided: parts that encode like the whole, and texts that continue others. Does not import
-torch."""
+"""Texts that continue others, which tokenizers encode unlike texts by themselves. Does not import torch."""
 
 import json
-import re
 from typing import Any
 
 import tokenizers
-from tokenizers import pre_tokenizers
-
-CUT = re.compile(r"(?<=\S)\n(?=\S)")
-ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
-
-
-def cuttable(inner: tokenizers.Tokenizer) -> bool:
-    """Whether a text always encodes like its pieces when cut after line breaks between two visible characters."""
-    first = inner.pre_tokenizer
-    return (
-        isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
-        and not getattr(first, "add_prefix_space", False)
-        and inner.normalizer is None
-        and inner.post_processor is None
-        and not any(map(ACROSS.search, inner.get_vocab()))
-    )
 
 
 def continuing(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -11,22 +10,22 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers, processors
+from tokenizers import decoders, pre_tokenizers
 
 from onward.base.arguments import Range, checked, explained, shown, unchecked
 from onward.base.errors import UserError
-from onward.base.files import atomic_write, check_text, write_json
+from onward.base.files import atomic_write, write_json
 from onward.text.added_tokens import add_published
-from onward.text.boundaries import CUT, continuing, cuttable
-from onward.text.learning import learn_bpe
-from onward.text.merges import END, read_merges
+from onward.text.boundaries import continuing
+from onward.text.formats import OTHER_NAMES, OTHER_SUFFIXES, add_ends, read_other
+from onward.text.merges import END
 from onward.text.patterns import BYTE_OF
-from onward.text.ranks import is_ranks, load_ranks, load_tekken
-from onward.text.sentencepiece import read_sentencepiece
 
 UNKNOWN = "\ufffd"
 SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 cannot encode
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte token of SentencePiece's byte fallback
+CUT = re.compile(r"(?<=\S)\n(?=\S)")
+ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
 CONTROL_FILES = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"
 TokenId = Annotated[int, Range(0, 2**32 - 1)]
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
@@ -217,6 +216,18 @@ class Tokenizer:
         return [i for i in range(size) if self.inner.id_to_token(i) is None]
 
 
+def cuttable(inner: tokenizers.Tokenizer) -> bool:
+    """Whether a text always encodes like its pieces when cut after line breaks between two visible characters."""
+    first = inner.pre_tokenizer
+    return (
+        isinstance(first, pre_tokenizers.ByteLevel | pre_tokenizers.Split)
+        and not getattr(first, "add_prefix_space", False)
+        and inner.normalizer is None
+        and inner.post_processor is None
+        and not any(map(ACROSS.search, inner.get_vocab()))
+    )
+
+
 def utf8(text: str) -> str:
     """The text with U+FFFD for surrogates, which the library `tokenizers` does not accept."""
     if not isinstance(text, str):
@@ -232,12 +243,8 @@ def tokenizer_file(folder: Path) -> Path | None:
 def read_inner(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
     """(tokenizer, its control tokens by name, such as bos_token) of a file of any format, in a folder with the other
     files `tables`."""
-    if file.name == "vocab.json":
-        return read_merges(file.parent, tables)
-    if file.name == "tekken.json":
-        return named(*load_tekken(file))
-    if file.suffix in (".model", ".tiktoken"):
-        return named(*(load_ranks(file) if is_ranks(file) else read_sentencepiece(file)))
+    if file.name in OTHER_NAMES or file.suffix in OTHER_SUFFIXES:
+        return read_other(file, tables)
     try:
         return tokenizers.Tokenizer.from_file(str(file)), {}
     except Exception as error:  # the library raises nothing narrower
@@ -247,22 +254,6 @@ def read_inner(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tok
                 "name that folder"
             ) from None
         raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
-
-
-def named(inner: tokenizers.Tokenizer, *texts: str | None) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    return inner, {name: text for name, text in zip(("bos_token", "eos_token", "pad_token"), texts) if text is not None}
-
-
-def add_ends(inner: tokenizers.Tokenizer, config: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
-    """Let the tokenizer put the beginning-of-text token before a text and the end-of-text token after it, as
-    tokenizer_config.json says for files that do not."""
-    first = bos if config.get("add_bos_token") else None
-    last = eos if config.get("add_eos_token") else None
-    if used := [token for token in (first, last) if token is not None]:
-        parts = [part for part in (first, "$A", last) if part is not None]
-        inner.post_processor = processors.TemplateProcessing(
-            parts, None, [(token, inner.token_to_id(token)) for token in used]
-        )
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
@@ -315,49 +306,3 @@ def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dic
             except ValueError:
                 raise UserError(f"{file} is not UTF-8 text: save it as UTF-8") from None
     return {name: t for name, t in templates.items() if isinstance(name, str) and isinstance(t, str)}
-
-
-def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:
-    inner = tokenizers.Tokenizer(model)
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([END])
-    return inner
-
-
-def char_level(vocabulary: dict[str, int]) -> tokenizers.Tokenizer:
-    inner = tokenizers.Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
-    inner.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
-    inner.decoder = decoders.Fuse()
-    return inner
-
-
-@checked
-def train_tokenizer(spec: str, texts: Iterable[str]) -> Tokenizer:
-    """Train or load a tokenizer by its specification `spec`: `char`, `byte`, `bpe:4096` or the path of a tokenizer.
-
-    `char`: every character of the texts is a token, any other character is unknown and becomes U+FFFD. `byte`: the 256
-    bytes. `bpe:N`: byte-level BPE with GPT-2's pattern and at most N ids, the control token included, learned from the
-    texts. The texts are iterated once. Raises a UserError for a list of texts in which one is the path of a file.
-    """
-    for text in texts if isinstance(texts, Sequence) else ():
-        check_text(text, "a text", "give Path({!r}).read_text()")
-    kind, _, size = spec.partition(":")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    if spec == "char":
-        characters = {UNKNOWN}
-        for text in texts:
-            characters.update(utf8(text))
-        inner = char_level({c: i for i, c in enumerate([UNKNOWN, *sorted(characters - {UNKNOWN})])})
-        inner.add_special_tokens([END])
-    elif spec == "byte":
-        inner = byte_level(models.BPE({c: i for i, c in enumerate(alphabet)}, []), use_regex=False)
-    elif kind == "bpe" and re.fullmatch("[0-9]{1,7}", size) and int(size) > len(alphabet):
-        inner = byte_level(learn_bpe(map(utf8, texts), int(size), END), use_regex=True)
-    elif kind == "bpe":
-        raise UserError(f"tokenizer is {spec!r}: write bpe:N with N, the number of ids, above {len(alphabet)}")
-    elif os.path.exists(spec):  # unlike Path.exists, never raises
-        return Tokenizer.load(spec)
-    else:
-        raise UserError(f"tokenizer is {spec!r}: choose char, byte, bpe:4096 or a path to a tokenizer.json or folder")
-    return Tokenizer(inner)

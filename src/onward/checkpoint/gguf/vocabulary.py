@@ -39,8 +39,9 @@ from onward.text.pieces import (
     add_tokens,
     bpe_of_pieces,
 )
-from onward.text.tokenizer import BYTE_OF, Tokenizer, char_level
+from onward.text.tokenizer import BYTE_OF, Tokenizer
 from onward.text.tokenizer import UNKNOWN as UNKNOWN_CHARACTER
+from onward.text.training import char_level
 
 Patterns = tuple[str, ...]
 DIGITS = DIGIT, GPT2

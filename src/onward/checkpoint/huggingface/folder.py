@@ -8,11 +8,12 @@ from typing import Any
 from onward.base.errors import UserError
 from onward.base.files import read_json
 from onward.checkpoint.huggingface.quantized import dequantized
-from onward.checkpoint.names import head_differs
+from onward.checkpoint.huggingface.tied import head_differs
 from onward.checkpoint.source import ModelSource, Outline, allocated
 from onward.checkpoint.weights import StoredTensor, refuse_pickles, stored_tensors
 from onward.config.decoder import DecoderConfig
 from onward.families import Family, read
+from onward.hub.folder import is_adapter
 from onward.text.tokenizer import Tokenizer, tokenizer_file
 
 DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of the number of layers in config.json
@@ -57,7 +58,7 @@ class ModelFolder(ModelSource):
 def read_config(folder: Path) -> dict[str, Any]:
     refuse_pickles(folder)
     if folder.is_dir():
-        if (folder / "adapter_config.json").exists() and not (folder / "config.json").exists():
+        if is_adapter(folder):
             raise UserError(
                 f"Cannot load {folder} as a model, because it holds an adapter: make a model of it with onward merge "
                 f"{folder} OUT, and name OUT"

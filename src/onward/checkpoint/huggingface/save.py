@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from onward.base.files import atomic_write, flush
-from onward.checkpoint.names import layers_of, packable, to_theirs
+from onward.checkpoint.huggingface.packable import layers_of, packable
+from onward.checkpoint.names import to_theirs
 from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.weights import INDEX, fill, split
 from onward.config.decoder import DecoderConfig
 from onward.families import HF, Family, express, family, keys_of, read
-from onward.hub.folder import WEIGHTS
+from onward.hub.names import WEIGHTS
 from onward.model.decoder import Decoder
 from onward.transforms.heads import head_labels
 from onward.transforms.quantize import QuantizedLinear

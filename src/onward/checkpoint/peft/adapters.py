@@ -42,12 +42,12 @@ from onward.checkpoint.peft.bases import (
     base_of,
     check_adapter_folder,
     check_base,
-    is_adapter,
 )
 from onward.checkpoint.peft.config import CHANGED_BASE, lora_config, matches
 from onward.checkpoint.source import ModelSource
 from onward.checkpoint.weights import fill, read_tensors
 from onward.families import HF, Family, family
+from onward.hub.folder import is_adapter
 from onward.model.adapters import Adapter
 from onward.model.decoder import Decoder
 from onward.model.deferred import assign, values

@@ -39,10 +39,6 @@ def weights_checksum(folder: Path) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
 
-def is_adapter(folder: Path) -> bool:
-    return (folder / CONFIG).exists() and not (folder / "config.json").exists()
-
-
 def base_of(folder: Path) -> BaseModel:
     """base.json of an adapter or, without one, the base's name in adapter_config.json."""
     if (folder / BASE).exists():

@@ -10,7 +10,7 @@ from onward.base.errors import UserError
 from onward.base.files import atomic_write
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_next
-from onward.hub.folder import CARD
+from onward.hub.names import CARD
 
 ABOUT = """\
 Write the model card of a model or a run. The card shows the model's parts, the training command, data and curves,

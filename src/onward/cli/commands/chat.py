@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, ClassVar
 from onward.base import fields
 from onward.base.arguments import field_types
 from onward.base.errors import UserError
-from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
+from onward.cli.shared.compiling import Compiling, compile_steps
+from onward.cli.shared.input import read_line
+from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import console, printable, warn_of_temperature, warn_of_unknown
-from onward.cli.shared.streams import read_line
+from onward.cli.shared.output import console, printable
+from onward.cli.shared.warnings import warn_of_temperature, warn_of_unknown
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:

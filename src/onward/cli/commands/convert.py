@@ -13,7 +13,8 @@ from onward.base.fields import counted
 from onward.base.files import atomic_write
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next
-from onward.hub.folder import locate, size_of
+from onward.hub.folder import locate
+from onward.hub.names import size_of
 
 ABOUT = """\
 Write a model in another format: GGUF for llama.cpp, ollama and LM Studio, or a Hugging Face folder.

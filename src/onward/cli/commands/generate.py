@@ -9,17 +9,13 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward.base.errors import UserError
-from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
+from onward.cli.shared.compiling import Compiling, compile_steps
+from onward.cli.shared.input import read_text
+from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import made, read
-from onward.cli.shared.output import (
-    console,
-    print_next,
-    print_table,
-    printable,
-    warn_of_temperature,
-    warn_of_unknown,
-)
-from onward.cli.shared.streams import ClosedInput, read_text
+from onward.cli.shared.output import console, print_next, print_table, printable
+from onward.cli.shared.streams import ClosedInput
+from onward.cli.shared.warnings import warn_of_temperature, warn_of_unknown
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:

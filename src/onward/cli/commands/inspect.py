@@ -16,14 +16,8 @@ from onward.base.errors import UserError
 from onward.base.fields import nearest
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import (
-    console,
-    print_json,
-    print_next,
-    print_table,
-    printable,
-    warn_of_temperature,
-)
+from onward.cli.shared.output import console, print_json, print_next, print_table, printable
+from onward.cli.shared.warnings import warn_of_temperature
 
 if TYPE_CHECKING:
     from onward.api.language_model import LanguageModel

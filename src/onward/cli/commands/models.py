@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import human, print_json, print_next, print_table
-from onward.hub.folder import cached_models, size_of
+from onward.hub.cache import cached_models
+from onward.hub.names import size_of
 
 ABOUT = """\
 List published decoders, describe one, or compare two; list the models downloaded from the hub.

@@ -8,7 +8,7 @@ from typing import ClassVar
 from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import print_json, print_next, print_table
-from onward.hub.folder import CARD, HubName, size_of
+from onward.hub.names import CARD, HubName, size_of
 from onward.hub.upload import model_files, upload
 
 ABOUT = """\

@@ -8,7 +8,8 @@ from shlex import quote
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.base.errors import UserError
-from onward.cli.shared.loading import Compiling, Loading, compile_steps, load
+from onward.cli.shared.compiling import Compiling, compile_steps
+from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
 from onward.serving.server_options import EngineOptions, Listening

@@ -10,7 +10,8 @@ from onward.cli.shared.output import console, print_json, printable
 from onward.data.examples import Encoder, TokenSequence
 from onward.data.layouts import Records
 from onward.text.templates import with_template
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text.tokenizer import Tokenizer
+from onward.text.training import train_tokenizer
 from onward.training.finetuning.base import base_tokenizer
 from onward.training.finetuning.config import FinetuneConfig
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
-
-from onward.cli.shared.output import console
 
 if TYPE_CHECKING:
     import torch
 
     from onward.api.language_model import LanguageModel
-    from onward.generation.engine.engine import Engine
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,40 +24,6 @@ class Loading:
     rope: str | None = None  # extend the context of rotary positions: yarn:2, linear:2, dynamic:2 or llama3:8
     allow_nonfinite: bool = False  # load a model even if some weights are NaN or infinite
     revision: str = ""  # branch, tag or commit of a model on the hub; default: main
-
-
-@dataclass(frozen=True, kw_only=True)
-class Compiling:
-    """When decoding steps are compiled. This option is shared by the commands that generate text."""
-
-    compile: bool = False  # compile before the first token, not after 16 tokens, and cache the code for the next start
-
-
-def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
-    """Compile decoding steps for each number of rows, and print how long it took or why they stay plain."""
-    from time import perf_counter
-
-    from onward.kernels.llvm.kept import private_folder
-
-    start, folder = perf_counter(), code_folder()
-    folder = folder and private_folder(folder)
-    reason = next(filter(None, (engine.compile(rows, folder) for rows in row_counts)), "")
-    took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
-    if folder:
-        took += f"; their machine code is kept in {folder}"
-    message = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
-    console.print(message, markup=False, soft_wrap=True)
-
-
-def code_folder() -> Path | None:
-    """Where compiled decoding steps are kept for later starts; None if the cache has no absolute path."""
-    return cache_folder("code")
-
-
-def cache_folder(name: str) -> Path | None:
-    """The folder `name` in the user's cache, which may not exist; None if the cache has no absolute path."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME", "")), Path(os.path.expanduser("~/.cache"))
-    return next((folder / "onward" / name for folder in caches if folder.is_absolute()), None)
 
 
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:

@@ -2,8 +2,8 @@
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -11,11 +11,7 @@ from rich.text import Text
 
 from onward.base.fields import decimal
 
-if TYPE_CHECKING:
-    from onward.text.tokenizer import Tokenizer
-
 console = Console(stderr=True, highlight=False)
-HOT = 2.0  # temperature from which on a warning is printed
 MESSAGE = 1000  # characters of a message
 WIDEST = 1000  # columns of a table that is not printed on a terminal
 
@@ -53,23 +49,6 @@ def shortened(message: str) -> str:
     """A message without its middle, if it is longer than about 1,000 characters."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
-
-
-def warn_of_unknown(tokenizer: "Tokenizer | None", texts: Iterable[str]) -> None:
-    """Print a warning with the number of characters in `texts` that the tokenizer does not know, if there are any."""
-    if tokenizer is not None and tokenizer.unknown_id is not None:
-        count = sum(tokenizer.encode(text).count(tokenizer.unknown_id) for text in texts)
-        if count:
-            console.print(f"{count:,} characters are unknown to the tokenizer and are read as \ufffd")
-
-
-def warn_of_temperature(temperature: float) -> None:
-    """Print a warning if the sampling temperature is above 2, at which tokens are drawn almost at random."""
-    if temperature > HOT:
-        console.print(
-            f"the temperature is {temperature:g}: above {HOT:g}, tokens are drawn almost at random; usual is about 1",
-            soft_wrap=True,
-        )
 
 
 def readable(value: Any) -> str:

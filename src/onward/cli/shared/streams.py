@@ -8,11 +8,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any, AnyStr
+from typing import Any
 
 from onward.base.errors import UserError
-
-MOST_INPUT = 1 << 24  # bytes of a prompt, or characters of a message; more than a context holds
 
 
 class Closed(io.RawIOBase):
@@ -59,37 +57,6 @@ def prepare() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
     if isinstance(sys.stdin, io.TextIOWrapper) and not sys.stdin.isatty():
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
-
-
-def read_text() -> str:
-    """Return the text on standard input without its last line break, which `echo` adds."""
-    with refused_input():
-        text = within_limit(sys.stdin.buffer.read(MOST_INPUT + 1)).decode("utf-8-sig")
-    return text.removesuffix("\n").removesuffix("\r")
-
-
-def read_line() -> str:
-    """Return the next line of standard input. Raises EOFError after the last one, as `input` does."""
-    with refused_input():
-        line = within_limit(sys.stdin.readline(MOST_INPUT + 1))
-    if not line:
-        raise EOFError
-    return line.removesuffix("\n")
-
-
-@contextmanager
-def refused_input() -> Iterator[None]:
-    try:
-        yield
-    except UnicodeDecodeError as error:
-        raise UserError(f"standard input is not UTF-8 text (byte {error.start:,}): convert it") from None
-
-
-def within_limit(text: AnyStr) -> AnyStr:
-    """The text, unless it is longer than 2 ** 24 bytes or characters, so that an endless input ends."""
-    if len(text) > MOST_INPUT:
-        raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
-    return text
 
 
 def complain(message: str) -> None:

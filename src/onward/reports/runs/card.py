@@ -13,7 +13,7 @@ from onward.base.files import atomic_write
 from onward.checkpoint.gguf.convert import plan
 from onward.checkpoint.huggingface.folder import read_config
 from onward.checkpoint.load import load_model, open_source
-from onward.checkpoint.peft.adapters import is_adapter
+from onward.hub.folder import is_adapter
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
 from onward.reports.pictures.markup import readable

@@ -7,7 +7,7 @@ import torch
 
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
-from onward.hub.folder import size_of
+from onward.hub.names import size_of
 from onward.model.decoder import Decoder
 from onward.planning.descriptions import describe_parts
 from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters

@@ -15,9 +15,9 @@ from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model, open_source
 from onward.checkpoint.peft.adapters import TENSORS, load_adapter
-from onward.checkpoint.peft.bases import BaseModel, base_folder, check_base, is_adapter, weights_checksum
+from onward.checkpoint.peft.bases import BaseModel, base_folder, check_base, weights_checksum
 from onward.config.decoder import DecoderConfig
-from onward.hub.folder import locate
+from onward.hub.folder import is_adapter, locate
 from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
 from onward.model.deferred import defer, values

@@ -21,7 +21,8 @@ from onward.data.windows import HeldOutWindows, Packing, TrainingWindows, Valida
 from onward.evaluation.text import evaluate_tokens
 from onward.hub.folder import locate
 from onward.model.decoder import Decoder
-from onward.text.tokenizer import Tokenizer, train_tokenizer
+from onward.text.tokenizer import Tokenizer
+from onward.text.training import train_tokenizer
 from onward.training.config import RunConfig
 from onward.training.inputs.record import read_record
 from onward.training.step.loss import CrossEntropy, Loss

@@ -12,8 +12,9 @@ from onward.base import fields
 from onward.base.device import choose_device
 from onward.base.errors import UserError
 from onward.base.files import read_json
-from onward.checkpoint.peft.bases import check_base, is_adapter
+from onward.checkpoint.peft.bases import check_base
 from onward.checkpoint.saves.newest import newest_state
+from onward.hub.folder import is_adapter
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget

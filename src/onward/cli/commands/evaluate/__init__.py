@@ -12,8 +12,9 @@ from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.cli.shared.loading import Loading
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import console, print_json, print_next, print_table, warn_of_unknown
+from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.training import in_processes
+from onward.cli.shared.warnings import warn_of_unknown
 from onward.config.ranges import Size, SizeOrZero
 from onward.evaluation.overlap import Match
 

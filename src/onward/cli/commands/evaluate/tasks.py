@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
+from onward.base.files import cache_folder
 from onward.cli.commands.evaluate.contamination import contamination_rows, training_data
 from onward.cli.commands.evaluate.divided import load_alike
-from onward.cli.shared.loading import Loading, cache_folder
+from onward.cli.shared.loading import Loading
 from onward.cli.shared.output import console, print_json, print_table
 from onward.cli.shared.progress import progress_bars
 

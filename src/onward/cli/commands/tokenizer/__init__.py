@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
 
 def train(options: Options) -> dict[str, Any]:
     from onward.cli.shared.progress import progress_bars
-    from onward.text.tokenizer import train_tokenizer
+    from onward.text.training import train_tokenizer
 
     if not options.out:
         raise UserError("no folder to write to: name one with --out")
@@ -99,7 +99,7 @@ def compare(options: Options) -> dict[str, Any]:
     """Tokenizers named `char` or `bpe:N` are trained on the compared texts first."""
     from onward.cli.shared.progress import progress_bars
     from onward.text import compare
-    from onward.text.tokenizer import train_tokenizer
+    from onward.text.training import train_tokenizer
 
     if not options.names:
         raise UserError("no tokenizer is named: give char, byte, bpe:N, a tokenizer.json or a folder that holds one")

@@ -1,0 +1,103 @@
+"""Saves models and adapters, and merges an adapter into its model."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+
+from onward.api.folders import load
+from onward.api.language_model import LanguageModel
+from onward.base.arguments import Range, checked
+from onward.base.errors import UserError
+from onward.checkpoint.gguf.convert import Accept, plan, write_model
+from onward.checkpoint.huggingface.save import save_model
+from onward.checkpoint.load import open_source
+from onward.checkpoint.peft.adapters import save_adapter as write_adapter
+from onward.checkpoint.peft.bases import BaseModel, base_folder, weights_checksum
+from onward.checkpoint.weights import FLOATS
+from onward.model.adapters import adapter_names
+from onward.transforms.lora import merge_lora
+
+
+@checked
+def save(
+    lm: LanguageModel,
+    path: str | Path,
+    *,
+    shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
+    dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None,
+    accept: Sequence[Accept] = (),
+) -> None:
+    """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes` bytes;
+    or, to a path that ends in .gguf, as a GGUF file.
+
+    Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded.
+    `dtype` is that of the weights in a GGUF file, by default that of the model. Raises a UserError, before any file is
+    written, if no architecture of llama.cpp computes this model. `accept` names differences that llama.cpp's
+    computation may have: "gelu" (the tanh form in place of the exact one), "ramp" (YaRN's, rounded to whole pairs),
+    "window" (no sliding window).
+    """
+    if names := adapter_names(lm.model):
+        raise UserError(f"Cannot save a model with the adapter {names[0]}: call merge_lora first, or save_adapter")
+    path, hf = Path(path), lm.hf
+    if path.suffix == ".gguf":
+        gguf_plan = plan(
+            lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept
+        )
+        return write_model(lm.model, gguf_plan, path)
+    if dtype is not None:
+        raise UserError(
+            f"Cannot write a folder in dtype {dtype!r}, which is for files that end in .gguf: load the model "
+            "in another dtype"
+        )
+    if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
+        hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
+    save_model(lm.model, path, hf, shard_bytes)
+    if lm.tokenizer is not None:
+        lm.tokenizer.save(path)
+    return None
+
+
+@checked
+def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
+    """Write the adapter `name` of a model, and its fully trained modules, into `folder` in the format of PEFT.
+
+    `base` is the folder that the model was loaded from; its checksum is kept with the adapter. Raises a UserError if
+    `base` holds no model.
+    """
+    if not (Path(base) / "config.json").exists():
+        raise UserError(f"Cannot find a model in the base {base}: give the folder that the model was loaded from")
+    model = BaseModel(str(base), weights_checksum(Path(base)))
+    write_adapter(lm.model, Path(folder), lm.hf, model, name)
+
+
+@checked
+def merge(
+    adapter_folder: str | Path,
+    out: str | Path,
+    base: str | Path | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
+) -> None:
+    """Load a model and an adapter, add the adapter's changes to the weights, and write the merged model to the folder
+    `out`. Sums are computed in fp32 and rounded once.
+
+    `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the merged weights, by
+    default that of the base. They are written in files of at most `shard_bytes` bytes. Raises a UserError if `out` is
+    the folder of the base.
+    """
+    base = Path(base) if base else base_folder(Path(adapter_folder))
+    if Path(out).exists() and base.exists() and os.path.samefile(out, base):
+        raise UserError(f"Cannot write the merged model to {out}, the folder of its base: choose another out")
+    lm = load(base, torch.float32, "cpu", adapter_folder=adapter_folder)
+    merge_lora(lm.model, adapter_names(lm.model)[0])
+    stored = Counter(tensor.dtype for tensor in open_source(base).stored().values())
+    lm.model.to(dtype or FLOATS.get(stored.most_common(1)[0][0], torch.bfloat16))
+    save(lm, out, shard_bytes=shard_bytes)
