@@ -150,5 +150,5 @@ def test_mistral_with_layer_types_is_ministral() -> None:
     hf = published("mistral")
     told = hf | {"layer_types": MIXED, "sliding_window": 5}
     assert read(told)[1] == replace(read(hf)[1], attention=(SelfAttention(window=5), SelfAttention()))
-    assert express(read(told)[1])["layer_types"] == MIXED
+    assert express(read(told)[1])["model_type"] == "ministral"
     assert describe(read(told)[1], told) == told

@@ -20,7 +20,9 @@ from support.families import CASES
 
 TYPES = {hf.model_type: hf for hf in reversed(CASES.values()) if getattr(hf, "rope_parameters", None)}
 LAYERED = {kind for kind, hf in TYPES.items() if "full_attention" in hf.rope_parameters}
+WITHOUT_SCALING = {"mellum", "cohere_compass_text"}  # transformers ignores rope_scaling
 DRAWS = [(kind, seed) for kind in TYPES for seed in range(6)]
+DRAWS = [(kind, seed) for kind, seed in DRAWS if kind not in WITHOUT_SCALING or seed % 3 == 0]
 LENGTHS = 1, 40  # within and beyond every original context below
 
 
@@ -51,13 +53,15 @@ def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     some = random.Random(f"{model_type} {seed}")
     hf = json.loads(TYPES[model_type].to_json_string(use_diff=False))
     config = read(hf)[1]
-    hf = {k: v for k, v in hf.items() if not k.startswith("rope")}
+    hf = {k: v for k, v in hf.items() if not k.startswith("rope") and not k.endswith("rope_theta")}
     hf |= {"head_dim": config.d_head} if hf.get("head_dim", 0) is None else {}
     part = at(config.attention, 0)
     rotated = part.d_rope if isinstance(part, LatentAttention) else rotary(config).rope_dim(config.d_head)
     kinds = ["longrope"] if model_type == "phi3" else ["linear", "yarn", "llama3", "longrope"]
     kinds += ["dynamic"] if rotated > 2 and model_type != "phi3" else []
     old, new = (table(some, some.choice(kinds), rotated // 2) for _ in range(2))
+    if model_type in LAYERED:  # newer classes want the key
+        new.setdefault("original_max_position_embeddings", 8)
     theta, where = some.uniform(100, 1000), seed % 3  # the new key, the old one, both
     parameters = {"rope_theta": theta, **some.choice([new, {"rope_type": "default"}] if where == 2 else [new])}
     if (fraction := rotary(config).fraction) != 1.0:
@@ -133,11 +137,19 @@ def test_tables_that_disagree_are_warned_of(
     )
 
 
+@pytest.mark.parametrize("model_type", ["mellum", "llama"])
+def test_tables_that_a_family_does_not_have_are_refused(model_type: str) -> None:
+    tables = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
+    name = "rope_scaling" if model_type == "mellum" else "a table full_attention"
+    with pytest.raises(UserError, match=f"has {name} "):
+        read({"model_type": model_type, "rope_parameters": tables, "rope_scaling": YARN})
+
+
 def test_factor_without_its_kind_is_refused() -> None:
     with pytest.raises(UserError, match="factor for rotary positions without their rope_type"):
         read({"model_type": "llama", "rope_scaling": {"factor": 8.0}})
 
 
 def test_unknown_keys_of_the_tables_are_warned_of() -> None:
-    with pytest.warns(UserWarning, match="ignores: 'rope_scaling.attn_factor'$"):
+    with pytest.warns(UserWarning, match=r"ignores: 'rope_scaling\.attn_factor'$"):
         read({"model_type": "llama", "rope_scaling": YARN | {"attn_factor": 2.0, "finetuned": True}})

@@ -48,6 +48,7 @@ FIRST = (
     "llama",
     "gpt2",
     "mistral",
+    "ministral",
     "qwen3",
     "qwen2",
     "mixtral",

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from onward.base import fields
@@ -37,6 +38,8 @@ def honored_by(hf: Mapping[str, Any], key: str, config: DecoderConfig, families:
             if str(error).startswith(f"config.json has {key} "):  # refused by its name
                 return model_type
             continue
+        with suppress(UserError):  # where the value is the family's default, null may be another
+            before = before if before != after else values(read({**hf, key: None}))
         changed, different = differing(before, after), differing(after, own)
         if (changed & different) - COMMON and not changed & SIZES:
             return model_type

@@ -34,6 +34,11 @@ OF_ROPE = re.compile(
 NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 
 
+def is_nothing(value: Any) -> bool:
+    """Whether a value of an unread key says no more than a missing key: a layer type that any layer has is none."""
+    return value in NOTHING or (isinstance(value, list) and {str(entry) for entry in value} == {"full_attention"})
+
+
 class RecordedKeys(Mapping[str, Any]):
     """A config.json that records which keys a family has read, to warn of the others."""
 
@@ -52,7 +57,7 @@ class RecordedKeys(Mapping[str, Any]):
 
     def unread(self) -> list[str]:
         """The keys that were not read, unless they are empty or known to be harmless."""
-        unread = [key for key, value in self.hf.items() if key not in self.seen and value not in NOTHING]
+        unread = [key for key, value in self.hf.items() if key not in self.seen and not is_nothing(value)]
         return [key for key in unread if not HARMLESS.fullmatch(key)]
 
     def warn(self) -> None:

@@ -57,7 +57,9 @@ def rotary_by_type(hf: HF, old: Mapping[str, HF], *, context: int) -> dict[str, 
 def rope_table(hf: HF) -> dict[str, Any]:
     """The table of rotary positions: rope_scaling in place of rope_parameters, as in transformers, but with the theta
     and the rotated fraction of rope_parameters, which belong to the weights."""
-    parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling")
+    parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
+    if tables := [key for key, value in {**parameters, **given}.items() if isinstance(value, Mapping)]:
+        raise UserError(f"config.json has a table {tables[0]} for rotary positions: this family has one for all layers")
     if not given:
         return dict(parameters)
     return {key: parameters[key] for key in LASTING if key in parameters} | dict(given)

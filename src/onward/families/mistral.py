@@ -5,7 +5,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, require, with_defaults
-from onward.families._layers import layer_types, windowed_parts
+from onward.families._layers import windowed_parts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mistral": "MistralForCausalLM"}
@@ -35,8 +35,8 @@ def config(hf: HF) -> DecoderConfig:
     c = uniform(hf)
     if "layer_types" not in hf:
         return c
-    parts = windowed_parts(hf, SelfAttention(), hf.get("sliding_window", 4096), [True] * c.n_layers)  # Ministral
-    return replace(c, attention=parts)
+    window = hf.get("sliding_window", 4096)  # Ministral
+    return replace(c, attention=windowed_parts(hf, SelfAttention(), window, [window is not None] * c.n_layers))
 
 
 def uniform(hf: HF) -> DecoderConfig:
@@ -48,6 +48,4 @@ def uniform(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    if isinstance(c.attention, tuple):
-        return llama.keys(c) | layer_types(c)
     return llama.keys(c) | {"sliding_window": require(c.attention, SelfAttention).window or None}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from onward.text.merges import END, read_merges
 from onward.text.ranks import is_ranks, load_ranks, load_tekken
@@ -22,13 +22,21 @@ def read_other(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tok
     folder with the other files `tables`."""
     if file.name == "vocab.json":
         return read_merges(file.parent, tables)
-    if file.name == "tekken.json":
-        return named(*load_tekken(file))
-    return named(*(load_ranks(file) if is_ranks(file) else read_sentencepiece(file)))
-
-
-def named(inner: tokenizers.Tokenizer, *texts: str | None) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
+    read = load_tekken if file.name == "tekken.json" else load_ranks if is_ranks(file) else read_sentencepiece
+    inner, *texts = read(file)
     return inner, {name: text for name, text in zip(("bos_token", "eos_token", "pad_token"), texts) if text is not None}
+
+
+def add_ends(inner: tokenizers.Tokenizer, config: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
+    """Let the tokenizer put the beginning-of-text token before a text and the end-of-text token after it, as
+    tokenizer_config.json says for files that do not."""
+    first = bos if config.get("add_bos_token") else None
+    last = eos if config.get("add_eos_token") else None
+    if used := [token for token in (first, last) if token is not None]:
+        parts = [part for part in (first, "$A", last) if part is not None]
+        inner.post_processor = processors.TemplateProcessing(
+            parts, None, [(token, inner.token_to_id(token)) for token in used]
+        )
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:

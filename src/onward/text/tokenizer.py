@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tokenizers
-from tokenizers import decoders, pre_tokenizers, processors
+from tokenizers import decoders, pre_tokenizers
 
 from onward.base.arguments import Range, checked, explained, shown, unchecked
 from onward.base.errors import UserError
 from onward.base.files import atomic_write, write_json
 from onward.text.added_tokens import add_published
 from onward.text.boundaries import continuing
-from onward.text.formats import END, OTHER_NAMES, OTHER_SUFFIXES, read_other
+from onward.text.formats import OTHER_NAMES, OTHER_SUFFIXES, add_ends, read_other
+from onward.text.merges import END
 from onward.text.patterns import BYTE_OF
 
 UNKNOWN = "\ufffd"
@@ -98,6 +99,9 @@ class Tokenizer:
         with atomic_write(folder / "tokenizer.json") as new:
             self.inner.save(str(new))
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        first = self.inner.pre_tokenizer
+        if first is not None and b'"add_prefix_space":true' in first.__getstate__():
+            config["add_prefix_space"] = True  # some classes of transformers do not take it from tokenizer.json
         if self.templates:
             named = [{"name": name, "template": template} for name, template in self.templates.items()]
             config["chat_template"] = named if self.templates.keys() - {"default"} else self.templates["default"]
@@ -250,18 +254,6 @@ def read_inner(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tok
                 "name that folder"
             ) from None
         raise UserError(f"{file} is not a tokenizer ({error}): restore or train it again") from None
-
-
-def add_ends(inner: tokenizers.Tokenizer, config: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
-    """Let the tokenizer put the beginning-of-text token before a text and the end-of-text token after it, as
-    tokenizer_config.json says for files that do not."""
-    first = bos if config.get("add_bos_token") else None
-    last = eos if config.get("add_eos_token") else None
-    if used := [token for token in (first, last) if token is not None]:
-        parts = [part for part in (first, "$A", last) if part is not None]
-        inner.post_processor = processors.TemplateProcessing(
-            parts, None, [(token, inner.token_to_id(token)) for token in used]
-        )
 
 
 def published(folder: Path) -> dict[str, dict[str, Any]]:
