@@ -34,6 +34,7 @@ from onward.families._interface import HF, Family, Fix, Names, Row  # noqa: F401
 from onward.families._keys import RecordedKeys
 from onward.families._refusals import refusal
 from onward.families._saving import Inexpressible, keys_of, require  # noqa: F401
+from onward.families._unread import UNREAD
 from onward.families._wrappers import TextPart, text_part  # noqa: F401
 
 if TYPE_CHECKING:
@@ -107,9 +108,14 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def family(model_type: str) -> Family:
-    """Return the family module for a model_type, a value in config.json. Raises a UserError that suggests the nearest
-    known one."""
+    """Return the family module for a model_type, a value in config.json. Raises a UserError that says which part is
+    missing, or suggests the nearest known one."""
     if model_type not in families():
+        if reason := UNREAD.get(model_type):
+            raise UserError(
+                f"Cannot read model_type {model_type!r}, because {reason}: docs/models-of-transformers.md lists the "
+                "models that Onward reads"
+            )
         raise UserError(
             f"model_type {model_type!r} is not a family that Onward knows (docs/families.md shows how to add one): "
             f"{nearest(model_type, families())}"

@@ -15,7 +15,7 @@ HARMLESS = re.compile(
     r"|problem_type|predict_special_tokens|id2label|label2id|return_dict\w*|output_\w+"
     # training and computation
     r"|initializer_\w+|init_(std|device|config)|\w*dropout\w*|\w*_pdrop|layerdrop|gradient_checkpointing|\w*aux_loss\w*"
-    r"|seq_aux|num_nextn_predict_layers|router_jitter_noise|pretraining_tp|ep_size|chunk_size_feed_forward|is_decoder"
+    r"|seq_aux|num_nextn_predict_layers|(num_|use_)?mtp(_\w+)?|router_jitter_noise|pretraining_tp|ep_size|chunk_size_feed_forward|is_decoder"
     r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|attention_softmax_in_fp32|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
     # repeated by other keys
     r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token|no_rope_layer_interval|_sliding_window_pattern"

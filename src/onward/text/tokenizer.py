@@ -17,6 +17,7 @@ from onward.base.errors import UserError
 from onward.base.files import atomic_write, write_json
 from onward.text.boundaries import continuing
 from onward.text.formats import END, OTHER_NAMES, OTHER_SUFFIXES, add_published, read_other
+from onward.text.media import media_tokens
 from onward.text.patterns import BYTE_OF
 
 UNKNOWN = "\ufffd"
@@ -24,6 +25,13 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 canno
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte token of SentencePiece's byte fallback
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
 ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
+PUBLISHED = (
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.json",  # of models that also see images or hear
+)
 TokenId = Annotated[int, Range(0, 2**32 - 1)]
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
 
@@ -63,6 +71,7 @@ class Tokenizer:
         self.special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         self.cuttable = cuttable(inner)
         self.of_bytes = isinstance(inner.decoder, decoders.ByteLevel)
+        self.media = dict[int, str]()  # tokens for images or sound, by id: see `text.media`
 
     @classmethod
     @checked
@@ -86,6 +95,7 @@ class Tokenizer:
         tokenizer = cls(inner, bos, eos or last or end, pad=pad, ends=ends, templates=templates)
         if names_no_bos(tables):
             tokenizer.prefix_id = tokenizer.eos_id
+        tokenizer.media = media_tokens(tables, inner)
         return tokenizer
 
     @checked
@@ -252,7 +262,13 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
     """Parsed JSON files of a model's folder that may name control tokens, the most important first; unreadable files
     are left out."""
     tables = {}
-    for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
+    for file in (
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "generation_config.json",
+        "config.json",
+        "chat_template.json",
+    ):
         try:
             table = json.loads((folder / file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -288,7 +304,7 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Chat templates of a folder by name; a single one is named `default`."""
-    value = tables.get("tokenizer_config.json", {}).get("chat_template")
+    value = next(filter(None, (table.get("chat_template") for table in tables.values())), None)
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
     for file in folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja"):

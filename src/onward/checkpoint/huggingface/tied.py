@@ -27,9 +27,7 @@ def found(family: Names, name: str, stored: Mapping[str, StoredTensor]) -> Store
     return stored.get(name, stored.get(name.removeprefix(family.BASE)))
 
 
-def with_embedding(
-    family: Names, config: DecoderConfig, stored: dict[str, StoredTensor]
-) -> dict[str, StoredTensor]:
+def with_embedding(family: Names, config: DecoderConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The stored tensors, in which a matrix that embedding and head share has the name of the embedding: files may have
     it under the head's name only."""
     embedding, head = both_names(family, config)
