@@ -70,6 +70,7 @@ TEXT_TYPES: dict[str, tuple[str, HF]] = {  # a text_config's own model_type -> t
         {
             **GLM_4V,
             "attention_bias": False,
+            "max_position_embeddings": 131_072,
             "vocab_size": 59_392,
             "hidden_size": 1024,
             "intermediate_size": 4096,
