@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+from onward import UserError
 from onward.base.files import read_json, write_json
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.huggingface.tied import both_names
@@ -19,17 +20,29 @@ from support.parity import assert_same_logits, publish, tensors
 
 V3 = CASES["deepseek_v3: groups, a dense layer first"]
 DEPTH = V3.num_hidden_layers
-LATER = (f"model.layers.{DEPTH}.eh_proj.weight", f"model.layers.{DEPTH + 2}.mlp.up_proj.weight", "mtp.norm.weight")
+LATER = [
+    [f"model.layers.{DEPTH}.eh_proj.weight", f"model.layers.{DEPTH + 1}.mlp.up_proj.weight"],
+    ["mtp.norm.weight", "model.mtp_layers.0.norm.weight"],
+]
 
 
-@pytest.mark.parametrize("name", [*LATER, "model.mtp_layers.0.norm.weight"])
-def test_layers_for_multi_token_prediction_are_left_out_with_a_word(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("names", LATER)
+def test_layers_for_multi_token_prediction_are_left_out_with_a_word(names: list[str], tmp_path: Path) -> None:
     theirs = publish(V3, tmp_path)
-    save_file(tensors(tmp_path) | {name: torch.full((4, 4), torch.nan)}, tmp_path / "model.safetensors")
-    with pytest.warns(LeftOut, match=f"1 tensors for multi-token prediction, such as {name}") as said:
+    more = {name: torch.full((4, 4), torch.nan) for name in names}
+    save_file(tensors(tmp_path) | more, tmp_path / "model.safetensors")
+    with pytest.warns(LeftOut, match=f"2 tensors for multi-token prediction, such as {min(names)}") as said:
         ours, _ = load_model(tmp_path)
     assert len(said) == 1
     assert_same_logits(ours, theirs)
+
+
+def test_layer_that_does_not_follow_the_others_is_refused(tmp_path: Path) -> None:
+    publish(V3, tmp_path)
+    name = f"model.layers.{DEPTH + 1}.eh_proj.weight"
+    save_file(tensors(tmp_path) | {name: torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match=f"has a tensor {name} that"):
+        load_model(tmp_path)
 
 
 def test_absent_routing_biases_are_none(tmp_path: Path) -> None:

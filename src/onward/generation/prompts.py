@@ -34,7 +34,8 @@ def prompts_of(prompt: str | Sequence[Prompt]) -> list[Prompt]:
 def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """Return the token ids of a prompt; for an empty prompt, the beginning-of-text token. Raises a UserError for tokens
     of images or sound."""
-    refuse_media(tokenizer.media, prompt)
+    if tokenizer.media:
+        refuse_media(tokenizer.media, prompt)
     tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     return tokens or tokenizer.begin([])
 

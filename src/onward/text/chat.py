@@ -131,7 +131,8 @@ class Chat:
             text = text[: talk.end_of(text, len(given) - 1, "content")]
             if not text:
                 raise UserError("Cannot continue the last message, because the chat template writes no text of it")
-        refuse_media(self.tokenizer.media, text)
+        if self.tokenizer.media:
+            refuse_media(self.tokenizer.media, text)
         return [i for i, _, _ in self.tokens(text)]
 
     def conversations(

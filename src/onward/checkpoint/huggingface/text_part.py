@@ -8,7 +8,7 @@ from functools import partial
 from torch import Tensor
 
 from onward.checkpoint.weights import StoredTensor
-from onward.families import TextPart
+from onward.families._wrappers import TextPart
 
 THINKER = "thinker."  # the part of a model that answers in text, where another one speaks
 NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|llm)\.(?:model\.)*|(?=lm_head\.)")
