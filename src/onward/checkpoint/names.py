@@ -5,7 +5,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -250,7 +250,7 @@ def find(
             left.pop(str(their), None)
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
     extra = [name for name in left if not re.search(ignored, name)]
-    later = [name for name in extra if predicts_more(name, config.n_layers)]
+    later = prediction_layers(extra, config.n_layers)
     if unknown := {*extra} - {*later}:
         raise UserError(f"the checkpoint has a tensor {min(unknown)} that the model of its config.json does not have")
     if later:
@@ -271,11 +271,13 @@ def with_routing_biases(
     return {**stored, **{name: StoredTensor(list(wanted[name].shape), "F32", zeros) for name in biases}}
 
 
-def predicts_more(name: str, n_layers: int) -> bool:
-    """Whether a tensor belongs to layers for multi-token prediction, which published models number after their own
-    `n_layers` layers or call mtp."""
-    match = re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name)
-    return match is not None and (match[1] is None or int(match[1]) >= n_layers)
+def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
+    """The tensors of layers for multi-token prediction, which published models call mtp or number on from their own
+    `n_layers` layers."""
+    found = {name: match[1] for name in names if (match := re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name))}
+    numbers = {int(number) for number in found.values() if number}
+    following = {n_layers + i for i in range(len(numbers))}
+    return [name for name, number in found.items() if not number or int(number) in following]
 
 
 def aligned(tensor: Tensor) -> bool:

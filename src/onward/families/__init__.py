@@ -36,10 +36,11 @@ from onward.families._interface import HF, Family, Fix, Names, Row  # noqa: F401
 from onward.families._keys import RecordedKeys
 from onward.families._refusals import refusal
 from onward.families._saving import Inexpressible, keys_of, require  # noqa: F401
-from onward.families._wrappers import TextPart, text_part  # noqa: F401
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from onward.families._wrappers import TextPart
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
@@ -124,14 +125,30 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def family(model_type: str) -> Family:
-    """Return the family module for a model_type, a value in config.json. Raises a UserError that suggests the nearest
-    known one."""
+    """Return the family module for a model_type, a value in config.json. Raises a UserError that says which part is
+    missing, or suggests the nearest known one."""
     if model_type not in families():
+        from onward.families._unread import UNREAD
+
+        if reason := UNREAD.get(model_type):
+            raise UserError(
+                f"Cannot read model_type {model_type!r}, because {reason}: docs/models-of-transformers.md lists the "
+                "models that Onward reads"
+            )
         raise UserError(
             f"model_type {model_type!r} is not a family that Onward knows (docs/families.md shows how to add one): "
             f"{nearest(model_type, families())}"
         )
     return families()[model_type]
+
+
+def text_part(hf: HF) -> TextPart | None:
+    """The text decoder in the config.json of a model that also sees images or hears; None for a model of text."""
+    if str(hf.get("model_type")) in families():
+        return None
+    from onward.families._wrappers import text_part
+
+    return text_part(hf)
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:

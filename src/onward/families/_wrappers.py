@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from onward.families._interface import HF
+from onward.families._unread import UNREAD
 
 TEXT_TABLES = "text_config", "llm_config", "language_config"  # of which the last two are those of remote code
 QWEN2_VL = {
@@ -69,6 +70,7 @@ TEXT_TYPES: dict[str, tuple[str, HF]] = {  # a text_config's own model_type -> t
         {
             **GLM_4V,
             "attention_bias": False,
+            "max_position_embeddings": 131_072,
             "vocab_size": 59_392,
             "hidden_size": 1024,
             "intermediate_size": 4096,
@@ -170,7 +172,7 @@ def text_part(hf: HF) -> TextPart | None:
     outer = {**hf, **part} if isinstance(part := hf.get("thinker_config"), Mapping) else hf
     name = str(outer.get("model_type"))
     table = next((found for key in TEXT_TABLES if isinstance(found := outer.get(key), Mapping)), None)
-    if table is None and name not in FLAT:
+    if name in UNREAD or (table is None and name not in FLAT):
         return None
     if table is None:
         table = {key: value for key, value in outer.items() if "rope_" in key or not isinstance(value, Mapping)}

@@ -18,6 +18,7 @@ from onward.base.files import atomic_write, write_json
 from onward.text.added_tokens import add_published
 from onward.text.boundaries import continuing
 from onward.text.formats import OTHER_NAMES, OTHER_SUFFIXES, add_ends, read_other
+from onward.text.media import media_tokens
 from onward.text.merges import END
 from onward.text.patterns import BYTE_OF
 
@@ -66,6 +67,7 @@ class Tokenizer:
         self.special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         self.cuttable = cuttable(inner)
         self.of_bytes = isinstance(inner.decoder, decoders.ByteLevel)
+        self.media = dict[int, str]()  # tokens for images or sound, by id: see `text.media`
 
     @classmethod
     @checked
@@ -90,6 +92,7 @@ class Tokenizer:
         tokenizer = cls(inner, bos, eos, pad=pad, ends=ends, templates=chat_templates(file.parent, tables))
         if names_no_bos(tables):
             tokenizer.prefix_id = tokenizer.eos_id
+        tokenizer.media = media_tokens(tables, inner)
         return tokenizer
 
     @checked
@@ -260,7 +263,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
     """Parsed JSON files of a model's folder that may name control tokens, the most important first; unreadable files
     are left out."""
     tables = {}
-    for file in (*CONTROL_FILES, "added_tokens.json"):
+    for file in (*CONTROL_FILES, "added_tokens.json", "chat_template.json"):  # the last: of models that see images
         try:
             table = json.loads((folder / file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -296,7 +299,7 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Chat templates of a folder by name; a single one is named `default`."""
-    value = tables.get("tokenizer_config.json", {}).get("chat_template")
+    value = next(filter(None, (table.get("chat_template") for table in tables.values())), None)
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
     for file in folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja"):

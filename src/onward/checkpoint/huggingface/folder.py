@@ -41,11 +41,12 @@ class ModelFolder(ModelSource):
             hf["architectures"] = [kind.ARCHITECTURES[hf["model_type"]]]
             message = f"Only the text decoder of {self.path} is loaded: its encoders of images or sound are left out"
             warnings.warn(LeftOut(message), stacklevel=2)
-        stored = with_embedding(kind, config, stored)
         model = allocated(config, stored)
-        if config.tied and head_differs(kind, config, stored):
-            config = replace(config, tied=False)
-            model = allocated(config, stored)
+        if config.tied:
+            stored = with_embedding(kind, config, stored)
+            if head_differs(kind, config, stored):
+                config = replace(config, tied=False)
+                model = allocated(config, stored)
         return Outline(hf, kind, config, stored, model)
 
     def family(self) -> tuple[Family, DecoderConfig]:

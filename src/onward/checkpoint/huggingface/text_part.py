@@ -8,17 +8,19 @@ from functools import partial
 from torch import Tensor
 
 from onward.checkpoint.weights import StoredTensor
-from onward.families import TextPart
+from onward.families._wrappers import TextPart
 
 THINKER = "thinker."  # the part of a model that answers in text, where another one speaks
 NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|llm)\.(?:model\.)*|(?=lm_head\.)")
 BESIDE = re.compile(r"(?:model\.)?(?=(?:embed_tokens|layers|norm|lm_head)\.)")  # beside `visual` and others
-LAYER = re.compile(r"(?<![^.])(?:layers|blocks)\.(\d+)\.")  # transformers writes those of Kimi K2.5 as blocks
+LAYER = re.compile(
+    r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\."
+)  # transformers renames them so when it writes some models
 ADAPTED = ".base_layer."  # in weights that adapters for images or sound change
 
 
 def text_tensors(part: TextPart, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The stored tensors of the text decoder. Names begin as those of its family, perhaps without BASE."""
+    """The stored tensors of the text decoder, under the names of its family without the base prefix."""
     own = {name.removeprefix(THINKER): tensor for name, tensor in stored.items() if name.startswith(THINKER)} or stored
     layout = NESTED if any(match.end() for match in map(NESTED.match, own) if match) else BESIDE
     result = {}
@@ -30,7 +32,7 @@ def text_tensors(part: TextPart, stored: Mapping[str, StoredTensor]) -> dict[str
 
 def renumbered(name: str, part: TextPart) -> str | None:
     """The name without counting the layers that are skipped; None in such a layer."""
-    number = int(match[1]) if (match := LAYER.search(name)) else -1
+    number = int(match[1]) if (match := LAYER.match(name)) else -1
     if number in part.skipped:
         return None
     return LAYER.sub(f"layers.{number - sum(skipped < number for skipped in part.skipped)}.", name, count=1)

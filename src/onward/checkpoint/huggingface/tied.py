@@ -31,7 +31,7 @@ def with_embedding(family: Names, config: DecoderConfig, stored: dict[str, Store
     """The stored tensors, in which a matrix that embedding and head share has the name of the embedding: files may have
     it under the head's name only."""
     embedding, head = both_names(family, config)
-    if not config.tied or found(family, embedding, stored) or not (shared := found(family, head, stored)):
+    if found(family, embedding, stored) or not (shared := found(family, head, stored)):
         return stored
     return {**stored, embedding: shared}
 
