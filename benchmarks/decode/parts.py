@@ -16,7 +16,7 @@ from benchmarks.decode.peers import Onward
 from benchmarks.decode.tables import Table
 from onward import Decoder, Engine
 from onward.model import Linear, attention, context, layers
-from onward.model.cache import LayerCache
+from onward.model.layer_cache import LayerCache
 from onward.planning import peak_flops
 from onward.transforms.quantize import QuantizedLinear
 

@@ -15,11 +15,13 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.api.runs import finetune, train
     from onward.api.saving import merge, save, save_adapter
     from onward.base.errors import UserError
-    from onward.config.attention_parts import LatentAttention, SelfAttention
+    from onward.config.attention_parts import SelfAttention
     from onward.config.block_parts import (
         AttentionOnly,
         BranchNorm,
+        FeedForwardOnly,
         LayerNorm,
+        NoAttention,
         NoNorm,
         Parallel,
         PostNorm,
@@ -29,7 +31,8 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
         SharedNorm,
     )
     from onward.config.decoder import DecoderConfig
-    from onward.config.feedforward_parts import Experts, Gated, Plain
+    from onward.config.feedforward_parts import XIELU, Experts, Gated, Plain
+    from onward.config.latent_parts import LatentAttention
     from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
@@ -89,6 +92,7 @@ else:
 
 __all__ = [
     "EVA",
+    "XIELU",
     "Adapters",
     "Alibi",
     "Answer",
@@ -107,6 +111,7 @@ __all__ = [
     "Evaluation",
     "Experts",
     "FeedForward",
+    "FeedForwardOnly",
     "FinetuneConfig",
     "Gated",
     "GenerationOptions",
@@ -124,6 +129,7 @@ __all__ = [
     "Loss",
     "Method",
     "MovingWeight",
+    "NoAttention",
     "NoNorm",
     "NoPosition",
     "Norm",

@@ -2,6 +2,7 @@
 
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ from onward.checkpoint.load import load_model
 from onward.families import express, families, read
 from onward.model import AttentionContext
 from onward.model.attention import Attend
-from onward.model.cache import Keys
+from onward.model.layer_cache import Keys
 from onward.model.reference import reference
 from onward.tracing.sites import attend_modules
 
@@ -189,6 +190,7 @@ EXPRESSED = {
     "deepseek_v2": [
         DecoderConfig(**SIZES, attention=LatentAttention(d_latent=8)),
         DecoderConfig(**SIZES, attention=LatentAttention(d_latent=8), mlp=(Gated(), SHARED)),
+        DecoderConfig(**SIZES, attention=LatentAttention(d_latent=8), mlp=replace(SHARED, d_ff=64, d_shared=64)),
     ],
     "deepseek_v3": [
         DecoderConfig(
@@ -198,8 +200,10 @@ EXPRESSED = {
     "onward": [
         DecoderConfig(**SIZES, **GPT2_PARTS, n_kv_heads=2),
         DecoderConfig(**SIZES, head_bias=True),
-        DecoderConfig(**SIZES, attention=LatentAttention(), mlp=Experts(router=SoftmaxRouting(renormalize=False))),
         DecoderConfig(**SIZES, attention=(SelfAttention(), SelfAttention(qk_norm="head"))),
+        DecoderConfig(**SIZES, attention=(SelfAttention(), SelfAttention(n_heads=8))),
+        DecoderConfig(**SIZES, attention=SelfAttention(d_value=4)),
+        DecoderConfig(**SIZES, mlp=Gated(d_ff=12)),
         DecoderConfig(**SIZES, norm=RMSNorm(offset=1.0)),
         DecoderConfig(**SIZES, final_norm=LayerNorm()),
         DecoderConfig(**SIZES, logit_softcap=30.0),

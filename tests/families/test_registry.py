@@ -41,7 +41,7 @@ for name, preset in presets().items():
 """)
 
 
-INTERNAL = {"falcon_alibi", "latent_halves", "unbiased_head_norms", "clamped_experts", "fixed_layer"}
+INTERNAL = {"falcon_alibi", "latent_halves", "unbiased_head_norms", "clamped_experts"}
 
 
 def test_internal_kinds_are_read_and_not_offered() -> None:

@@ -68,11 +68,12 @@ def assert_equals_plain_loops(name: str, layer: int) -> None:
     torch.manual_seed(2)
     attend: Any = on_device(Decoder(config).double()).blocks[layer].attn.attend
     sinks = None if attend.sinks is None else attend.sinks.normal_().tolist()
-    q = torch.randn(2, 9, config.n_heads, config.d_head, dtype=torch.float64)
-    k, v = torch.randn(2, 2, 9, config.n_kv_heads, config.d_head, dtype=torch.float64)
+    n_heads, n_kv_heads, d_head, d_value = at(config.attention, layer).heads(config)
+    shapes = (n_heads, d_head), (n_kv_heads, d_head), (n_kv_heads, d_value)
+    q, k, v = (torch.randn(2, 9, *shape, dtype=torch.float64) for shape in shapes)
     seen = attention_contexts(config, q.dtype, POSITIONS, None, plain=False)[layer]
     weights = in_plain_loops(config, layer, q, k, sinks)
-    wanted = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(config.n_heads // config.n_kv_heads, 2))
+    wanted = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(n_heads // n_kv_heads, 2))
     bias = seen.mask.dense(q.dtype)
     got = attention_weights(q, k, scale=attend.scale, softcap=attend.softcap, bias=bias, sinks=attend.sinks)
     assert_close(got, weights, 1e-10)

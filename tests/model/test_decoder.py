@@ -13,7 +13,7 @@ from onward.base import fields
 from onward.config import decoder as parts
 from onward.config.decoder import at
 from onward.config.feedforward_parts import ActivationName
-from onward.model.cache import LayerCache
+from onward.model.layer_cache import LayerCache
 from onward.model.segments import Segments
 
 from support.decoders import DECODERS, LENGTH, decoder, token_ids
@@ -92,7 +92,7 @@ MUTANTS: dict[str, tuple[str, Any, str, str]] = {  # what is broken: its place, 
         "branched",
     ),
     "a window forgets its last token": (
-        "cache.slot_positions",
+        "layer_cache.slot_positions",
         lambda slots, last: last - (last - torch.arange(slots)) % slots - 1,
         "gemma2",
         "one by one",

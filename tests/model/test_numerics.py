@@ -27,7 +27,14 @@ NORMS = {
     "layer": (LayerNorm(eps=0.1), layer),
     "layer without bias": (LayerNorm(eps=0.1, bias=False), lambda x, w: layer(x, w, torch.zeros_like(w))),
     "rms": (RMSNorm(eps=0.1), rms),
+    "layer without weight": (LayerNorm(eps=0.1, weight=False), lambda x, b: layer(x, torch.ones_like(b), b)),
+    "layer without both": (
+        LayerNorm(eps=0.1, weight=False, bias=False),
+        lambda x: layer(x, torch.ones_like(x), torch.zeros_like(x)),
+    ),
+    "layer plus 1": (LayerNorm(eps=0.1, offset=1.0), lambda x, w, b: layer(x, 1 + w, b)),
     "rms plus 1": (RMSNorm(eps=0.1, offset=1.0), lambda x, w: rms(x, 1 + w)),
+    "rms without weight": (RMSNorm(eps=0.1, weight=False), lambda x: rms(x, torch.ones_like(x))),
 }
 
 

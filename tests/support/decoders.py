@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from onward import (
+    XIELU,
     Alibi,
     AttentionOnly,
     BranchNorm,
@@ -13,6 +14,7 @@ from onward import (
     DecoderConfig,
     DynamicScaling,
     Experts,
+    FeedForwardOnly,
     Gated,
     LatentAttention,
     LayerNorm,
@@ -20,6 +22,7 @@ from onward import (
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
+    NoAttention,
     NoNorm,
     NoPosition,
     Parallel,
@@ -102,6 +105,29 @@ DECODERS = {
         attention=SelfAttention(scale=0.1),
         mlp=Gated(act="gelu", bias=True),
     ),
+    "xielu": config(mlp=XIELU(bias=True, d_ff=20)),
+    "routers": config(
+        n_layers=4,
+        mlp=tuple(
+            Experts(count=6, top_k=3, d_ff=8, router=router, backend="loop")
+            for router in (
+                SoftmaxRouting(selection_bias=True, min_sum=0.9),
+                SoftmaxRouting(softcap=0.5, n_groups=2, top_k_groups=1, group_top_k=2),
+                SigmoidRouting(selection_bias=False, softcap=2.0, n_groups=3, top_k_groups=2, group_top_k=1),
+                SigmoidRouting(bias_on="logits", min_sum=0.1),
+            )
+        ),
+    ),
+    "one branch in each layer": config(
+        n_layers=3,
+        block=(AttentionOnly(residual_scale=0.5), FeedForwardOnly(), FeedForwardOnly(residual_scale=0.5)),
+        attention=(SelfAttention(), NoAttention(), NoAttention()),
+        norm=(RMSNorm(weight=False), LayerNorm(weight=False), LayerNorm(offset=1.0)),
+    ),
+    "scaled branches": config(
+        n_layers=5,
+        block=tuple(block(residual_scale=0.5) for block in (PostNorm, Sandwich, BranchNorm, Parallel, SharedNorm)),
+    ),
     "olmo2": config(attention=SelfAttention(qk_norm="width"), n_kv_heads=2, final_norm=LayerNorm()),
     "deepseek": config(
         n_layers=3,
@@ -142,6 +168,16 @@ DECODERS = {
         block=(BranchNorm(), PreNorm()),
         attention=(SelfAttention(clip=0.5, qk_norm="heads"), SelfAttention(qk_norm="heads")),
         n_kv_heads=2,
+    ),
+    "sizes per part": config(
+        n_layers=4,
+        n_kv_heads=2,
+        attention=(
+            SelfAttention(window=4, n_heads=6, n_kv_heads=3, qk_norm="width", sinks=True),
+            SelfAttention(n_kv_heads=1, d_head=8, d_value=6, value_scale=0.7, qk_norm="heads"),
+            LatentAttention(d_latent=5, d_nope=6, d_rope=4, d_value=3, n_heads=3),
+        ),
+        mlp=(Gated(d_ff=24), Plain(d_ff=12), Experts(d_ff=10, count=3, backend="loop"), Gated()),
     ),
     "everything about scores": config(
         position=(Alibi(), Rotary()),

@@ -46,7 +46,7 @@ def routed(model: Decoder) -> list[tuple[Tensor, Tensor]]:
 
     def look(mlp: torch.nn.Module, inputs: tuple[Tensor], _: Tensor) -> None:
         scores = inputs[0].flatten(0, 1) @ mlp.router.weight.mT
-        merit = scores.sigmoid() + mlp.router.routing_bias if hasattr(mlp.router, "routing_bias") else scores
+        merit = scores.sigmoid() + mlp.router.routing_bias if mlp.router.routing_bias is not None else scores
         found.append((scores, merit.topk(2).indices))
 
     hooks = [model.blocks[layer].mlp.register_forward_hook(look) for layer in (1, 3)]

@@ -213,6 +213,10 @@ def copied(
     """Copy stored tensors of one shape, in pieces, into a new tensor (number of tensors, ...) that `make` allocates."""
     stack = make(len(sources), *next(iter(sources.values())).shape, dtype=dtype, device=device)
     for (name, source), tensor in zip(sources.items(), stack):
+        if not source.shape and source.mapped:  # a single number has no rows
+            tensor.copy_(source.mapped())
+            check(tensor, name, allow_nonfinite)
+            continue
         step = max(1, COPY_BYTES // tensor[0].nbytes)
         for start, part in zip(range(0, len(tensor), step), tensor.split(step)):
             part.copy_(source.rows(start, start + len(part)))

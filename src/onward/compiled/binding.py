@@ -11,7 +11,8 @@ from torch import Tensor
 from onward.compiled.calls import Call, unreadable_is_not_compilable
 from onward.compiled.recording import Attention, Write
 from onward.kernels.memory import Unreadable, address, buffer, rows_address
-from onward.model.cache import SCALE, KVCache, LayerCache
+from onward.model.cache import KVCache
+from onward.model.layer_cache import SCALE, LayerCache
 
 
 class Binding:

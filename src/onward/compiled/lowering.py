@@ -15,7 +15,8 @@ from onward.compiled.recording import Attention, Operation, StepRecord, Write
 from onward.compiled.rows import ROWS
 from onward.kernels.llvm import cached_attention, writes
 from onward.kernels.memory import address
-from onward.model.cache import KVCache, LayerCache
+from onward.model.cache import KVCache
+from onward.model.layer_cache import LayerCache
 
 OPERATIONS = ELEMENTWISE | ROWS  # by the name of the operation
 MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several threads are faster than one

@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from onward.compiled.interface import NotCompilable, StepShape
 from onward.model.adapters import Selection
-from onward.model.cache import SCALE, CacheEntry, CacheView, KVCache, LayerCache, SlotIndices
+from onward.model.cache import CacheView, KVCache
+from onward.model.layer_cache import SCALE, CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 
 

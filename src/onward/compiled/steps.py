@@ -14,8 +14,9 @@ from onward.compiled.devices import IMPLEMENTATIONS
 from onward.compiled.interface import CompiledStep, NotCompilable, StepShape, TooManyRows
 from onward.compiled.model_state import ModelState
 from onward.kernels.operations import is_watched
-from onward.model.cache import SCALE, KVCache, LayerCache
+from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
+from onward.model.layer_cache import SCALE, LayerCache
 from onward.model.paged import PagedLayerCache
 from onward.tracing.listening import Uncompiled, is_traced
 
@@ -96,7 +97,7 @@ def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
         for name, tensor in layer.entries.items()
         if name.endswith(SCALE) or not layer.quantized
     ]
-    return known and all(tensor.dtype == dtype for tensor in tensors)
+    return known and not cache.states and all(tensor.dtype == dtype for tensor in tensors)
 
 
 class CompiledSteps:

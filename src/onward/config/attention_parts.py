@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 from onward.base.errors import UserError
-from onward.config.part_types import Attention, ConfigFields
-from onward.config.ranges import Epsilon, Factor, Size, SizeOrZero
+from onward.config.part_types import Attention, ConfigFields, HeadSizes
+from onward.config.ranges import Factor, SizeOrZero
 
 
 @dataclass(frozen=True)
@@ -23,47 +23,45 @@ class SelfAttention(Attention, kind="self"):
     bias: bool = False  # whether the q, k and v projections have biases
     out_bias: bool = False  # whether the output projection has a bias
     out: bool = True  # whether the layer has an output projection
+    n_heads: SizeOrZero = 0  # number of query heads; 0: the config's n_heads
+    n_kv_heads: SizeOrZero = 0  # number of key/value heads; 0: the config's n_kv_heads
+    d_head: SizeOrZero = 0  # width of a query and a key; 0: the config's d_head
+    d_value: SizeOrZero = 0  # width of a value; 0: that of a key
+    value_scale: Factor = 1.0  # multiplies the values (MiMo-V2)
+
+    sizes: ClassVar[tuple[str, ...]] = ("n_heads", "n_kv_heads", "d_head")
+
+    def without_repeated_sizes(self, config: ConfigFields) -> Self:
+        heads = self.heads(config)
+        part = replace(self, d_value=0) if self.d_value and heads.d_value == heads.d_head else self
+        return super(SelfAttention, part).without_repeated_sizes(config)
+
+    def heads(self, config: ConfigFields) -> HeadSizes:
+        d_head = self.d_head or config.d_head
+        return HeadSizes(
+            self.n_heads or config.n_heads, self.n_kv_heads or config.n_kv_heads, d_head, self.d_value or d_head
+        )
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        return dict.fromkeys(("k", "v"), (config.n_kv_heads, config.d_head))
+        heads = self.heads(config)
+        return {"k": (heads.n_kv_heads, heads.d_head), "v": (heads.n_kv_heads, heads.d_value)}
 
     def describe(self, config: ConfigFields) -> str:
-        shared = [f"{config.n_kv_heads} for keys and values"] * (config.n_kv_heads != config.n_heads)
-        return self.in_words(f"{config.n_heads} heads of {config.d_head}", *shared)
+        heads = self.heads(config)
+        sizes = [f"{heads.n_heads} heads of {heads.d_head}"]
+        sizes += [f"values of {heads.d_value}"] * (heads.d_value != heads.d_head)
+        sizes += [f"{heads.n_kv_heads} for keys and values"] * (heads.n_kv_heads != heads.n_heads)
+        return self.in_words(*sizes, shown=(*self.sizes, "d_value"))
 
     def check(self, config: ConfigFields) -> None:
-        if not self.out and (heads := config.n_heads * config.d_head) != config.d_model:
+        heads = self.heads(config)
+        if heads.n_heads % heads.n_kv_heads:
             raise UserError(
-                f"attention.self.out cannot be false, because the heads together are {heads} wide and d_model is "
+                f"attention.self has {heads.n_heads} heads (n_heads) and {heads.n_kv_heads} for keys and values "
+                "(n_kv_heads): n_heads must be a multiple of n_kv_heads"
+            )
+        if not self.out and (width := heads.n_heads * heads.d_value) != config.d_model:
+            raise UserError(
+                f"attention.self.out cannot be false, because the heads together are {width} wide and d_model is "
                 f"{config.d_model}: keep the projection, or set d_head to d_model / n_heads"
             )
-
-
-@dataclass(frozen=True)
-class LatentAttention(Attention, kind="latent"):
-    """Keys and values are projections of one latent vector per token; the cache keeps this vector and a rotary key
-    shared by all heads (multi-head latent attention, DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
-
-    d_latent: Size = 512  # width of the latent of keys and values
-    d_query_latent: SizeOrZero = 0  # width of the latent of queries; 0: queries are projected from x
-    d_nope: Size = 128  # elements of each query and key that are not rotated
-    d_rope: Size = 64  # rotated elements of each query and key; all heads share the rotated elements of the key
-    d_value: Size = 128  # width of each head's value
-    scale: Factor | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
-    bias: bool = False  # whether the projections to the latents and the output projection have biases
-    norm_eps: Epsilon = 1e-6  # epsilon of the norms of the latents
-
-    def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        return {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)}  # keys of one head, shared by all
-
-    def describe(self, config: ConfigFields) -> str:
-        heads = f"{config.n_heads} heads of {self.d_nope} + {self.d_rope}"
-        return self.in_words(heads, f"latents of {self.d_latent}", shown=("d_latent", "d_nope", "d_rope"))
-
-    def rope_width(self, config: ConfigFields) -> int:
-        return self.d_rope
-
-    def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
-        if decoding:  # latents serve as keys and values
-            return 2 * config.n_heads * (2 * self.d_latent + self.d_rope)
-        return 2 * config.n_heads * (self.d_nope + self.d_rope + self.d_value)

@@ -17,7 +17,8 @@ from onward.config.attention_parts import SelfAttention
 from onward.config.block_parts import *  # noqa: F403
 from onward.config.block_parts import PreNorm, RMSNorm
 from onward.config.feedforward_parts import *  # noqa: F403
-from onward.config.feedforward_parts import Gated, Plain
+from onward.config.feedforward_parts import XIELU, Gated, Plain
+from onward.config.latent_parts import *  # noqa: F403
 from onward.config.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each
 from onward.config.position_parts import *  # noqa: F403
 from onward.config.position_parts import Rotary
@@ -29,8 +30,9 @@ from onward.config.ranges import Factor, Rate, Size, SizeOrZero
 class DecoderConfig(Shown):
     """The configuration of a decoder-only Transformer as an immutable value: its sizes and its parts.
 
-    A tuple of parts is repeated over the layers. Sizes that are 0 by default are computed from the others. Raises a
-    UserError if sizes contradict each other.
+    A tuple of parts is repeated over the layers. Sizes that are 0 by default are computed from the others. The heads
+    and the feed-forward of a layer have the sizes given here unless its parts have their own. Raises a UserError if
+    sizes contradict each other.
     """
 
     vocab_size: Size  # number of token ids
@@ -72,14 +74,13 @@ class DecoderConfig(Shown):
         derive("n_kv_heads", lambda: self.n_heads)
         derive("d_embed", lambda: self.d_model)
         derive("d_head", lambda: self.d_model // self.n_heads)
-        gated = not isinstance(at(self.mlp, 0), Plain)
+        gated = not isinstance(at(self.mlp, 0), Plain | XIELU)
         derive("d_ff", lambda: -(-8 * self.d_model // 96) * 32 if gated else 4 * self.d_model)
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
-        for name in names:
-            parts = getattr(self, name)
-            if isinstance(parts, tuple):  # one form for equal decoders
-                object.__setattr__(self, name, shortest(parts, self.n_layers))
+        for name in names:  # one form for equal decoders
+            parts = tuple(part.without_repeated_sizes(self) for part in each(getattr(self, name)))
+            object.__setattr__(self, name, shortest(parts, self.n_layers))
         first = at(self.position, 0)
         if any(position.added and position != first for position in each(self.position)):
             raise UserError(

@@ -20,21 +20,47 @@ class Plain(FeedForward, kind="plain"):
 
     act: ActivationName = "gelu"  # the activation function
     bias: bool = False  # whether both projections have biases
+    d_ff: SizeOrZero = 0  # width inside; 0: the config's d_ff
+
+    sizes: ClassVar[tuple[str, ...]] = ("d_ff",)
 
     def describe(self, config: ConfigFields) -> str:
-        return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
+        return self.in_words(f"width {self.width(config):,}", self.act, shown=("d_ff", "act"))
+
+
+@dataclass(frozen=True)
+class XIELU(FeedForward, kind="xielu"):
+    """down(xielu(up(x))) (Huang and Schlag 2024). A feed-forward without a gate whose activation function, xIELU, has
+    two learned numbers in each layer."""
+
+    bias: bool = False  # whether both projections have biases
+    d_ff: SizeOrZero = 0  # width inside; 0: the config's d_ff
+
+    sizes: ClassVar[tuple[str, ...]] = ("d_ff",)
+
+    def describe(self, config: ConfigFields) -> str:
+        return self.in_words(f"width {self.width(config):,}", shown=("d_ff",))
 
 
 @dataclass(frozen=True)
 class Gated(FeedForward, kind="gated"):
     """down(act(gate(x)) * up(x)) (GLU variants, Shazeer 2020); SwiGLU with silu. A feed-forward whose projections
-    `gate` and `up` go from d_model to d_ff, and `down` back."""
+    `gate` and `up` go from d_model to d_ff, and `down` back.
+
+    `combine(act, gate, up)` of a part of your own returns the input of the down projection, from the activation
+    function `act` and the outputs of the gate and up projections; without it, act(gate) * up.
+    """
+
+    combine: ClassVar[OwnMethod] = None
 
     act: ActivationName = "silu"  # the activation function
     bias: bool = False  # whether the three projections have biases
+    d_ff: SizeOrZero = 0  # width inside; 0: the config's d_ff
+
+    sizes: ClassVar[tuple[str, ...]] = ("d_ff",)
 
     def describe(self, config: ConfigFields) -> str:
-        return self.in_words(f"width {config.d_ff:,}", self.act, shown=("act",))
+        return self.in_words(f"width {self.width(config):,}", self.act, shown=("d_ff", "act"))
 
 
 @dataclass(frozen=True)
@@ -57,8 +83,10 @@ class Experts(FeedForward, kind="experts"):
     bias: bool = False  # whether the three projections of each expert have biases
     backend: Literal["auto", "loop", "grouped"] = "auto"  # one matmul per expert, or grouped matmuls; auto: the fastest
 
+    sizes: ClassVar[tuple[str, ...]] = ("d_ff",)
+
     def describe(self, config: ConfigFields) -> str:
-        sizes = [f"{self.count} of width {self.d_ff or config.d_ff:,}, {self.top_k} per token"]
+        sizes = [f"{self.count} of width {self.width(config):,}, {self.top_k} per token"]
         sizes += [f"one more of width {self.d_shared:,} for all tokens"] * (self.d_shared > 0)
         return self.in_words(*sizes, self.act, shown=("count", "d_ff", "top_k", "d_shared", "act"))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cache
 
 from onward.base.errors import UserError
@@ -10,6 +10,7 @@ from onward.base.suggestions import nearest
 from onward.config.decoder import DecoderConfig, each
 from onward.config.feedforward_parts import Experts
 
+DIVIDED = "n_heads", "n_kv_heads", "d_ff", "d_shared"  # sizes of a decoder and its parts that a tensor axis divides
 MOST = 1 << 20  # processes along an axis
 
 
@@ -149,12 +150,26 @@ def layers_of_stage(n_layers: int, stages: int, stage: int) -> range:
 def undivided(config: DecoderConfig, n: int) -> str:
     """Return the first size of a decoder that cannot be divided evenly over `n` processes, its name and value, such as
     "n_heads 6"; "" if all can."""
-    sizes = {"n_heads": config.n_heads}
-    if n % config.n_kv_heads:
-        sizes["n_kv_heads"] = config.n_kv_heads
+    sizes = list[tuple[str, int]]()
+    for attention in each(config.attention):
+        heads = attention.heads(config)
+        sizes += [("n_heads", heads.n_heads)] + [("n_kv_heads", heads.n_kv_heads)] * (n % heads.n_kv_heads > 0)
     for part in each(config.mlp):
         if isinstance(part, Experts):
-            sizes |= {"d_ff of experts": part.d_ff or config.d_ff, "d_shared": part.d_shared}
+            sizes += [("d_ff of experts", part.width(config)), ("d_shared", part.d_shared)]
         else:
-            sizes["d_ff"] = config.d_ff
-    return next((f"{name} {size:,}" for name, size in sizes.items() if size % n), "")
+            sizes.append(("d_ff", part.width(config)))
+    return next((f"{name} {size:,}" for name, size in sizes if size % n), "")
+
+
+def divided_heads(config: DecoderConfig, n: int) -> DecoderConfig:
+    """Return a decoder with the heads and the feed-forward units of one of `n` processes of a tensor axis. Each process
+    has at least one key/value head, if need be a copy."""
+
+    def own(value: object) -> dict[str, int]:
+        return {name: max(1, size // n) for name in DIVIDED if (size := getattr(value, name, 0))}
+
+    parts = {
+        name: tuple(replace(part, **own(part)) for part in each(getattr(config, name))) for name in ("attention", "mlp")
+    }
+    return replace(config, **own(config), **parts)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from onward.base.fields import Part, changed_fields, text
 
@@ -48,6 +49,8 @@ class ConfigFields(Protocol):
     def attention(self) -> Attention | tuple[Attention, ...]: ...
     @property
     def norm(self) -> Norm | tuple[Norm, ...]: ...
+    @property
+    def block(self) -> Block | tuple[Block, ...]: ...
 
 
 class DecoderPart(Part):
@@ -59,9 +62,16 @@ class DecoderPart(Part):
     """
 
     build: ClassVar[OwnMethod] = None
+    sizes: ClassVar[tuple[str, ...]] = ()  # fields with the names of sizes of the config, which they replace unless 0
 
     def check(self, config: ConfigFields) -> None:
         """Raise a UserError if a field of this part is out of range or does not fit the sizes of the config."""
+
+    def without_repeated_sizes(self, config: ConfigFields) -> Self:
+        """Return this part with 0 in place of sizes that equal those of the config, so that equal decoders have one
+        form."""
+        repeated = [name for name in self.sizes if getattr(self, name) == getattr(config, name)]
+        return replace(self, **dict.fromkeys(repeated, 0)) if repeated else self  # type: ignore[type-var]
 
     def describe(self, config: ConfigFields) -> str:
         """Return this part as one line for `onward models` and `onward plan`: its kind, its sizes in a decoder of this
@@ -100,6 +110,15 @@ class Position(DecoderPart):
         return math.inf
 
 
+class HeadSizes(NamedTuple):
+    """The sizes of the heads of one layer."""
+
+    n_heads: int  # number of query heads
+    n_kv_heads: int  # number of key/value heads
+    d_head: int  # width of a query and of a key
+    d_value: int  # width of a value
+
+
 class Attention(DecoderPart):
     """How a token reads from itself and the tokens before it: a module from x (B, T, D) and an AttentionContext
     (positions, mask and cache of the call) to (B, T, D)."""
@@ -108,23 +127,39 @@ class Attention(DecoderPart):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
-        (n_kv_heads, d_head), ...}."""
+        (n_kv_heads, d_head), ...}; {} if it stores none."""
         raise NotImplementedError
+
+    def heads(self, config: ConfigFields) -> HeadSizes:
+        """Return the sizes of the heads of a layer with this part: its own sizes, or those of the config."""
+        return HeadSizes(config.n_heads, config.n_kv_heads, config.d_head, config.d_head)
+
+    def states(self, config: ConfigFields) -> dict[str, tuple[tuple[int, ...], str | None]]:
+        """Return the shape and the dtype of the states that the cache keeps for each row and layer, by name, such as
+        {"state": ((heads, d_key, d_value), "float32")}; None is the dtype of the cache. Self-attention has none."""
+        return {}
 
     def rope_width(self, config: ConfigFields) -> int:
         """Return the width of the part of each query and key to which rotary positions apply: d_head for
         self-attention, less for latent attention."""
-        return config.d_head
+        return self.heads(config).d_head
 
     def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
         """Return the floating-point operations of all heads for one pair of a query and a key with its value: the score
         and the weighted sum. With `decoding`, a single query reads keys from a cache, which costs more in latent
         attention."""
-        return 4 * config.n_heads * config.d_head
+        heads = self.heads(config)
+        return 2 * heads.n_heads * (heads.d_head + heads.d_value)
 
 
 class FeedForward(DecoderPart):
     """A function that is applied to the vector of each token separately: a module from x (..., D) to (..., D)."""
+
+    d_ff: int = 0  # width inside; 0: the config's d_ff
+
+    def width(self, config: ConfigFields) -> int:
+        """Return the width inside a feed-forward with this part: its own, or the config's d_ff."""
+        return self.d_ff or config.d_ff
 
 
 class Norm(DecoderPart):

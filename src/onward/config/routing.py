@@ -7,11 +7,11 @@ Shapes: N tokens, D d_model, K experts per token (top_k).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from onward.base.fields import Part
 from onward.config.part_types import OwnMethod
-from onward.config.ranges import Factor, Size
+from onward.config.ranges import Epsilon, Factor, Size, SizeOrZero
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,16 @@ class Routing(Part):
     scale: Factor = 1.0  # multiplies the weights
     n_groups: Size = 1  # number of equal groups that the experts are divided into
     top_k_groups: Size = 1  # number of groups from which a token's experts are selected
+    group_top_k: SizeOrZero = 0  # a group's score is the sum of so many of its best scores; 0: as many as usual
+    min_sum: Epsilon = 1e-20  # the sum of the weights counts as at least this much where they are divided by it
+    softcap: Factor | None = None  # logits z become cap * tanh(z / cap)
+    selection_bias: bool = False  # a bias per expert is added to the scores for the selection, not for the weights
 
 
 @dataclass(frozen=True)
 class SoftmaxRouting(Routing, kind="softmax"):
     """Scores are a softmax over all experts; the score of a group of experts is that of its best expert (Mixtral,
-    DeepSeek-V2)."""
+    DeepSeek-V2) unless `group_top_k` says otherwise."""
 
     bias: bool = False  # whether the logits have a bias
 
@@ -42,4 +46,7 @@ class SoftmaxRouting(Routing, kind="softmax"):
 class SigmoidRouting(Routing, kind="sigmoid"):
     """Scores are sigmoids. A routing bias, which balances the load and is not trained by gradient, is added to the
     scores for the selection of experts, not for their weights. The score of a group of experts is the sum of its best
-    two scores (DeepSeek-V3, section 2.1.2)."""
+    two scores (DeepSeek-V3, section 2.1.2) unless `group_top_k` says otherwise."""
+
+    selection_bias: bool = True  # a bias per expert is added to the scores for the selection, not for the weights
+    bias_on: Literal["scores", "logits"] = "scores"  # the routing bias is added to these (Kolibri: logits)

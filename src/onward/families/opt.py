@@ -1,17 +1,10 @@
 """OPT (Zhang et al. 2022): open models of GPT-3's sizes, with ReLU and learned positions that start at row 2."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from onward.config.decoder import DecoderConfig, LayerNorm, Learned, NoNorm, Plain, PostNorm, PreNorm, SelfAttention
-from onward.config.part_types import Norm
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
-
-if TYPE_CHECKING:
-    from torch import nn
 
 ARCHITECTURES = {"opt": "OPTForCausalLM"}
 BASE = "model."
@@ -46,17 +39,6 @@ PRESETS: dict[str, HF] = {
 ANCESTORS = {"opt": "gpt3-175b", "opt-350m": "opt-125m"}
 
 
-@dataclass(frozen=True)
-class FixedLayerNorm(Norm, kind="fixed_layer", internal=True):
-    """LayerNorm without learned weights and biases, for OPT models whose config.json has layer_norm_elementwise_affine
-    false."""
-
-    def build(self, config: DecoderConfig, layer: int, width: int = 0) -> nn.Module:
-        from onward.model.layers import LayerNormModule
-
-        return LayerNormModule(width or config.d_model, elementwise_affine=False)
-
-
 def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("activation_function", "relu")
     bias, before = hf.get("enable_bias", True), hf.get("do_layer_norm_before", True)
@@ -65,7 +47,7 @@ def config(hf: HF) -> DecoderConfig:
         position=Learned(offset=2),
         attention=SelfAttention(bias=bias, out_bias=bias),
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=bias),
-        norm=LayerNorm() if hf.get("layer_norm_elementwise_affine", True) else FixedLayerNorm(),
+        norm=LayerNorm() if hf.get("layer_norm_elementwise_affine", True) else LayerNorm(weight=False, bias=False),
         block=PreNorm() if before else PostNorm(),
         final_norm=NoNorm() if hf.get("_remove_final_layer_norm", False) or not before else None,
     )

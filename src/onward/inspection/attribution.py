@@ -11,12 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, check_position, exact
-from onward.model.blocks import PostNormModule
+from onward.model.blocks import EQUAL, PostNormModule
 from onward.model.decoder import Decoder, without_dropout
-from onward.model.layers import LayerNormModule
+from onward.model.norms import LayerNormModule
 from onward.tracing.listening import unheard
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
@@ -37,7 +38,7 @@ class LogitAttribution:
     against: int | None  # id of the token whose logit is subtracted; None: no token
     logit: float  # logit before any scale or cap
     embedding: float  # contribution of the token's embedding and of the position, if positions are added
-    heads: Tensor  # (L, H)
+    heads: Tensor  # (L, H), H of the layer with the most heads, 0 beyond a layer's heads
     attention_bias: Tensor  # (L,), contribution of the bias of the output projection
     mlps: Tensor  # (L,)
     constant: float  # contribution of the biases of norms and head
@@ -82,18 +83,23 @@ def logit_attribution(
     heads, biases, mlps = [], [], []
     for layer in reversed(range(model.config.n_layers)):  # from the end of the stream to its beginning
         name, block = f"blocks.{layer}", model.blocks[layer]
-        scale, on_stream = float(getattr(block, "scale", 1.0)), isinstance(block, PostNormModule)
+        (attn_kept, attn_scale), (mlp_kept, mlp_scale) = getattr(block, "weights", EQUAL)
+        on_stream = isinstance(block, PostNormModule)
         direction = before(f"{name}.mlp_norm", direction) if on_stream else direction
-        branch = before(f"{name}.mlp_post_norm", direction * scale)
+        branch, direction = before(f"{name}.mlp_post_norm", direction * mlp_scale), direction * mlp_kept
         mlps.append(at(f"{name}.mlp.out") @ branch if f"{name}.mlp.out" in t else branch.new_zeros(()))
         direction = before(f"{name}.attn_norm", direction) if on_stream else direction
-        branch = before(f"{name}.attn_post_norm", direction * scale)
-        z = t[f"{name}.attn.heads"][:, position]
-        by_head, bias = contributions_of_heads(modules[f"{name}.attn.out"], z[0], branch)
+        branch, direction = before(f"{name}.attn_post_norm", direction * attn_scale), direction * attn_kept
+        if f"{name}.attn.heads" in t:
+            z = t[f"{name}.attn.heads"][:, position]
+            by_head, bias = contributions_of_heads(modules[f"{name}.attn.out"], z[0], branch)
+        else:
+            by_head, bias = branch.new_zeros(model.config.n_heads), branch.new_zeros(())
         heads.append(by_head)
         biases.append(bias)
     embedding = float(at("blocks.0.in") @ direction)
-    stacked = [torch.stack(layers[::-1]).cpu() for layers in (heads, biases, mlps)]
+    padded = pad_sequence(heads[::-1], True).cpu()
+    stacked = [padded, *(torch.stack(layers[::-1]).cpu() for layers in (biases, mlps))]
     total = embedding + constant + sum(float(x.sum()) for x in stacked)
     size = max(1.0, float(size), abs(embedding) + sum(float(x.abs().sum()) for x in stacked))
     if not abs(total - logit) <= TOLERANCE[model.dtype] * size:

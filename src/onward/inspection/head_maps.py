@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from onward.inspection.inputs import logits
 from onward.model.decoder import Decoder
@@ -27,14 +28,14 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:
     """Score how selective each row of attention `maps`, one (H, T, T) per layer, is, from 0 to 1; returns the scores
-    (L, H, T).
+    (L, H, T), where H is the greatest number of heads of a layer, and heads that a layer lacks have 0.
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
     the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to token t itself and
     the one before, to a single token, or to all tokens alike; it is high for a row that selects a few of the earlier
     tokens.
     """
-    weights = torch.stack([layer.float() for layer in maps])  # (L, H, T, T)
+    weights = pad_sequence([layer.float() for layer in maps], True)  # (L, H, T, T)
     earlier = weights.tril(-2)[..., 1:].sum(-1)
     positions = torch.arange(weights.size(-1), device=weights.device)
     entropy = torch.special.entr(weights).sum(-1) / (positions + 1).log().clamp(min=math.log(2))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from onward.base.errors import UserError
 from onward.checkpoint.load import load_model
@@ -27,7 +28,7 @@ MIN_SCORE = 0.3  # the least score for which a map names a role
 @dataclass(frozen=True)
 class HeadRoles:
     """The score of every attention head for each role, such as induction, as {role: scores (L, H)}: from 0 to 1, except
-    for `rare` from -1 to 1."""
+    for `rare` from -1 to 1. H is the greatest number of heads of a layer; a head that a layer lacks has -1."""
 
     scores: dict[str, Tensor]
 
@@ -109,7 +110,7 @@ def head_roles(
         raise UserError("Cannot score pairs without tokens: give both")
     ids = repeated_tokens(model, length, seed=seed)
     half = ids.size(1) // 2
-    c, rows = model.config, dict[str, list[Tensor]]()
+    rows = dict[str, list[Tensor]]()
     for _, weights in weights_of(model, ids):
         layer = {"previous": mean_weight(weights, 1, half), "self": mean_weight(weights, 0, half)}
         layer |= {f"back {n}": mean_weight(weights, n, half) for n in DISTANCES[1:]}
@@ -132,7 +133,7 @@ def head_roles(
                         )
                 queries, keys = zip(*token_pairs)
                 rows.setdefault(name, []).append(w[:, list(queries), list(keys)].mean(-1))
-    return HeadRoles({name: torch.stack(layers).view(c.n_layers, c.n_heads) for name, layers in rows.items()})
+    return HeadRoles({name: pad_sequence(layers, True, -1.0) for name, layers in rows.items()})
 
 
 def rarity_of(tokens: Sequence[int]) -> Tensor:

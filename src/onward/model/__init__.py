@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from onward.model.blocks import (
         AttentionOnlyModule,
         BranchNormModule,
+        FeedForwardOnlyModule,
         ParallelModule,
         PostNormModule,
         SandwichModule,
@@ -18,12 +19,12 @@ if TYPE_CHECKING:
     from onward.model.latent import LatentAttentionModule
     from onward.model.layers import (
         GatedFeedForwardModule,
-        LayerNormModule,
         Linear,
         PlainFeedForwardModule,
         PreNormModule,
         RMSNormModule,
     )
+    from onward.model.norms import LayerNormModule
     from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
 else:
     from onward.base.public import lazily
@@ -37,6 +38,7 @@ __all__ = [
     "BranchNormModule",
     "Child",
     "ExpertsModule",
+    "FeedForwardOnlyModule",
     "GatedFeedForwardModule",
     "Input",
     "LatentAttentionModule",

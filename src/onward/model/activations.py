@@ -48,10 +48,11 @@ class Input(Output):
 class Mid(Where):
     """The location of the residual stream between the attention and the feed-forward of a block. `reader` is the name
     of the submodule whose input is this stream, `sum_at` that of the submodule whose input is the stream plus the
-    output of the feed-forward ("": this sum is the block's output)."""
+    output of the feed-forward ("": this sum is the block's output). `kept` multiplies the stream in this sum."""
 
     reader: str
     sum_at: str
+    kept: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -197,10 +198,11 @@ def norm(width: int, *, centered: bool) -> Declarations:
     return {"": Activation(Output(), ("B", "T", width)), "scale": scale}
 
 
-def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations:
+def block(module: nn.Module, mid: tuple[str, str] | None = None, kept: float = 1.0) -> Declarations:
     """Declare the activations of a block: its input and output, and those of its submodules `attn`, `mlp` and norms
-    (names that end with `norm`). `mid` holds the fields of `Mid`, the location of the residual stream between attention
-    and feed-forward, or is None for a block without it. Also serves blocks that declare nothing themselves."""
+    (names that end with `norm`). `mid` and `kept` hold the fields of `Mid`, the location of the residual stream between
+    attention and feed-forward; `mid` is None for a block without it. Also serves blocks that declare nothing
+    themselves."""
     stream = "B", "T", "D"
     names: Declarations = {"in": Activation(Input(), stream)}
     for name, _ in module.named_children():
@@ -209,7 +211,7 @@ def block(module: nn.Module, mid: tuple[str, str] | None = None) -> Declarations
         elif name in ("attn", "mlp"):
             names |= {name: Child(name), f"{name}.out": Activation(Output(name), stream)}
         if name == "attn" and mid:
-            names["mid"] = Activation(Mid(*mid), stream)
+            names["mid"] = Activation(Mid(*mid, kept), stream)
     return {**names, "out": Activation(Output(), stream)}
 
 

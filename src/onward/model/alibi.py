@@ -16,16 +16,23 @@ from onward.config.decoder import Alibi, DecoderConfig, Position
 ScoreBias = Callable[[Tensor, Tensor, Tensor], Tensor]  # slope, query position, key position -> bias, elementwise
 
 
-def score_bias(part: Position, config: DecoderConfig, device: torch.device) -> tuple[Tensor, ScoreBias] | None:
-    """Return the slope of each head, (H,), and the function that computes the bias of an attention score from a slope
-    and two positions; None if `part`, the position part of the config, adds no bias. Raises a UserError for a part with
-    slopes and no `score_bias`."""
+def score_bias(
+    part: Position, config: DecoderConfig, n_heads: int, device: torch.device
+) -> tuple[Tensor, ScoreBias] | None:
+    """Return the slope of each of a layer's `n_heads` heads, (H,), and the function that computes the bias of an
+    attention score from a slope and two positions; None if `part`, the position part of the layer, adds no bias. Raises
+    a UserError for a part with slopes of other heads, or without `score_bias`."""
     if part.slopes is not None:
         slopes = part.slopes(config, device)
     else:
-        slopes = alibi_slopes(config.n_heads, part.steepness).to(device) if isinstance(part, Alibi) else None
+        slopes = alibi_slopes(n_heads, part.steepness).to(device) if isinstance(part, Alibi) else None
     if slopes is None:
         return None
+    if len(slopes) != n_heads:
+        raise UserError(
+            f"Cannot bias scores by the position {type(part).__name__}, because it has {len(slopes)} slopes for a "
+            f"layer of {n_heads} heads: give the heads of all layers one number (n_heads)"
+        )
     if part.score_bias is not None:
         return slopes, partial(part.score_bias, config)
     if isinstance(part, Alibi):

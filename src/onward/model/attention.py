@@ -20,9 +20,9 @@ from onward.kernels import causal
 from onward.kernels.memory import Unreadable
 from onward.kernels.operations import attention_kernel, is_worth
 from onward.model.activations import Activation, Child, ContextVectors, Declarations, Queries, attention, output
-from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
 from onward.model.flex import flex
+from onward.model.layer_cache import CacheEntry, Keys, to_tensor
 from onward.model.layers import HeadNorms, Linear, NewNorm, outputs_of
 from onward.model.mask import AttentionMask
 from onward.model.reference import reference
@@ -43,25 +43,26 @@ class SelfAttentionModule(nn.Module):
 
     def __init__(self, part: SelfAttention, config: DecoderConfig, norm: NewNorm) -> None:
         super().__init__()
-        self.d_head, self.n_heads, self.n_kv_heads = config.d_head, config.n_heads, config.n_kv_heads
-        q_width, kv_width = config.n_heads * config.d_head, config.n_kv_heads * config.d_head
+        self.n_heads, self.n_kv_heads, self.d_head, self.d_value = part.heads(config)
+        q_width, k_width = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
         self.q = Linear(config.d_model, q_width, bias=part.bias)
-        self.k = Linear(config.d_model, kv_width, bias=part.bias)
-        self.v = Linear(config.d_model, kv_width, bias=part.bias)
+        self.k = Linear(config.d_model, k_width, bias=part.bias)
+        self.v = Linear(config.d_model, self.n_kv_heads * self.d_value, bias=part.bias)
         self.clip: nn.Module = nn.Hardtanh(-part.clip, part.clip) if part.clip else nn.Identity()
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
         # a norm of q or k is over the last dimension of (B, T, groups, q_group or k_group)
-        self.q_group, self.k_group = (q_width, kv_width) if part.qk_norm == "width" else (self.d_head, self.d_head)
+        self.q_group, self.k_group = (q_width, k_width) if part.qk_norm == "width" else (self.d_head, self.d_head)
         if part.qk_norm == "heads":
-            self.q_norm = HeadNorms(norm(self.d_head) for _ in range(config.n_heads))
-            self.k_norm = HeadNorms(norm(self.d_head) for _ in range(config.n_kv_heads))
+            self.q_norm = HeadNorms(norm(self.d_head) for _ in range(self.n_heads))
+            self.k_norm = HeadNorms(norm(self.d_head) for _ in range(self.n_kv_heads))
         elif part.qk_norm != "none":
             self.q_norm = norm(self.q_group)
             self.k_norm = norm(self.k_group)
         scale = self.d_head**-0.5 if part.scale is None else part.scale
-        self.attend = Attend(scale, config.dropout, part.attn_softcap, config.n_heads if part.sinks else 0)
-        self.out: nn.Module = Linear(q_width, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
+        self.attend = Attend(scale, config.dropout, part.attn_softcap, self.n_heads if part.sinks else 0)
+        width = self.n_heads * self.d_value
+        self.out: nn.Module = Linear(width, config.d_model, bias=part.out_bias) if part.out else nn.Identity()
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
@@ -70,16 +71,18 @@ class SelfAttentionModule(nn.Module):
         return self.dropout(self.out(self.attend(context.rotate(q), keys, values, context).flatten(-2)))
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries (B, T, H, E), keys and values (B, T, K, E) of x (B, T, D), before any rotation."""
+        """Return queries (B, T, H, E), keys (B, T, K, E) and values (B, T, K, F) of x (B, T, D), before any
+        rotation."""
         heads = (*x.shape[:2], -1, self.d_head)
         q, k, v = map(self.clip, outputs_of((self.q, self.k, self.v), x))
         q = self.q_norm(q.unflatten(-1, (-1, self.q_group))).view(heads)
         k = self.k_norm(k.unflatten(-1, (-1, self.k_group))).view(heads)
-        return q, k, v.view(heads)
+        return q, k, v.unflatten(-1, (-1, self.d_value))
 
     def activations(self) -> Declarations:
         vectors = ContextVectors(("k", "q"), {"k": "k_rotated", "v": "v"})
         q, k = (("B", "T", heads, self.d_head) for heads in (self.n_heads, self.n_kv_heads))
+        v = "B", "T", self.n_kv_heads, self.d_value
         q_groups, k_groups = self.n_heads * self.d_head // self.q_group, self.n_kv_heads * self.d_head // self.k_group
         return {
             "q_norm": Child("q_norm", (q_groups,), default=partial(output, self.q_group)),
@@ -87,9 +90,9 @@ class SelfAttentionModule(nn.Module):
             "k": Activation(vectors, k, 2),
             "q": Activation(vectors, q, 2),
             "k_rotated": Activation(vectors, k, 2, rotary=True),
-            "v": Activation(vectors, k, 2),
+            "v": Activation(vectors, v, 2),
             "q_rotated": Activation(Queries(), q, 2, rotary=True),
-            **attention(self.n_heads, self.d_head),
+            **attention(self.n_heads, self.d_value),
         }
 
 

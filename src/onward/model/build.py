@@ -16,13 +16,14 @@ from onward.base.fields import Part
 from onward.config import decoder as parts
 from onward.config import routing
 from onward.config.decoder import DecoderConfig, at
-from onward.model import blocks
+from onward.model import blocks, norms
 from onward.model.attention import SelfAttentionModule
-from onward.model.experts import ExpertsModule, SigmoidRoutingModule, SoftmaxRoutingModule
+from onward.model.experts import ExpertsModule, LogitBiasRoutingModule, SigmoidRoutingModule, SoftmaxRoutingModule
+from onward.model.extended import ExtendedSelfAttentionModule, is_extended
+from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import (
     GatedFeedForwardModule,
-    LayerNormModule,
     NewNorm,
     PlainFeedForwardModule,
     PreNormModule,
@@ -52,8 +53,12 @@ def build_norm(part: parts.Norm, config: DecoderConfig, layer: int = 0, width: i
         return part.build(config, layer, width)
     width = width or config.d_model
     match part:
+        case parts.LayerNorm(weight=True, offset=0.0):
+            return norms.LayerNormModule(width, part.eps, bias=part.bias)
         case parts.LayerNorm():
-            return LayerNormModule(width, part.eps, bias=part.bias)
+            return norms.PartialLayerNormModule(width, part.eps, part.weight, part.bias, part.offset)
+        case parts.RMSNorm(weight=False):
+            return norms.WeightlessRMSNormModule(width, part.eps)
         case parts.RMSNorm():
             return RMSNormModule(width, part.eps, part.offset)
         case parts.NoNorm():
@@ -67,7 +72,8 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
         return part.build(config, layer)
     match part:
         case parts.SelfAttention():
-            return SelfAttentionModule(part, config, layer_norms(config, layer))
+            module = ExtendedSelfAttentionModule if is_extended(part) else SelfAttentionModule
+            return module(part, config, layer_norms(config, layer))
         case parts.LatentAttention():
             return LatentAttentionModule(part, config)
     raise no_module(part)
@@ -79,9 +85,13 @@ def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) ->
         return part.build(config, layer)
     match part:
         case parts.Plain():
-            return PlainFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
+            return PlainFeedForwardModule(config.d_model, part.width(config), part.act, part.bias, config.dropout)
+        case parts.Gated(combine=None):
+            return GatedFeedForwardModule(config.d_model, part.width(config), part.act, part.bias, config.dropout)
         case parts.Gated():
-            return GatedFeedForwardModule(config.d_model, config.d_ff, part.act, part.bias, config.dropout)
+            return CombiningFeedForwardModule(part, config.d_model, part.width(config), config.dropout)
+        case parts.XIELU():
+            return XIELUFeedForwardModule(config.d_model, part.width(config), part.bias, config.dropout)
         case parts.Experts():
             return ExpertsModule(part, config, build_router(part, config.d_model))
     raise no_module(part)
@@ -96,6 +106,8 @@ def build_router(part: parts.Experts, width: int) -> nn.Module:
     match router:
         case routing.SoftmaxRouting():
             return SoftmaxRoutingModule(router, *sizes, router.bias)
+        case routing.SigmoidRouting(bias_on="logits"):
+            return LogitBiasRoutingModule(router, *sizes)
         case routing.SigmoidRouting():
             return SigmoidRoutingModule(router, *sizes)
     raise no_module(router, "width, experts, top_k")
@@ -107,23 +119,17 @@ def build_block(part: parts.Block, config: DecoderConfig, layer: int = 0) -> nn.
     if part.build is not None:
         return part.build(config, layer)
     match part:
-        case parts.PreNorm(residual_scale=1.0):
+        case parts.PreNorm(residual_scale=1.0, weights=None):
             return PreNormModule(*build_branches(config, layer))
-        case parts.PreNorm():
-            return blocks.ScaledPreNormModule(*build_branches(config, layer), part.residual_scale)
-        case parts.PostNorm():
-            return blocks.PostNormModule(*build_branches(config, layer))
-        case parts.Sandwich():
-            return blocks.SandwichModule(*build_branches(config, layer))
-        case parts.BranchNorm():
-            return blocks.BranchNormModule(*build_branches(config, layer))
-        case parts.Parallel():
-            return blocks.ParallelModule(*build_branches(config, layer))
-        case parts.SharedNorm():
-            return blocks.SharedNormModule(*build_branches(config, layer))
         case parts.AttentionOnly():
             attn = build_attention(at(config.attention, layer), config, layer)
-            return blocks.AttentionOnlyModule(attn, layer_norms(config, layer))
+            return blocks.AttentionOnlyModule(attn, layer_norms(config, layer), blocks.weights_of(part, config, layer))
+        case parts.FeedForwardOnly():
+            mlp = build_mlp(at(config.mlp, layer), config, layer)
+            return blocks.FeedForwardOnlyModule(mlp, layer_norms(config, layer), blocks.weights_of(part, config, layer))
+        case parts.ScaledBlock():
+            if module := blocks.module_of(part):
+                return module(*build_branches(config, layer), blocks.weights_of(part, config, layer))
     raise no_module(part)
 
 

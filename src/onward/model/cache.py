@@ -1,151 +1,21 @@
 """The KV cache, which is outside the model: keys and values of past tokens, and views of them for one call.
 
-Shapes: B rows, T tokens in this call, S slots, K key/value heads, E d_head, P blocks of a row.
+Shapes: B rows, S slots, P blocks of a row.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from onward.base.arguments import checked, explained
 from onward.base.device import known_device
-from onward.config.decoder import DecoderConfig, at
+from onward.config.decoder import DecoderConfig, at, each
 from onward.config.ranges import Size, SizeOrZero
-from onward.kernels.memory import Unreadable
-from onward.kernels.operations import attention_kernel
-from onward.model.mask import AttentionMask
-
-SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
-
-
-@dataclass(frozen=True, eq=False)
-class SlotIndices:
-    """The cache slots that one call of the model writes and reads; layers with the same window and number of slots
-    share one SlotIndices."""
-
-    write: tuple[Tensor, Tensor]  # the first two indices into the entries for each token, each (B, T)
-    key_positions: Tensor  # (B or 1, S): position stored in each slot after the write; < 0: the slot is empty
-    blocks: Tensor | None = None  # (B, P), the blocks to read from a paged cache; None: read all slots of the row
-
-
-@dataclass(frozen=True, eq=False)
-class LayerCache:
-    """The KV cache of one layer: its entries (tensors such as keys and values) by name, each (rows, S, ...). Position p
-    of a row is in slot p % S.
-
-    While a growing cache has fewer slots than its final number, `wraps` is False: positions from S on, which are
-    padding, are all written to the last slot, which no real token reads. `window` is the attention window of the layer,
-    in positions, 0 for none.
-    """
-
-    entries: dict[str, Tensor]
-    window: int
-    wraps: bool = True
-    table: Tensor | None = None  # (B, P), blocks of each row of a paged cache; None: not paged
-
-    @property
-    def slots(self) -> int:
-        return next(iter(self.entries.values())).size(1)
-
-    @property
-    def quantized(self) -> bool:
-        return any(name.endswith(SCALE) for name in self.entries)
-
-    def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first two indices into every entry, rows and slots, for positions (B, T)."""
-        slot = positions % self.slots if self.wraps else positions.clamp(max=self.slots - 1)
-        return torch.arange(positions.size(0), device=positions.device)[:, None], slot
-
-    def slot_indices(self, positions: Tensor) -> SlotIndices:
-        last = positions[:, -1:]
-        if not self.wraps:
-            last = last.clamp(max=self.slots - 1)
-        return SlotIndices(self.locate(positions), slot_positions(self.slots, last))
-
-    def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
-        """Write the vectors (B, T, ...) of this call's tokens to the entry `name`, such as k; return the entry."""
-        scales = self.entries.get(name + SCALE)
-        if scales is not None:
-            vectors, scale = quantize(vectors, scales.dtype)
-            scales[indices.write] = scale
-        self.entries[name][indices.write] = vectors.to(self.entries[name].dtype)
-        return CacheEntry(self, name, indices)
-
-
-@dataclass(frozen=True, eq=False)
-class CacheEntry:
-    """One named tensor of a layer's KV cache, such as its keys, in the form in which attention backends receive it.
-    `tail` names a second tensor with the last elements of each vector, if they are stored apart."""
-
-    cache: LayerCache
-    name: str
-    indices: SlotIndices
-    tail: str = ""
-
-    def read(self, dtype: torch.dtype) -> Tensor:
-        """Gather and dequantize the vectors (B, S, ...) of all slots that this call of the model reads."""
-        if self.tail:
-            return torch.cat([replace(self, name=name, tail="").read(dtype) for name in (self.name, self.tail)], -1)
-        tensors = [self.cache.entries[n] for n in (self.name, self.name + SCALE) if n in self.cache.entries]
-        blocks = self.indices.blocks
-        if blocks is not None:  # flat indices: index_select is three times as fast as advanced indexing
-            rows = blocks.size(0)
-            tensors = [t.index_select(0, blocks.flatten()).view(rows, -1, *t.shape[2:]) for t in tensors]
-        vectors, *scale = (t.to(dtype) for t in tensors)
-        return vectors.mul_(scale[0]) if scale else vectors
-
-    def attend(
-        self,
-        q: Tensor,
-        v: CacheEntry,
-        mask: AttentionMask,
-        *,
-        scale: float,
-        softcap: float | None,
-        sinks: Tensor | None,
-    ) -> Tensor | None:
-        """Compute attention with queries q (B, T, H, E), this entry as the keys and `v` as the values, read from the
-        cache memory without a copy; return (B, T, H, F), or None if the kernel cannot do this, for example for a cache
-        in another dtype. The options are those of `reference`."""
-        names = [name for name in (self.name, v.name, self.tail) if name]
-        keys, values, *tails = (self.cache.entries[name] for name in names)
-        scales = [self.cache.entries[name + SCALE] for name in names] if self.cache.quantized else []
-        slots = mask.key_positions.size(1)
-        kernel = attention_kernel(q, scales or [keys, values], slots) if mask.linear else None
-        if kernel is None:
-            return None
-        positions = mask.query_positions.expand(len(q), -1).to(torch.int64)
-        if not self.cache.wraps:  # padding beyond the slots sees the tokens of the last slot
-            positions = positions.clamp(max=self.cache.slots - 1)
-        stored = keys, values, positions, self.cache.table, tails[0] if tails else None, scales
-        with suppress(Unreadable):
-            return kernel(q, *stored, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes)
-        return None
-
-
-Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor, or the entry of a cache
-
-
-def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
-    return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
-
-
-def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize vectors (..., E) of a cache to int8: return codes (..., E), and scales (..., 1) in `dtype`. The error of
-    code * scale is at most scale / 2."""
-    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
-    return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
-
-
-def slot_positions(slots: int, last: Tensor) -> Tensor:
-    """Return the position that each slot of a row holds, (B, S), negative if it is empty; `last` (B, 1) is the greatest
-    position written to the row."""
-    return last - (last - torch.arange(slots, device=last.device)) % slots
+from onward.model.layer_cache import SCALE, LayerCache, NoStates
+from onward.model.states import RowStates
 
 
 def empty_entries(
@@ -166,6 +36,14 @@ def empty_entries(
     return entries
 
 
+def row_states(
+    config: DecoderConfig, rows: int, keep: int, device: torch.device | str | None, dtype: torch.dtype | None
+) -> NoStates:
+    """Allocate the states of all layers, or none if no layer has one."""
+    has_states = any(part.states(config) for part in each(config.attention))
+    return RowStates.empty(config, rows, keep, device, dtype) if has_states else NoStates()
+
+
 @dataclass(frozen=True, eq=False)
 class CacheView:
     """The rows of a KV cache that one call of the model uses, limited to the slots for positions below `end`.
@@ -175,6 +53,7 @@ class CacheView:
 
     layers: list[LayerCache]
     rope_length: Tensor  # (B,)
+    states: NoStates  # of recurrent layers
     length: int  # exclusive upper bound of the positions of tokens
     end: int  # exclusive upper bound of the positions of tokens and padding
     chunk: int  # maximum number of tokens that one call adds to a row
@@ -191,6 +70,10 @@ class KVCache:
     slots, since a ragged call pads its shorter rows with positions beyond their last token; layers with a window have
     window + chunk. With a `step` > 0, layers begin with `step` slots, and `grow` adds multiples of `step`.
     `quantized` keeps every vector as int8 with one scale.
+
+    Layers with a state, such as GatedDeltaNet, keep the state after the row's last token and those after the `keep`
+    tokens before it: a row can be rolled back by that many, padding included. Beyond, on a CPU, a call raises a
+    UserError. A call whose padding is longer must say in `view` how many tokens each row has.
 
     `rope_length` (rows,) is the greatest length that each row will reach, on which rotary scalings may depend. It is
     `length` by default, may be set when a row is given to a request, and must not change while the row is continued.
@@ -209,6 +92,7 @@ class KVCache:
         chunk: SizeOrZero = 1,
         *,
         step: SizeOrZero = 0,
+        keep: SizeOrZero = 0,
         quantized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -224,8 +108,9 @@ class KVCache:
             most = chunk + (min(window, length) if window else length)
             slots = min(step or most, most)
             entries = empty_entries(config, layer, (rows, slots), quantized, device, dtype)
-            self.layers.append(LayerCache(entries, window, slots >= most))
+            self.layers.append(LayerCache(entries, window, slots >= most or not entries))
             self.max_slots.append(most)
+        self.states = row_states(config, rows, keep, device, dtype)
 
     @property
     def rows(self) -> int:
@@ -248,17 +133,22 @@ class KVCache:
         self.capacity = min((cache.slots - 1 for cache in self.layers if not cache.wraps), default=self.length)
 
     @explained
-    def view(self, start: int = 0, end: int | None = None, length: int | None = None) -> CacheView:
+    def view(
+        self, start: int = 0, end: int | None = None, length: int | None = None, counts: Tensor | None = None
+    ) -> CacheView:
         """Return a view of rows `start` to `end` - 1 (None: all from `start` on), with the slots for positions below
-        `length`, padding included (None: all slots)."""
+        `length`, padding included (None: all slots). `counts` (B,) is how many tokens of each row of the call are no
+        padding (None: all), for layers with a state."""
         most = self.length + self.chunk
         last = most if length is None else min(length, most)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
-        return CacheView(layers, self.rope_length[start:end], min(self.length, self.capacity, last), last, self.chunk)
+        states = self.states.view(slice(start, end), counts)
+        length = min(self.length, self.capacity, last)
+        return CacheView(states.beside(layers), self.rope_length[start:end], states, length, last, self.chunk)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)
 
     def nbytes(self) -> int:
-        """Return the memory of all keys and values in bytes."""
-        return sum(t.nbytes for layer in self.layers for t in layer.entries.values())
+        """Return the memory of all keys, values and states in bytes."""
+        return sum(t.nbytes for layer in self.layers for t in layer.entries.values()) + self.states.nbytes()

@@ -14,8 +14,9 @@ from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary, at
 from onward.config.scaling import Scaling
 from onward.kernels.operations import rotate
 from onward.model.alibi import score_bias
-from onward.model.cache import CacheEntry, CacheView, LayerCache, SlotIndices
+from onward.model.cache import CacheView
 from onward.model.frequencies import scaled_frequencies
+from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.segments import Segments
 
@@ -54,22 +55,24 @@ def attention_contexts(
     angle_positions = positions.to(torch.promote_types(dtype, torch.float32))
     rope_length = (cache.rope_length.to(angle_positions) if cache else angle_positions.amax(1) + 1)[:, None, None]
     segments = None if plain or cache else Segments.of(positions)
-    indices: dict[tuple[int, int], SlotIndices] = {}
+    indices: dict[object, SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
     contexts = []
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
         layer_cache = cache.layers[layer] if cache else None
-        slots_key = attention.window, layer_cache.slots if layer_cache else 0
+        slots_key = attention.window, type(layer_cache), layer_cache.slots if layer_cache else 0
         if layer_cache and slots_key not in indices:
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
-        if (position, slots_key) not in masks:
-            is_biased = position.slopes is not None or isinstance(position, Alibi)
-            bias = score_bias(position, config, positions.device) if is_biased else None
+        is_biased = position.slopes is not None or isinstance(position, Alibi)
+        n_heads = attention.heads(config).n_heads if is_biased else 0
+        mask_key = position, n_heads, slots_key
+        if mask_key not in masks:
+            bias = score_bias(position, config, n_heads, positions.device) if is_biased else None
             slopes, bias_of = bias or (None, None)
-            masks[position, slots_key] = AttentionMask(
+            masks[mask_key] = AttentionMask(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,
                 attention.window,
@@ -81,9 +84,7 @@ def attention_contexts(
         rotation_key = position, attention.rope_width(config)
         if rotation_key not in rotations:
             rotations[rotation_key] = rotation(*rotation_key, angle_positions, rope_length)
-        contexts.append(
-            AttentionContext(masks[position, slots_key], rotations[rotation_key], layer_cache, slot_indices)
-        )
+        contexts.append(AttentionContext(masks[mask_key], rotations[rotation_key], layer_cache, slot_indices))
     return contexts
 
 

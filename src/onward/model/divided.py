@@ -8,7 +8,6 @@ Shapes: N tokens, D d_model, V vocabulary.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import DecoderConfig
+from onward.config.mesh import divided_heads
 from onward.kernels.cross_entropy import cross_entropy
 from onward.model.decoder import Decoder
 
@@ -101,6 +101,6 @@ def tensor_axis(model: Any) -> int:
 
 def cache_config(model: Decoder) -> DecoderConfig:
     """Return the configuration of a KV cache for a model: the model's configuration or, if a tensor axis divides the
-    heads, a copy with the number of this process's key/value heads."""
-    heads = max(1, model.config.n_kv_heads // tensor_axis(model))
-    return replace(model.config, n_kv_heads=heads) if heads < model.config.n_kv_heads else model.config
+    heads, a copy with the numbers of this process's heads."""
+    n = tensor_axis(model)
+    return divided_heads(model.config, n) if n > 1 else model.config

@@ -25,35 +25,44 @@ from onward.kernels.plain import ACTIVATIONS
 from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
 from onward.model.layers import GatedFeedForwardModule, Linear, working_dtype
+from onward.model.scales import Softcap
 
 
 class SoftmaxRoutingModule(nn.Module):
     """The router of a mixture of experts, by a softmax over all experts: it takes tokens (N, D) and returns the weights
-    (N, K) and ids (N, K) of each token's experts. Computed in at least fp32."""
+    (N, K) and ids (N, K) of each token's experts. Computed in at least fp32. With a selection bias, a bias per expert,
+    not trained by gradient, is added to the scores for the selection only."""
 
     group_top_k = 1  # the score of a group is the sum of its greatest `group_top_k` scores
 
     def __init__(self, part: Routing, width: int, experts: int, top_k: int, bias: bool = False) -> None:
         super().__init__()
-        self.part, self.top_k = part, top_k
+        self.part, self.top_k, self.group_top_k = part, top_k, part.group_top_k or self.group_top_k
         self.weight = nn.Parameter(torch.empty(experts, width))
         self.bias = nn.Parameter(torch.zeros(experts)) if bias else None
-        self.scoring: nn.Module = nn.Softmax(-1)  # logits (N, X) -> scores (N, X)
+        self.routing_bias = nn.Parameter(torch.zeros(experts), requires_grad=False) if part.selection_bias else None
+        scoring = self.score()
+        self.scoring = nn.Sequential(Softcap(part.softcap), scoring) if part.softcap else scoring
+
+    def score(self) -> nn.Module:
+        """Make the module from logits (N, X) to scores (N, X)."""
+        return nn.Softmax(-1)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         exact = torch.promote_types(tokens.dtype, torch.float32)
         with torch.autocast(tokens.device.type, enabled=False):
             bias = None if self.bias is None else self.bias.to(exact)
-            scores = self.scoring(F.linear(tokens.to(exact), self.weight.to(exact), bias))
-            experts = self.mask_groups(self.selection_scores(scores)).topk(self.top_k).indices
+            logits = F.linear(tokens.to(exact), self.weight.to(exact), bias)
+            scores = self.scoring(logits)
+            experts = self.mask_groups(self.selection_scores(logits, scores)).topk(self.top_k).indices
             weights = scores.gather(1, experts)
             if self.part.renormalize:
-                weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all be 0
+                weights = weights / weights.sum(-1, keepdim=True).clamp(min=self.part.min_sum)  # sigmoids may all be 0
             return weights * self.part.scale, experts
 
-    def selection_scores(self, scores: Tensor) -> Tensor:
+    def selection_scores(self, logits: Tensor, scores: Tensor) -> Tensor:
         """The scores (N, X) by which experts are selected; weights come from the router's own `scores`."""
-        return scores
+        return scores if self.routing_bias is None else scores + self.routing_bias
 
     def mask_groups(self, scores: Tensor) -> Tensor:
         """Return the selection scores (N, X), with -inf for experts outside each token's best groups of experts
@@ -67,18 +76,19 @@ class SoftmaxRoutingModule(nn.Module):
 
 
 class SigmoidRoutingModule(SoftmaxRoutingModule):
-    """The router of a mixture of experts by sigmoid scores. A bias per expert, not trained by gradient, is added to the
-    scores for the selection only."""
+    """The router of a mixture of experts by sigmoid scores."""
 
     group_top_k = 2
 
-    def __init__(self, part: Routing, width: int, experts: int, top_k: int) -> None:
-        super().__init__(part, width, experts, top_k)
-        self.routing_bias = nn.Parameter(torch.zeros(experts), requires_grad=False)
-        self.scoring = nn.Sigmoid()
+    def score(self) -> nn.Module:
+        return nn.Sigmoid()
 
-    def selection_scores(self, scores: Tensor) -> Tensor:
-        return scores + self.routing_bias
+
+class LogitBiasRoutingModule(SigmoidRoutingModule):
+    """The router of a mixture of experts by sigmoid scores, whose routing bias is added to the logits."""
+
+    def selection_scores(self, logits: Tensor, scores: Tensor) -> Tensor:
+        return super().selection_scores(logits, logits)
 
 
 class GatedSharedExpertModule(GatedFeedForwardModule):
@@ -103,7 +113,7 @@ class ExpertsModule(nn.Module):
     def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
         super().__init__()
         self.part, self.act = part, ACTIVATIONS[part.act]
-        d_ff, width = part.d_ff or config.d_ff, config.d_model
+        d_ff, width = part.width(config), config.d_model
         self.router = router
         self.gate = nn.Parameter(torch.empty(part.count, d_ff, width))
         self.up = nn.Parameter(torch.empty(part.count, d_ff, width))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.model.cache import Keys, to_tensor
+from onward.model.layer_cache import Keys, to_tensor
 from onward.model.mask import AttentionMask, visible
 
 

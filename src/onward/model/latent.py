@@ -13,8 +13,8 @@ from onward.kernels.operations import is_recorded
 from onward.model.activations import Activation, Declarations, Latents, Output, attention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend
-from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
+from onward.model.layer_cache import CacheEntry, Keys, to_tensor
 from onward.model.layers import Linear, RMSNormModule
 
 
@@ -29,19 +29,19 @@ class LatentAttentionModule(nn.Module):
 
     def __init__(self, part: LatentAttention, config: DecoderConfig) -> None:
         super().__init__()
-        self.part, self.n_heads = part, config.n_heads
+        self.part, self.n_heads = part, part.heads(config).n_heads
         width = part.d_nope + part.d_rope
         if part.d_query_latent:
             self.q_down: nn.Module = Linear(config.d_model, part.d_query_latent, bias=part.bias)
             self.q_norm: nn.Module = RMSNormModule(part.d_query_latent, part.norm_eps)
         else:
             self.q_down = self.q_norm = nn.Identity()
-        self.q = Linear(part.d_query_latent or config.d_model, config.n_heads * width, bias=False)
+        self.q = Linear(part.d_query_latent or config.d_model, self.n_heads * width, bias=False)
         self.kv_down = Linear(config.d_model, part.d_latent + part.d_rope, bias=part.bias)
         self.kv_norm = RMSNormModule(part.d_latent, part.norm_eps)
-        self.kv = Linear(part.d_latent, config.n_heads * (part.d_nope + part.d_value), bias=False)
+        self.kv = Linear(part.d_latent, self.n_heads * (part.d_nope + part.d_value), bias=False)
         self.attend = Attend(width**-0.5 if part.scale is None else part.scale, config.dropout)
-        self.out = Linear(config.n_heads * part.d_value, config.d_model, bias=part.bias)
+        self.out = Linear(self.n_heads * part.d_value, config.d_model, bias=part.bias)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:

@@ -64,16 +64,6 @@ class RMSNormModule(nn.Module):
         return activations.norm(len(self.weight), centered=False)
 
 
-class LayerNormModule(nn.LayerNorm):
-    """LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x).to(working_dtype(x))
-
-    def activations(self) -> Declarations:
-        return activations.norm(self.normalized_shape[-1], centered=True)
-
-
 class HeadNorms(nn.ModuleList):
     """A list of norms, one per head: norm h is applied to head h of x (B, T, H, E), queries or keys."""
 

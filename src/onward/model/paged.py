@@ -17,7 +17,8 @@ from onward.base.device import known_device
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.config.ranges import Size, SizeOrZero
-from onward.model.cache import KVCache, LayerCache, SlotIndices, empty_entries
+from onward.model.cache import KVCache, empty_entries, row_states
+from onward.model.layer_cache import LayerCache, SlotIndices
 
 NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written
 
@@ -71,6 +72,7 @@ class PagedKVCache(KVCache):
 
     Layers with the same window share one block table; window layers have only as many blocks as the rows can use at
     once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.
+    States of recurrent layers are per row, as in a KVCache, and in no block.
     """
 
     @checked
@@ -84,6 +86,7 @@ class PagedKVCache(KVCache):
         *,
         blocks: Size,
         block_size: Size = 16,
+        keep: SizeOrZero = 0,
         quantized: bool = False,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
@@ -97,7 +100,11 @@ class PagedKVCache(KVCache):
         self.tables: dict[int, Tensor] = {}  # block tables (rows, P), by window
         self.layers, self.max_slots = [], []  # it does not grow
         for layer in range(config.n_layers):
-            window = at(config.attention, layer).window
+            attention = at(config.attention, layer)
+            window = attention.window
+            if not attention.entries(config):
+                self.layers.append(LayerCache({}, window))
+                continue
             if window not in self.tables:
                 limit = rows * max_blocks(window, block_size, chunk, columns) if window else blocks
                 self.num_blocks[window] = min(blocks, limit)
@@ -105,7 +112,10 @@ class PagedKVCache(KVCache):
             size = self.num_blocks[window] + 2, block_size  # with the null block and the one for padding
             entries = empty_entries(config, layer, size, quantized, device, dtype)
             self.layers.append(PagedLayerCache(entries, window, table=self.tables[window]))
+        self.states = row_states(config, rows, keep, device, dtype)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
+        if not cache.entries:
+            return cache
         table = self.tables[cache.window][rows, : -(-slots // self.block_size)]
         return PagedLayerCache(cache.entries, cache.window, table=table)

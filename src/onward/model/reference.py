@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from onward.model.cache import Keys, to_tensor
+from onward.model.layer_cache import Keys, to_tensor
 from onward.model.mask import AttentionMask
 
 

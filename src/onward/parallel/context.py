@@ -20,9 +20,10 @@ from torch import Tensor, distributed
 from onward.base.errors import UserError
 from onward.model.attachments import attach
 from onward.model.attention import Attend
-from onward.model.cache import CacheView, Keys
+from onward.model.cache import CacheView
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder, check, check_tokens
+from onward.model.layer_cache import Keys
 from onward.parallel.functions import own_sum
 from onward.parallel.parts import all_gathered
 from onward.parallel.tensor import TABLE

@@ -32,6 +32,8 @@ from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, GatedSharedExpertModule
+from onward.model.extended import ExtendedSelfAttentionModule
+from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule
 from onward.model.mask import AttentionMask
@@ -63,16 +65,18 @@ STACK_OUT, STACK_IN = Rule(split=1), Rule(split=2, inputs=True)
 KV = "key/value heads"  # divided by rows, or one head for each process if there are fewer than processes
 
 FEED_FORWARD: dict[str, Any] = {"up": OUT, "gate": OUT, "down": IN, "share": REPLICATED}
+SELF_ATTENTION: dict[str, Any] = {
+    "q": OUT,
+    "k": KV,
+    "v": KV,
+    "q_norm": REPLICATED,
+    "k_norm": REPLICATED,
+    "attend.sinks": OUT,
+    "out": IN,
+}
 TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and its own parameters
-    SelfAttentionModule: {
-        "q": OUT,
-        "k": KV,
-        "v": KV,
-        "q_norm": REPLICATED,
-        "k_norm": REPLICATED,
-        "attend.sinks": OUT,
-        "out": IN,
-    },
+    SelfAttentionModule: SELF_ATTENTION,
+    ExtendedSelfAttentionModule: SELF_ATTENTION,
     LatentAttentionModule: {
         "q_down": REPLICATED,
         "q_norm": REPLICATED,
@@ -84,6 +88,8 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
     },
     PlainFeedForwardModule: FEED_FORWARD,
     GatedFeedForwardModule: FEED_FORWARD,
+    CombiningFeedForwardModule: FEED_FORWARD,
+    XIELUFeedForwardModule: FEED_FORWARD | {"act": REPLICATED},
     GatedSharedExpertModule: FEED_FORWARD,
     ExpertsModule: {
         "router": REPLICATED,
@@ -275,7 +281,8 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
     if part.qk_norm not in ("width", "heads"):
         return
     dim, n, rank = (-1 if part.qk_norm == "width" else -2), mesh.size(), mesh.get_local_rank()
-    for norm, heads in (branch.q_norm, model.config.n_heads), (branch.k_norm, model.config.n_kv_heads):
+    sizes = part.heads(model.config)
+    for norm, heads in (branch.q_norm, sizes.n_heads), (branch.k_norm, sizes.n_kv_heads):
         copies = max(1, n // heads)  # processes with the same head
 
         def gather(_: nn.Module, inputs: Any, copies: int = copies) -> tuple[Tensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from onward.base import fields
 from onward.base.fields import Part, text
-from onward.config.decoder import AttentionOnly, DecoderConfig, at, each
+from onward.config.decoder import Attention, AttentionOnly, DecoderConfig, at, each
 from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, parameters
 
 NEUTRAL = (0, 1, None, "none", "auto")  # defaults that add, scale, cap or share nothing, and need no mention
@@ -129,12 +129,17 @@ def neutral(value: Any, field: dataclasses.Field[Any]) -> bool:
 
 
 def grouping(config: DecoderConfig) -> str:
-    if "latent" in at(config.attention, 0).entries(config):
+    return str(over_layers([sharing(at(config.attention, layer), config) for layer in range(config.n_layers)]))
+
+
+def sharing(part: Attention, config: DecoderConfig) -> str:
+    if "latent" in part.entries(config):
         return "latent: the keys and values of all heads are projections of one vector"
-    shared = config.n_heads // config.n_kv_heads
+    heads = part.heads(config)
+    shared = heads.n_heads // heads.n_kv_heads
     if shared == 1:
         return "multi-head: each head has its own keys and values"
-    return f"{'multi' if config.n_kv_heads == 1 else 'grouped'}-query: {shared} heads share keys and values"
+    return f"{'multi' if heads.n_kv_heads == 1 else 'grouped'}-query: {shared} heads share keys and values"
 
 
 def titled(part: Part) -> str:

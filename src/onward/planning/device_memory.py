@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at, each
-from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
+from onward.config.decoder import Attention, DecoderConfig, SelfAttention, at
+from onward.config.mesh import Mesh, divided_heads, divides_tokens, divides_vocabulary
 from onward.data.windows import Batch
 from onward.generation.cache.manager import CHUNK
 from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
@@ -34,21 +34,8 @@ LOOKUP = 9  # bytes per token that a divided embedding keeps: its row index, and
 def narrowed(config: DecoderConfig, tensor: int) -> DecoderConfig:
     """The decoder with the heads, units and vocabulary rows of one of `tensor` processes, so that its activations have
     the sizes of that process. Each process has at least one key/value head, if need be a copy."""
-
-    def experts(part: Any) -> Any:
-        if not isinstance(part, Experts):
-            return part
-        return replace(part, d_ff=part.d_ff // tensor, d_shared=part.d_shared // tensor)
-
-    return replace(
-        config,
-        vocab_size=config.vocab_size // tensor if divides_vocabulary(config, tensor) else config.vocab_size,
-        n_heads=config.n_heads // tensor,
-        n_kv_heads=max(1, config.n_kv_heads // tensor),
-        d_head=config.d_head,
-        d_ff=config.d_ff // tensor,
-        mlp=tuple(map(experts, each(config.mlp))),
-    )
+    vocab_size = config.vocab_size // tensor if divides_vocabulary(config, tensor) else config.vocab_size
+    return replace(divided_heads(config, tensor), vocab_size=vocab_size)
 
 
 def device_memory(
@@ -139,11 +126,15 @@ def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows:
 
 def with_norms(dry: DryStep, config: DecoderConfig, tensor: int, tokens: int) -> DryStep:
     """Add the queries and keys that norms over all heads gather and keep until the backward of their layer."""
-    heads = config.n_heads + config.n_kv_heads - config.n_heads // tensor - max(1, config.n_kv_heads // tensor)
-    attention = (at(config.attention, layer) for layer in range(config.n_layers))
-    norms = [part.qk_norm if isinstance(part, SelfAttention) else "none" for part in attention]
-    sizes = {"width": 8 * config.d_head, "heads": 8 * config.d_head + 4}  # with one statistic per head
-    kept = [tokens * heads * sizes.get(norm, 0) for norm in norms]
+
+    def of_layer(part: Attention) -> int:
+        if not isinstance(part, SelfAttention) or part.qk_norm not in ("width", "heads"):
+            return 0
+        n_heads, n_kv_heads, d_head, _ = part.heads(config)
+        heads = n_heads + n_kv_heads - n_heads // tensor - max(1, n_kv_heads // tensor)
+        return tokens * heads * (8 * d_head + 4 * (part.qk_norm == "heads"))  # one statistic per head
+
+    kept = [of_layer(at(config.attention, layer)) for layer in range(config.n_layers)]
     return replace(
         dry,
         blocks=[Segment(s.kept + more, s.peak + more) for s, more in zip(dry.blocks, kept)],

@@ -74,8 +74,8 @@ def owner(path: list[str]) -> str:
 def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
     """Compute the bytes that the KV cache needs for one more token of a row that has `length` tokens.
 
-    For self-attention, 2 * n_layers * n_kv_heads * d_head * bytes_per_number. A layer with a window needs none once the
-    row is as long as the window.
+    For self-attention, n_kv_heads * (d_head + d_value) * bytes_per_number in each layer. A layer with a window needs
+    none once the row is as long as the window.
     """
     parts = (at(config.attention, layer) for layer in range(config.n_layers))
     growing = (part for part in parts if not 0 < part.window <= length)

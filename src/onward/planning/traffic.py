@@ -191,7 +191,8 @@ def of_norms(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Itera
         part = at(config.attention, layer)
         if isinstance(part, SelfAttention) and part.qk_norm in ("width", "heads"):
             calls += 2
-            numbers += config.d_head * (config.n_heads + max(n, config.n_kv_heads))
+            heads = part.heads(config)
+            numbers += heads.d_head * (heads.n_heads + max(n, heads.n_kv_heads))
     yield Collective("tensor", GATHER, "queries and keys, for their norms", n, again * calls, again * width * numbers)
     yield Collective("tensor", SUM, "gradients of queries and keys", n, calls, width * numbers)
 

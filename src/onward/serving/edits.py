@@ -9,6 +9,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from onward.config.decoder import at
 from onward.generation.request import Request
 from onward.model.decoder import Decoder
 from onward.model.rows import ROWS
@@ -32,16 +33,17 @@ class Edits(BaseModel):
 
     def names(self, model: Decoder) -> list[str]:
         """Names of the activations that become 0; raises an ApiError for a head or layer that the model lacks."""
-        n_layers, n_heads = model.config.n_layers, model.config.n_heads
+        n_layers = model.config.n_layers
         for layer in (*self.layers, *(layer for layer, _ in self.heads)):
             if not 0 <= layer < n_layers:
                 raise ApiError(
                     f"Cannot apply edits to layer {layer}: the model has layers 0 to {n_layers - 1}", param="edits"
                 )
-        for _, head in self.heads:
+        for layer, head in self.heads:
+            n_heads = at(model.config.attention, layer).heads(model.config).n_heads
             if not 0 <= head < n_heads:
                 raise ApiError(
-                    f"Cannot apply edits to head {head}: a layer has heads 0 to {n_heads - 1}", param="edits"
+                    f"Cannot apply edits to head {head}: layer {layer} has heads 0 to {n_heads - 1}", param="edits"
                 )
         known = activations(model)
         parts = [f"blocks.{layer}.{part}.out" for layer in self.layers for part in ("attn", "mlp")]

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.model.activations import ContextVectors, Latents, Queries, Scores
-from onward.model.cache import CacheEntry, Keys, to_tensor
 from onward.model.context import AttentionContext
 from onward.model.latent import LatentAttentionModule
+from onward.model.layer_cache import CacheEntry, Keys, to_tensor
 from onward.model.reference import attention_scores, masked_scores, sink_softmax, weighted_sum
 from onward.tracing.hooks import ModelHooks
 

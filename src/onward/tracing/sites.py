@@ -93,13 +93,14 @@ class MidSite:
     block: nn.Module
     reader: str  # submodule that reads the stream
     sum_at: str  # submodule whose input is the sum; "": the sum is the output of the block
+    kept: float  # multiplies the stream in the sum
 
     def __call__(self, hooks: ModelHooks) -> None:
         state = local()
 
         def before(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
             new = hooks.visit(self.name, inputs[0])
-            state.difference = None if new is inputs[0] else new - inputs[0]
+            state.difference = None if new is inputs[0] else (new - inputs[0]) * self.kept
             return new, *inputs[1:]
 
         def added(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
@@ -141,7 +142,7 @@ def site_of(one: Activation, name: str, prefix: str, module: nn.Module, outer: n
         target, of_input = module.get_submodule(where.of), isinstance(where, Input)
         return ModuleSite(name, target, of_input, one.axis, where.heads, outer if where.flat else None)
     if isinstance(where, Mid):
-        return MidSite(name, module, where.reader, where.sum_at)
+        return MidSite(name, module, where.reader, where.sum_at, where.kept)
     assert isinstance(where, Steps)
     return partial(HOOKS[type(where)], where, prefix, module)
 

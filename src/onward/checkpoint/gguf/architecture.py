@@ -121,26 +121,28 @@ class Architecture:
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         """The rows of `names` for queries, keys and values."""
-        position = at(c.position, layer)
-        if not isinstance(at(c.attention, layer), SelfAttention):
+        position, part = at(c.position, layer), at(c.attention, layer)
+        if not isinstance(part, SelfAttention):
             return
         if self.fused:
             yield from linear(f"blk.{layer}.attn_qkv", [f"blocks.{layer}.attn.{name}" for name in "qkv"])
             return
-        rope_dim = position.rope_dim(c.d_head) if isinstance(position, Rotary) else c.d_head  # as the converter does
+        d_head = part.heads(c).d_head
+        rope_dim = position.rope_dim(d_head) if isinstance(position, Rotary) else d_head  # as the converter does
         for name in "qkv":
-            fix: tuple[Fix, ...] = (interleaved(c.d_head, rope_dim),) if self.interleaved and name != "v" else ()
+            fix: tuple[Fix, ...] = (interleaved(d_head, rope_dim),) if self.interleaved and name != "v" else ()
             yield from linear(f"blk.{layer}.attn_{name}", f"blocks.{layer}.attn.{name}", *fix)
 
     def head_norms(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         """The rows of `names` for norms with separate weights for each head, which the file stores as one tensor (H,
         E)."""
         position = at(c.position, layer)
+        n_heads, n_kv_heads, d_head, _ = at(c.attention, layer).heads(c)
         into, back = same, same
         if self.interleaved and isinstance(position, Rotary):
-            into, back = interleaved(c.d_head, position.rope_dim(c.d_head))
-        fix = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))
-        for name, heads in ("q_norm", c.n_heads), ("k_norm", c.n_kv_heads):
+            into, back = interleaved(d_head, position.rope_dim(d_head))
+        fix = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, d_head))
+        for name, heads in ("q_norm", n_heads), ("k_norm", n_kv_heads):
             ours = [f"blocks.{layer}.attn.{name}.{head}.weight" for head in range(heads)]
             yield f"blk.{layer}.attn_{name}.weight", ours, fix
 
@@ -199,7 +201,7 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
     if not isinstance(part, Experts):
         return {}
     counts = {"expert_count": part.count, "expert_used_count": part.top_k}
-    counts |= {"expert_feed_forward_length": part.d_ff or c.d_ff}
+    counts |= {"expert_feed_forward_length": part.width(c)}
     return counts | ({"expert_shared_feed_forward_length": part.d_shared} if part.d_shared else {})
 
 

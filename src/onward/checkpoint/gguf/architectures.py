@@ -229,7 +229,7 @@ def granite(keys: Keys, sizes: Parts) -> Parts:
 
 
 def granite_keys(c: DecoderConfig) -> dict[str, Any]:
-    scale = getattr(at(c.attention, 0), "scale", None) or c.d_head**-0.5
+    scale = getattr(at(c.attention, 0), "scale", None) or at(c.attention, 0).heads(c).d_head ** -0.5
     own = {"attention.scale": scale, "embedding_scale": c.embed_scale, "logit_scale": 1 / c.logit_scale}
     return own | {"residual_scale": getattr(at(c.block, 0), "residual_scale", 1.0)} | expert_keys(c)
 

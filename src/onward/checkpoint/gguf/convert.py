@@ -208,11 +208,11 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
                 return replace(part, scale=scale(part.scale, part.d_nope + part.d_rope))
             case SelfAttention():
                 window = 0 if part.window >= c.context_length else part.window
-                return replace(part, scale=scale(part.scale, c.d_head), window=window)
+                return replace(part, scale=scale(part.scale, part.heads(c).d_head), window=window)
         return part
 
     def experts(part: Any) -> Any:
-        return replace(part, backend="auto", d_ff=part.d_ff or c.d_ff) if isinstance(part, Experts) else part
+        return replace(part, backend="auto") if isinstance(part, Experts) else part
 
     def position(part: Any) -> Any:
         scaling = getattr(part, "scaling", None)

@@ -49,7 +49,7 @@ class LatentArchitecture(Architecture):
         for name, tensor in super().tensors(c, ours):
             part = at(c.attention, 0)
             if isinstance(part, LatentAttention) and name.endswith("attn_kv_b.weight"):
-                heads = tensor.unflatten(0, (c.n_heads, -1))
+                heads = tensor.unflatten(0, (part.heads(c).n_heads, -1))
                 yield name.replace("kv_b", "k_b"), heads[:, : part.d_nope].mT
                 yield name.replace("kv_b", "v_b"), heads[:, part.d_nope :]
             else:
@@ -134,7 +134,7 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
         "leading_dense_block_count": sum(not isinstance(at(c.mlp, layer), Experts) for layer in range(c.n_layers)),
     }
     if isinstance(many, Experts):
-        sigmoid, width = isinstance(many.router, SigmoidRouting), many.d_ff or c.d_ff
+        sigmoid, width = isinstance(many.router, SigmoidRouting), many.width(c)
         keys |= expert_keys(replace(c, mlp=many)) | {
             "expert_shared_count": many.d_shared // width,
             "expert_weights_scale": many.router.scale,

@@ -16,10 +16,11 @@ from onward.base.arguments import checked, unchecked
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.model.attachments import ATTACHMENTS
-from onward.model.cache import KVCache, LayerCache
+from onward.model.cache import KVCache
 from onward.model.context import rotation
 from onward.model.decoder import Decoder
 from onward.model.divided import cache_config
+from onward.model.layer_cache import LayerCache
 from onward.model.paged import PagedKVCache
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks

@@ -28,11 +28,12 @@ def block(token: Followed, layer: int) -> Iterator[StoryStep]:
         yield token.norm(at(c.norm, layer), f"{where}: norm", f"{name}.in", f"{name}.attn_norm", wide)
     yield from attention(token, layer, where)
     out, before = token.at(f"{name}.attn.out"), token.at(f"{name}.in")
+    n_heads = at(c.attention, layer).heads(c).n_heads
     yield StoryStep(
         f"{where}: back to the width of the stream",
         wide,
         "out(heads)",
-        f"The outputs of the {c.n_heads} heads are put side by side, and one matrix mixes them into a vector as "
+        f"The outputs of the {n_heads} heads are put side by side, and one matrix mixes them into a vector as "
         f"wide as the residual stream: the output of attention for {token.piece}. Its length is "
         f"{out.norm():.2f}; the stream's is {before.norm():.2f}. The block adds it to the stream: {equation}.",
         [vector("output of attention", out)]
@@ -74,25 +75,26 @@ def block_in_short(token: Followed, layer: int) -> StoryStep:
 
 def attention(token: Followed, layer: int, where: str) -> Iterator[StoryStep]:
     """`where` is the block's name in the titles."""
-    c, name, count = token.config, f"blocks.{layer}.attn", len(token.tokens)
+    name, count = f"blocks.{layer}.attn", len(token.tokens)
     queries, keys, values = (token.t[f"{name}.{part}"][0].float().cpu() for part in "qkv")
     yield projections(token, layer, where, queries[token.p], keys[token.p], values[token.p])
     if f"{name}.q_rotated" in token.t:
         queries, keys = (token.t[f"{name}.{part}_rotated"][0].float().cpu() for part in "qk")
         yield rotation(token, layer, where, queries[token.p])
     weights = token.weights(layer)
+    n_heads = len(weights)
     scores, biased = (
         token.t[f"{name}.{part}"][0, :, token.p, : token.p + 1].float().cpu() for part in ("scores", "masked_scores")
     )
     head, best = divmod(int(weights[:, 1:].argmax()), token.p) if token.p else (0, -1)
     best += 1
-    dot = float(queries[token.p, head] @ keys[best, head * keys.size(1) // c.n_heads])
+    dot = float(queries[token.p, head] @ keys[best, head * keys.size(1) // n_heads])
     scale = float(attend_modules(token.model)[layer].scale)
     score_scale = ColorScale(float(biased.abs().max()) or 1.0, signed=True, unit="score")
     biases = f" The positions add a bias, which makes this score {float(biased[head, best]):.3f}."
     yield StoryStep(
         f"{where}: scores",
-        f"(1, {c.n_heads}, {count}, {count})",
+        f"(1, {n_heads}, {count}, {count})",
         "scores = q · k × scale",
         f"The query of {token.piece} is compared with the key of every token up to it: {token.p + 1} scores for "
         "each head, each the sum of products of a query's and a key's numbers, times a constant. Later tokens "
@@ -104,13 +106,13 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[StoryStep]:
     )
     likes = "; ".join(
         f"head {h} takes {weights[h].max():.0%} from “{token.pieces[int(weights[h].argmax())]}”"
-        for h in range(min(c.n_heads, 4))
+        for h in range(min(n_heads, 4))
     ).replace("%", " %")
     collected = f"{name}.heads" in token.t
     rest = "; the rest goes to its sink" if attend_modules(token.model)[layer].sinks is not None else ""
     yield StoryStep(
         f"{where}: attention weights and the output of the heads",
-        f"weights (1, {c.n_heads}, {count}, {count}), heads (1, {count}, {c.n_heads}, {values.size(-1)})",
+        f"weights (1, {n_heads}, {count}, {count}), heads (1, {count}, {n_heads}, {values.size(-1)})",
         "weights = softmax(scores); heads = weights × v",
         "The softmax turns scores into weights: the exponential of each, divided by the sum of all. The weights of "
         f"a head sum to {weights[0].sum():.2f}{rest}. The output of a head is the sum of the values times these "
@@ -121,30 +123,32 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[StoryStep]:
 
 def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v: Tensor) -> StoryStep:
     """The token's queries `q` (H, E), keys `k` (K, E) and values `v` (K, F)."""
-    c, latent, count = token.config, f"blocks.{layer}.attn.latent", len(token.tokens)
-    shape = f"q (1, {count}, {len(q)}, {q.size(1)}), k and v (1, {count}, {len(k)}, {k.size(1)})"
+    latent, count = f"blocks.{layer}.attn.latent", len(token.tokens)
+    queries, keys, values = (f"(1, {count}, {len(x)}, {x.size(1)})" for x in (q, k, v))
+    shape = f"q {queries}, " + (f"k and v {keys}" if keys == values else f"k {keys}, v {values}")
     panels = [head_vectors("queries", q), head_vectors("keys", k), head_vectors("values", v)]
     each = (
-        f"for each of {c.n_heads} heads, a query (what is {token.piece} looking for?), a key (what does it offer to "
+        f"for each of {len(q)} heads, a query (what is {token.piece} looking for?), a key (what does it offer to "
         "others?) and a value (what does it hand on?)"
     )
     if latent in token.t:
         kept = token.at(latent)
         return StoryStep(
             f"{where}: query, latent, key and value",
-            shape.replace("k and v", "k") + f", v (1, {count}, {len(v)}, {v.size(1)})",
+            shape,
             "q = Wq y; latent = Wl y; k, v = Wkv latent",
             f"Attention needs, {each}. Keys and values are computed from one latent of {len(kept)} numbers, which "
             "all heads share. The KV cache stores this latent and the rotated part of the key instead of keys and "
             "values.",
             [vector("latent", kept), *panels],
         )
-    shared = f" {c.n_heads // len(k)} heads share a key and a value." * (len(k) < c.n_heads)
+    numbers = f"{q.size(1)}" if keys == values else f"{q.size(1)}, {k.size(1)} and {v.size(1)}"
+    shared = f" {len(q) // len(k)} heads share a key and a value." * (len(k) < len(q))
     return StoryStep(
         f"{where}: query, key and value",
         shape,
         "q, k, v = Wq y, Wk y, Wv y",
-        f"Three matrices compute, {each}, {c.d_head} numbers each.{shared}",
+        f"Three matrices compute, {each}, {numbers} numbers each.{shared}",
         panels,
     )
 

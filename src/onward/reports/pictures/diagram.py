@@ -117,7 +117,9 @@ def capped(score: str, cap: float) -> str:
 def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: str) -> Iterator[DiagramRow]:
     """`module` is the block at index `layer`, `vectors` the shape of the residual stream as text."""
     part, children = at(config.block, layer), dict(module.named_children())
-    branches = {"attn": [*attention_rows(config, layer, children["attn"])]}
+    branches = dict[str, list[DiagramRow]]()
+    if "attn" in children:
+        branches["attn"] = [*attention_rows(config, layer, children["attn"])]
     if "mlp" in children:
         branches["mlp"] = [*feed_forward_rows(config, layer, children["mlp"])]
     parallel = isinstance(part, Parallel | SharedNorm)
@@ -141,16 +143,16 @@ def block_rows(config: DecoderConfig, layer: int, module: nn.Module, vectors: st
 
 def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterator[DiagramRow]:
     part, position = at(config.attention, layer), at(config.position, layer)
-    heads = f"(B, T, {config.n_heads}, {config.d_head})"
+    n_heads, n_kv_heads, d_head, d_value = part.heads(config)
+    heads, keys = (f"(B, T, {count}, {d_head})" for count in (n_heads, n_kv_heads))
+    both = f"k and v {keys}" if d_value == d_head else f"k {keys}, v (B, T, {n_kv_heads}, {d_value})"
     linear = {name: child for name, child in attn.named_children() if isinstance(child, nn.Linear)}
     out = linear.pop("out", None)
     boxes = [(name, weights(child)) for name, child in linear.items()]
     plain = isinstance(part, SelfAttention)
-    yield DiagramRow(
-        "branch", boxes, f"q {heads}, k and v (B, T, {config.n_kv_heads}, {config.d_head})" if plain else ""
-    )
+    yield DiagramRow("branch", boxes, f"q {heads}, {both}" if plain else "")
     normed = [(name, weights(child)) for name, child in attn.named_children() if name.endswith("norm")]
-    both = f"q {heads}, k (B, T, {config.n_kv_heads}, {config.d_head})" if plain else ""
+    both = f"q {heads}, k {keys}" if plain else ""
     if any(detail for _, detail in normed):
         yield DiagramRow("branch", [(name, detail) for name, detail in normed if detail], both)
     if position.kind != "none" and not position.added:
@@ -160,7 +162,7 @@ def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterat
     cap, score = getattr(part, "attn_softcap", None), "q · k × scale"
     more = f", window of {part.window:,}" * bool(part.window) + ", a sink in each head" * getattr(part, "sinks", False)
     attend = f"softmax({capped(score, cap) if cap else score}) v{more}"
-    yield DiagramRow("branch", [("attend", attend)], f"weights (B, {config.n_heads}, T, T)")
+    yield DiagramRow("branch", [("attend", attend)], f"weights (B, {n_heads}, T, T)")
     if out is not None:
         yield DiagramRow("branch", [("out", weights(out))], f"(B, T, {config.d_model:,})")
 
@@ -168,7 +170,7 @@ def attention_rows(config: DecoderConfig, layer: int, attn: nn.Module) -> Iterat
 def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iterator[DiagramRow]:
     part, vectors = at(config.mlp, layer), f"(B, T, {config.d_model:,})"
     if isinstance(part, Experts):
-        width = part.d_ff or config.d_ff
+        width = part.width(config)
         yield DiagramRow(
             "branch", [("router", f"{config.d_model:,} → {part.count}, keeps {part.top_k}")], f"(B, T, {part.count})"
         )
@@ -176,10 +178,10 @@ def feed_forward_rows(config: DecoderConfig, layer: int, mlp: nn.Module) -> Iter
         shared = [("shared", f"{config.d_model:,} → {part.d_shared:,} → {config.d_model:,}")] * bool(part.d_shared)
         yield DiagramRow("branch", [("experts", experts), *shared], vectors)
     elif isinstance(part, Plain | Gated):
-        inner = [name for name in ("gate", "up") if hasattr(mlp, name)]
-        yield DiagramRow("branch", [(name, weights(getattr(mlp, name))) for name in inner], f"(B, T, {config.d_ff:,})")
+        inner, units = [name for name in ("gate", "up") if hasattr(mlp, name)], f"(B, T, {part.width(config):,})"
+        yield DiagramRow("branch", [(name, weights(getattr(mlp, name))) for name in inner], units)
         act = f"{part.act}(gate) × up" if "gate" in inner else f"{part.act}(up)"
-        yield DiagramRow("branch", [(act, "")], f"(B, T, {config.d_ff:,})")
+        yield DiagramRow("branch", [(act, "")], units)
         yield DiagramRow("branch", [("down", weights(mlp.down))], vectors)
     else:
         yield DiagramRow("branch", [("mlp", part.describe(config))], vectors)

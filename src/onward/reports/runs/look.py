@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from onward.config.decoder import Experts, at
+from onward.config.decoder import Experts, at, each
 from onward.evaluation.score import logprobs
 from onward.inspection.head_maps import attention_maps, head_scores, next_tokens
 from onward.inspection.inputs import logits
@@ -49,19 +50,20 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
     nothing, c = dict.fromkeys(PARTS, ""), model.config
     if tokenizer is None:
         return nothing, []
-    most = min(TOKENS, c.context_length, max(2, math.isqrt(CELLS // (c.n_layers * c.n_heads))))
+    n_heads = max(attention.heads(c).n_heads for attention in each(c.attention))
+    most = min(TOKENS, c.context_length, max(2, math.isqrt(CELLS // (c.n_layers * n_heads))))
     tokens = tokenizer.begin(tokenizer.encode(passage(tokenizer, text, most)))
     shown = tokens[:most]
     if len(shown) < 2:
         return nothing, []
     tokens = tokens[: most + 1]
     probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given those before it
-    pieces, maps = [tokenizer.piece(token) for token in tokens], attention_maps(model, shown)
+    pieces, maps = [tokenizer.piece(token) for token in tokens], pad_sequence(attention_maps(model, shown), True)
     scores = head_scores(maps).cpu()
-    layer, head = divmod(int(scores.mean(-1).argmax()), c.n_heads)
+    layer, head = divmod(int(scores.mean(-1).argmax()), n_heads)
     attention = {
         "pieces": [readable(piece, MARKS) for piece in pieces[:most]],
-        "heads": c.n_heads,
+        "heads": n_heads,
         "layers": [packed(weights) for weights in maps],
         "open": [layer, head, int(scores[layer, head].argmax())],
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, distributed, nn
 
 from onward.model.decoder import Decoder
-from onward.model.experts import ExpertsModule, SigmoidRoutingModule
+from onward.model.experts import ExpertsModule
 
 if TYPE_CHECKING:
     from onward.parallel.processes import Processes
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 class Balance:
     """Counts the tokens that a decoder's routers assign to each expert in training, and balances them.
 
-    Softmax routers get an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2), sigmoid routers a
-    routing bias (DeepSeek-V3, DeepSeek-AI 2024, section 2.1.2). `counts`
-    are the assignments (X,) in each layer with experts since the last `step`; in a run of many processes they are
-    summed. Of a pipeline it counts the layers of this process's stage; `layers` are those of all stages.
+    Routers with a routing bias, as sigmoid routers usually have, get a change of it (DeepSeek-V3, DeepSeek-AI 2024,
+    section 2.1.2), others an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2). `counts` are the
+    assignments (X,) in each layer with experts since the last `step`; in a run of many processes they are summed. Of a
+    pipeline it counts the layers of this process's stage; `layers` are those of all stages.
     """
 
     def __init__(self, model: Decoder, loss: float, bias: float, processes: "Processes | None" = None) -> None:
@@ -45,7 +45,7 @@ class Balance:
         self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss, and its mean shares, (X,)
         self.shares: list[Tensor] = []
         for router, counts in zip(self.routers.values(), self.counts):
-            has_loss = bool(loss) and not isinstance(router, SigmoidRoutingModule)
+            has_loss = bool(loss) and not is_biased(router)
             router.register_forward_hook(partial(self.watch, counts, has_loss))
             if has_loss:
                 router.scoring.register_forward_hook(self.watch_shares)
@@ -60,8 +60,11 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """A forward hook that records the mean over the tokens of `shares` (N, X), a router's softmax."""
+        """A forward hook that records the mean over the tokens of `shares` (N, X), a router's softmax, or its sigmoids
+        divided by their sum."""
         if learning(module):
+            if isinstance(module, nn.Sigmoid):
+                shares = shares / shares.sum(-1, keepdim=True)
             self.shares.append(shares.mean(0))
 
     def auxiliary(self) -> Tensor | float:
@@ -88,7 +91,7 @@ class Balance:
             self.processes.sum_tensors(self.counts)
         figures = self.loads()
         for router, counts in zip(self.routers.values(), self.counts):
-            if isinstance(router, SigmoidRoutingModule):
+            if is_biased(router):
                 load = counts.float()
                 bias: Tensor = router.routing_bias
                 change = (load.mean() - load).sign()
@@ -108,6 +111,10 @@ class Balance:
         loads = [own.get(layer, 0.0) for layer in self.layers]
         loads = self.processes.sum_of_stages(loads) if self.processes else loads
         return {f"expert_load/{layer}": load for layer, load in zip(self.layers, loads)}
+
+
+def is_biased(router: nn.Module) -> bool:
+    return getattr(router, "routing_bias", None) is not None
 
 
 def learning(module: nn.Module) -> bool:

@@ -53,7 +53,8 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
     `base`, where attention heads have the width `base_head`.
 
     A dimension of a parameter counts as growing if it is larger in the decoder of twice the width. Raises a UserError
-    for a decoder whose logits cannot be scaled by weights: its head is tied to the embedding, and it has no final norm.
+    for a decoder whose logits cannot be scaled by weights (its head is tied to the embedding, and its final norm has no
+    weight), and for one whose scores cannot be scaled (a norm of queries without a weight).
     """
     m, twice = config.d_model / base, resize(config, {"d_model": 2 * config.d_model})
     with torch.device("meta"):
@@ -73,11 +74,18 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         names = ["norm.weight", "norm.bias"] if "norm.weight" in result else ["head.weight"]
         last = [name for name in names if name in result]
         if not last:
-            raise UserError("Cannot scale logits for mup, because this decoder has no final norm and a tied head")
+            raise UserError(
+                "Cannot scale logits for mup, because this decoder has no weight in its final norm and a tied head"
+            )
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
     for layer in range(config.n_layers):
-        if isinstance(at(config.attention, layer), SelfAttention):
+        part = at(config.attention, layer)
+        if isinstance(part, SelfAttention) and not part.d_head:  # a width of a part stays the same
+            if part.qk_norm != "none" and not getattr(at(config.norm, layer), "weight", True):
+                raise UserError(
+                    "Cannot scale scores for mup, because the norm of queries has no weight (norm.weight no)"
+                )
             queries = f"blocks.{layer}.attn.q"
             names = [n for n in result if n.startswith(f"{queries}_norm.")] or [f"{queries}.weight", f"{queries}.bias"]
             for name in result.keys() & {*names}:

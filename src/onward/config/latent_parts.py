@@ -1,0 +1,46 @@
+"""Latent attention, a choice of `DecoderConfig.attention`. Does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from onward.config.part_types import Attention, ConfigFields, HeadSizes
+from onward.config.ranges import Epsilon, Factor, Size, SizeOrZero
+
+
+@dataclass(frozen=True)
+class LatentAttention(Attention, kind="latent"):
+    """Keys and values are projections of one latent vector per token; the cache keeps this vector and a rotary key
+    shared by all heads (multi-head latent attention, DeepSeek-V2, DeepSeek-AI 2024, section 2.1)."""
+
+    d_latent: Size = 512  # width of the latent of keys and values
+    d_query_latent: SizeOrZero = 0  # width of the latent of queries; 0: queries are projected from x
+    d_nope: Size = 128  # elements of each query and key that are not rotated
+    d_rope: Size = 64  # rotated elements of each query and key; all heads share the rotated elements of the key
+    d_value: Size = 128  # width of each head's value
+    scale: Factor | None = None  # multiplies the scores; none: (d_nope + d_rope) ** -0.5
+    bias: bool = False  # whether the projections to the latents and the output projection have biases
+    norm_eps: Epsilon = 1e-6  # epsilon of the norms of the latents
+    n_heads: SizeOrZero = 0  # number of heads; 0: the config's n_heads
+
+    sizes: ClassVar[tuple[str, ...]] = ("n_heads",)
+
+    def heads(self, config: ConfigFields) -> HeadSizes:
+        n_heads = self.n_heads or config.n_heads
+        return HeadSizes(n_heads, n_heads, self.d_nope + self.d_rope, self.d_value)
+
+    def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
+        return {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)}  # keys of one head, shared by all
+
+    def describe(self, config: ConfigFields) -> str:
+        heads = f"{self.heads(config).n_heads} heads of {self.d_nope} + {self.d_rope}"
+        return self.in_words(heads, f"latents of {self.d_latent}", shown=("n_heads", "d_latent", "d_nope", "d_rope"))
+
+    def rope_width(self, config: ConfigFields) -> int:
+        return self.d_rope
+
+    def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
+        if decoding:  # latents serve as keys and values
+            return 2 * self.heads(config).n_heads * (2 * self.d_latent + self.d_rope)
+        return super().key_flops(config)

@@ -1,0 +1,53 @@
+"""Norms beside RMSNorm: LayerNorm, and norms without learned weights."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from onward.model import activations
+from onward.model.activations import Declarations
+from onward.model.layers import working_dtype
+
+
+class LayerNormModule(nn.LayerNorm):
+    """LayerNorm: (x - mean) / sqrt(variance + eps) * weight + bias over the last dimension."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).to(working_dtype(x))
+
+    def activations(self) -> Declarations:
+        return activations.norm(self.normalized_shape[-1], centered=True)
+
+
+class PartialLayerNormModule(LayerNormModule):
+    """LayerNorm without a weight, or with an offset that is added to it: (x - mean) / sqrt(variance + eps) * (weight +
+    offset) + bias, where a weight that is not there is 1 - offset."""
+
+    def __init__(self, width: int, eps: float, weight: bool, bias: bool, offset: float = 0.0) -> None:
+        super().__init__(width, eps, elementwise_affine=False)
+        self.offset = offset
+        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset)) if weight else None
+        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        weight = None if self.weight is None else self.weight.to(exact) + self.offset
+        bias = None if self.bias is None else self.bias.to(exact)
+        return F.layer_norm(x.to(exact), self.normalized_shape, weight, bias, self.eps).to(working_dtype(x))
+
+
+class WeightlessRMSNormModule(nn.Module):
+    """RMSNorm without a weight: x / sqrt(mean(x ** 2) + eps) over the last dimension."""
+
+    weight = None
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.width, self.eps = width, eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        exact = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(exact), (self.width,), None, self.eps).to(working_dtype(x))
+
+    def activations(self) -> Declarations:
+        return activations.norm(self.width, centered=False)
