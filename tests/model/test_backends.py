@@ -40,11 +40,12 @@ BACKENDS: dict[str, Callable[..., Tensor]] = {
 QUIET = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
-def vectors(config: DecoderConfig, tokens: int, rows: int = 2) -> list[Tensor]:
+def vectors(config: DecoderConfig, tokens: int, rows: int = 2, layer: int = 0) -> list[Tensor]:
     """Random queries, keys and values."""
     torch.manual_seed(1)
-    heads = config.n_heads, config.n_kv_heads, config.n_kv_heads
-    return [torch.randn(rows, tokens, h, config.d_head) for h in heads]
+    n_heads, n_kv_heads, d_head, d_value = at(config.attention, layer).heads(config)
+    shapes = (n_heads, d_head), (n_kv_heads, d_head), (n_kv_heads, d_value)
+    return [torch.randn(rows, tokens, *shape) for shape in shapes]
 
 
 @QUIET
@@ -86,7 +87,7 @@ def cached(
     manager: CacheManager, config: DecoderConfig, layer: int, dtype: torch.dtype = torch.float32
 ) -> tuple[AttentionContext, list[Any]]:
     """The context of the last of three calls, and its queries and the entries of the cache."""
-    q, *keys_values = (t.to(dtype) for t in vectors(config, 11))
+    q, *keys_values = (t.to(dtype) for t in vectors(config, 11, layer=layer))
     for start, end in (0, 4), (4, 9), (9, 11):
         for row in range(2):
             assert manager.reserve(row, start - row * (start > 0), end - row)
