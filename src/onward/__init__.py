@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.position_parts import Alibi, Learned, NoPosition, Rotary, Sinusoidal
+    from onward.config.recurrent_parts import GatedDeltaNet, Mamba2, ShortConvolution
     from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
     from onward.config.scaling import (
         DynamicScaling,
@@ -114,6 +115,7 @@ __all__ = [
     "FeedForwardOnly",
     "FinetuneConfig",
     "Gated",
+    "GatedDeltaNet",
     "GenerationOptions",
     "Initialization",
     "KVCache",
@@ -127,6 +129,7 @@ __all__ = [
     "LoRA",
     "LongRoPEScaling",
     "Loss",
+    "Mamba2",
     "Method",
     "MovingWeight",
     "NoAttention",
@@ -158,6 +161,7 @@ __all__ = [
     "SearchResult",
     "SelfAttention",
     "SharedNorm",
+    "ShortConvolution",
     "SigmoidRouting",
     "Sinusoidal",
     "SoftmaxRouting",

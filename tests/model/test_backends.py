@@ -75,11 +75,12 @@ def test_part_of_the_queries_has_the_attention_of_the_whole(positions: Tensor | 
             assert_close(backend(q[:, 3:8], k[:, :8], v[:, :8], mask.part(3, 8), scale=0.3), wanted, 1e-5)
 
 
+OPTIONS: Any = {"device": device(), "keep": 5}  # so that states can be rolled back
 CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
-    "contiguous": lambda config: CacheManager(KVCache(config, 2, 12, 5, device=device())),
-    "growing": lambda config: CacheManager(KVCache(config, 2, 12, 5, step=3, device=device())),
-    "quantized": lambda config: CacheManager(KVCache(config, 2, 12, 5, quantized=True, device=device())),
-    "paged": lambda config: BlockManager(PagedKVCache(config, 2, 12, 5, blocks=30, block_size=2, device=device())),
+    "contiguous": lambda config: CacheManager(KVCache(config, 2, 12, 5, **OPTIONS)),
+    "growing": lambda config: CacheManager(KVCache(config, 2, 12, 5, step=3, **OPTIONS)),
+    "quantized": lambda config: CacheManager(KVCache(config, 2, 12, 5, quantized=True, **OPTIONS)),
+    "paged": lambda config: BlockManager(PagedKVCache(config, 2, 12, 5, blocks=30, block_size=2, **OPTIONS)),
 }
 
 

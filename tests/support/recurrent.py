@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onward import DecoderConfig, SelfAttention
-from onward.config.part_types import Attention, ConfigFields
+from onward.config.part_types import Attention, ConfigFields, States
 from onward.model.context import AttentionContext
 from onward.model.layers import Linear
 from onward.model.states import StateLayerCache, StateSlots
@@ -24,7 +24,7 @@ class Fading(Attention, kind="fading"):
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return {}
 
-    def states(self, config: ConfigFields) -> dict[str, tuple[tuple[int, ...], str | None]]:
+    def states(self, config: ConfigFields) -> States:
         return {"sum": ((config.d_model,), "float32")}
 
     def build(self, config: ConfigFields, layer: int) -> nn.Module:  # type: ignore[override]

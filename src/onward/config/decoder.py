@@ -23,6 +23,7 @@ from onward.config.part_types import Attention, Block, FeedForward, Norm, P, Pos
 from onward.config.position_parts import *  # noqa: F403
 from onward.config.position_parts import Rotary
 from onward.config.ranges import Factor, Rate, Size, SizeOrZero
+from onward.config.recurrent_parts import *  # noqa: F403
 
 
 @named

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 from onward.base.fields import Part, changed_fields, text
 
 P = TypeVar("P", bound=Part)
+States = dict[str, tuple[tuple[int, ...], str | None]]  # shape and dtype by name
 OwnMethod = Callable[..., Any] | None  # a method that a part of your own may define; None: the code of `model/` runs
 
 
@@ -130,14 +131,15 @@ class Attention(DecoderPart):
         (n_kv_heads, d_head), ...}; {} if it stores none."""
         raise NotImplementedError
 
+    def states(self, config: ConfigFields) -> States:
+        """Return the shape of each state that the cache keeps for each row and layer, by name, and its least dtype,
+        such as {"state": ((heads, d_key, d_value), "float32")}; None is the dtype of the cache. Self-attention has
+        none."""
+        return {}
+
     def heads(self, config: ConfigFields) -> HeadSizes:
         """Return the sizes of the heads of a layer with this part: its own sizes, or those of the config."""
         return HeadSizes(config.n_heads, config.n_kv_heads, config.d_head, config.d_head)
-
-    def states(self, config: ConfigFields) -> dict[str, tuple[tuple[int, ...], str | None]]:
-        """Return the shape and the dtype of the states that the cache keeps for each row and layer, by name, such as
-        {"state": ((heads, d_key, d_value), "float32")}; None is the dtype of the cache. Self-attention has none."""
-        return {}
 
     def rope_width(self, config: ConfigFields) -> int:
         """Return the width of the part of each query and key to which rotary positions apply: d_head for

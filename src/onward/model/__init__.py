@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from onward.model.norms import LayerNormModule
     from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
+    from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
 else:
     from onward.base.public import lazily
 
@@ -39,12 +40,14 @@ __all__ = [
     "Child",
     "ExpertsModule",
     "FeedForwardOnlyModule",
+    "GatedDeltaNetModule",
     "GatedFeedForwardModule",
     "Input",
     "LatentAttentionModule",
     "LayerNormModule",
     "LearnedPositionModule",
     "Linear",
+    "Mamba2Module",
     "Output",
     "ParallelModule",
     "PlainFeedForwardModule",
@@ -54,6 +57,7 @@ __all__ = [
     "SandwichModule",
     "SelfAttentionModule",
     "SharedNormModule",
+    "ShortConvolutionModule",
     "SigmoidRoutingModule",
     "SinusoidalPositionModule",
     "SoftmaxRoutingModule",

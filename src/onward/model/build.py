@@ -5,6 +5,7 @@ method builds the module of its base. Any other part raises a UserError.
 Shapes: B batch, T tokens in this call, D d_model, N tokens, K experts per token (top_k).
 """
 
+import math
 from collections.abc import Iterable
 from functools import partial
 
@@ -30,6 +31,7 @@ from onward.model.layers import (
     RMSNormModule,
 )
 from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
+from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
 
 
 def build_position(part: parts.Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
@@ -76,6 +78,12 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
             return module(part, config, layer_norms(config, layer))
         case parts.LatentAttention():
             return LatentAttentionModule(part, config)
+        case parts.GatedDeltaNet():
+            return GatedDeltaNetModule(part, config)
+        case parts.Mamba2():
+            return Mamba2Module(part, config)
+        case parts.ShortConvolution():
+            return ShortConvolutionModule(part, config)
     raise no_module(part)
 
 
@@ -162,6 +170,8 @@ def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> No
     | `attn.out`, `mlp.down` (the ends of branches)     | normal, std / sqrt(N), N additions to the residual stream |
     | every other matrix, embeddings, stacks of experts | normal, std                                               |
     | biases, sinks                                     | 0                                                         |
+    | convolutions of recurrent layers                  | uniform, up to 1 / sqrt(taps)                             |
+    | `a_log`, `dt_bias` (decays of recurrent layers)   | log of uniform 1 to 16; softplus of it is 0.001 to 0.1    |
     | norms                                             | unchanged: weights 1 - offset, biases 0                   |
 
     A block with attention and feed-forward adds 2 to N. The division keeps the variance of the residual stream from
@@ -174,7 +184,15 @@ def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> No
 def draw(parameters: Iterable[tuple[str, Tensor]], config: DecoderConfig, std: float = 0.02) -> None:
     additions = sum(at(config.block, layer).additions for layer in range(config.n_layers))
     for name, parameter in parameters:
-        if parameter.ndim >= 2:
+        if name.endswith(("_conv.weight", ".conv.weight")):
+            bound = parameter.size(-1) ** -0.5
+            nn.init.uniform_(parameter, -bound, bound)
+        elif name.endswith(".a_log"):
+            nn.init.uniform_(parameter, 1, 16).log_()
+        elif name.endswith(".dt_bias"):  # the inverse of softplus at step sizes that are uniform on a log scale
+            step = nn.init.uniform_(parameter, math.log(1e-3), math.log(0.1)).exp_()
+            step.copy_(step + torch.log(-torch.expm1(-step)))
+        elif parameter.ndim >= 2:
             ends_branch = name.removesuffix(".weight").endswith(("attn.out", ".down"))
             nn.init.normal_(parameter, std=std / additions**0.5 if ends_branch else std)
         elif name.endswith("bias"):

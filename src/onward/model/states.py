@@ -57,8 +57,9 @@ class RowStates(NoStates):
         for layer in range(config.n_layers):
             layers.append({})
             for name, (shape, own) in at(config.attention, layer).states(config).items():
-                kind = getattr(torch, own) if own else dtype or torch.get_default_dtype()
-                layers[-1][name] = torch.zeros(rows, keep + 1, *shape, device=device, dtype=kind)
+                usual = dtype or torch.get_default_dtype()
+                exact = torch.promote_types(usual, getattr(torch, own)) if own else usual
+                layers[-1][name] = torch.zeros(rows, keep + 1, *shape, device=device, dtype=exact)
         return RowStates(layers, torch.full((rows, keep + 1), -1, device=device))
 
     def __bool__(self) -> bool:
@@ -148,8 +149,6 @@ class StateLayerCache(LayerCache):
 
     def slot_indices(self, positions: Tensor) -> StateSlots:
         call = self.rows.advance(positions) if self.leads or not self.rows.call else self.rows.call
-        if not self.entries:
-            return StateSlots(write=(positions, positions), key_positions=positions, states=call)
         keys = self.base.slot_indices(positions)
         return StateSlots(write=keys.write, key_positions=keys.key_positions, blocks=keys.blocks, states=call)
 

@@ -1,0 +1,141 @@
+"""The choices of `DecoderConfig.attention` that keep a state of fixed size instead of keys and values. Does not import
+torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, Self
+
+from onward.base.errors import UserError
+from onward.config.part_types import Attention, ConfigFields, States
+from onward.config.ranges import Epsilon, Size, SizeOrZero
+
+
+@dataclass(frozen=True)
+class Recurrent(Attention, kind=""):
+    """Base class of the token mixers whose cache is a state of each row: it has the same size at any length."""
+
+    def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
+        return {}
+
+    def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
+        return 0
+
+    def channels(self, config: ConfigFields) -> int:
+        """Return the number of channels of the short convolution."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class GatedDeltaNet(Recurrent, kind="gated_delta"):
+    """A matrix per head that each token decays, and in which it replaces the value of its key (Gated DeltaNet, Yang et
+    al. 2024, arXiv:2412.06464). Queries, keys and values pass a short convolution; queries and keys have length 1.
+
+    With `decay` "element", `rank` and a sigmoid gate it is Kimi Delta Attention (arXiv:2510.26692).
+    """
+
+    n_heads: SizeOrZero = 0  # number of query and key heads; 0: the config's n_heads
+    n_value_heads: SizeOrZero = 0  # number of value heads, a multiple of n_heads; 0: n_heads
+    d_key: SizeOrZero = 0  # width of each query and key; 0: the config's d_head
+    d_value: SizeOrZero = 0  # width of each value; 0: d_key
+    d_conv: Size = 4  # tokens that the convolution reads, the token itself included
+    decay: Literal["head", "element"] = "head"  # one decay for each value head, or for each element of a key
+    negative: bool = False  # whether a token may replace a value by its opposite: the strength is up to 2, not 1
+    gate: Literal["silu", "sigmoid"] = "silu"  # the activation function of the output's gate
+    rank: SizeOrZero = 0  # width inside the projections to decays and gates; 0: they are one matrix each
+    norm_eps: Epsilon = 1e-6  # epsilon of the norm of each head's output
+
+    def without_repeated_sizes(self, config: ConfigFields) -> Self:
+        same = {"n_heads": config.n_heads, "n_value_heads": self.n_heads or config.n_heads}
+        same |= {"d_key": config.d_head, "d_value": self.d_key or config.d_head}
+        return replace(self, **{name: 0 for name, size in same.items() if getattr(self, name) == size})
+
+    def counts(self, config: ConfigFields) -> tuple[int, int]:
+        """Return the numbers of key heads and of value heads."""
+        keys = self.n_heads or config.n_heads
+        return keys, self.n_value_heads or keys
+
+    def widths(self, config: ConfigFields) -> tuple[int, int]:
+        """Return the widths of a key and of a value."""
+        key = self.d_key or config.d_head
+        return key, self.d_value or key
+
+    def channels(self, config: ConfigFields) -> int:
+        (keys, values), (key, value) = self.counts(config), self.widths(config)
+        return 2 * keys * key + values * value
+
+    def states(self, config: ConfigFields) -> States:
+        state = self.counts(config)[1], *self.widths(config)
+        return {"conv": ((self.d_conv - 1, self.channels(config)), None), "state": (state, "float32")}
+
+    def describe(self, config: ConfigFields) -> str:
+        (keys, values), (key, value) = self.counts(config), self.widths(config)
+        shared = [f"{keys} for keys"] * (keys != values)
+        shown = "n_heads", "n_value_heads", "d_key", "d_value"
+        return self.in_words(f"{values} heads of {key} x {value}", *shared, shown=shown)
+
+    def check(self, config: ConfigFields) -> None:
+        keys, values = self.counts(config)
+        if values % keys:
+            raise UserError(
+                f"attention.gated_delta.n_value_heads {values} is not a multiple of the {keys} key heads: change one"
+            )
+
+
+@dataclass(frozen=True)
+class Mamba2(Recurrent, kind="mamba2"):
+    """A matrix per head that each token decays by its step size and adds to (Mamba-2, Dao and Gu 2024,
+    arXiv:2405.21060). Inputs pass a short convolution; a gate multiplies the output."""
+
+    n_heads: SizeOrZero = 0  # number of heads; 0: as many as make 2 d_model channels
+    d_head: Size = 64  # channels of a head
+    n_groups: Size = 1  # groups of heads that share the input and output projections of the state
+    d_state: Size = 128  # numbers that the state keeps of each channel
+    d_conv: Size = 4  # tokens that the convolution reads, the token itself included
+    conv_bias: bool = True  # whether the convolution has a bias
+    bias: bool = False  # whether the projections have biases
+    norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # the norm of the output, in each group
+    norm_eps: Epsilon = 1e-5  # epsilon of this norm
+
+    def without_repeated_sizes(self, config: ConfigFields) -> Self:
+        other = replace(self, n_heads=0)
+        return other if other.count(config) == self.n_heads else self
+
+    def count(self, config: ConfigFields) -> int:
+        """Return the number of heads."""
+        return self.n_heads or -(-2 * config.d_model // self.d_head)
+
+    def channels(self, config: ConfigFields) -> int:
+        return self.count(config) * self.d_head + 2 * self.n_groups * self.d_state
+
+    def states(self, config: ConfigFields) -> States:
+        state = self.count(config), self.d_state, self.d_head
+        return {"conv": ((self.d_conv - 1, self.channels(config)), None), "state": (state, "float32")}
+
+    def describe(self, config: ConfigFields) -> str:
+        heads = f"{self.count(config)} heads of {self.d_head} x {self.d_state}"
+        return self.in_words(heads, shown=("n_heads", "d_head", "d_state"))
+
+    def check(self, config: ConfigFields) -> None:
+        if self.count(config) % self.n_groups:
+            raise UserError(
+                f"attention.mamba2.n_groups {self.n_groups} does not divide the {self.count(config)} heads: change one"
+            )
+
+
+@dataclass(frozen=True)
+class ShortConvolution(Recurrent, kind="short_convolution"):
+    """out(c * conv(b * x)) with b, c and x projected from the input: a causal convolution of each channel over a few
+    tokens, between two gates (LFM2, Liquid AI 2025)."""
+
+    d_conv: Size = 3  # tokens that the convolution reads, the token itself included
+    bias: bool = False  # whether the projections and the convolution have biases
+
+    def channels(self, config: ConfigFields) -> int:
+        return config.d_model
+
+    def states(self, config: ConfigFields) -> States:
+        return {"conv": ((self.d_conv - 1, config.d_model), None)}
+
+    def describe(self, config: ConfigFields) -> str:
+        return self.in_words(f"over {self.d_conv} tokens", shown=("d_conv",))

@@ -1,0 +1,1 @@
+"""Token mixers with a state: recurrences, and the short convolutions before them."""

@@ -1,0 +1,120 @@
+"""What a recurrent layer carries from call to call and from token to token: the states of a cache, where documents
+begin, and which columns are padding.
+
+Shapes: B rows, T tokens in this call, W states that a call keeps, K taps of a convolution, X channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from onward.base.errors import UserError
+from onward.model.context import AttentionContext
+from onward.model.recurrent.recurrence import Tokens, chunks, steps
+from onward.model.states import StateIndices, StateLayerCache, StateSlots
+
+
+@dataclass(frozen=True, eq=False)
+class Carried:
+    """The states of one layer before and after one call of the model."""
+
+    cache: StateLayerCache | None  # None: every row begins in this call
+    call: StateIndices | None
+    documents: Tensor | None  # (B, T), index of the packed document of each token; None: one in each row
+    positions: Tensor  # (B or 1, T)
+
+    @staticmethod
+    def of(context: AttentionContext) -> Carried:
+        """Raises a UserError if a row has branches: a state cannot return to where a branch began."""
+        segments, positions = context.mask.segments, context.mask.query_positions
+        if isinstance(context.cache, StateLayerCache) and isinstance(context.indices, StateSlots):
+            return Carried(context.cache, context.indices.states, None, positions)
+        readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        if segments is not None and readable and not torch.equal(segments.ids, segments.documents):
+            raise UserError(
+                "Cannot compute branches of a document in one row with recurrent layers, whose state is past the "
+                "position where a branch begins: give each branch a row of its own, with its document before it"
+            )
+        return Carried(None, None, None if segments is None else segments.documents, positions)
+
+    @property
+    def kept(self) -> int:
+        return 0 if self.call is None else self.call.columns.size(1)
+
+    def before(self, name: str, empty: Tensor) -> Tensor:
+        """Return the state `name` before the call's first token, in the dtype of `empty`, which are zeros of its shape
+        (B, ...), the state of rows that begin."""
+        if self.cache is None or self.call is None:
+            return empty
+        return self.cache.read(name, self.call).view_as(empty).to(empty.dtype)
+
+    def keep(self, name: str, states: Tensor) -> None:
+        """Keep the states after the tokens at `call.columns`, (B, W, ...)."""
+        if self.cache is not None and self.call is not None:
+            self.cache.write(name, states.reshape(*states.shape[:2], *self.cache.states[name].shape[2:]), self.call)
+
+
+class Recurrence(nn.Module):
+    """The recurrence of `recurrence.py` as a module, so that forward hooks can reach its queries, keys, values and
+    outputs: one step at a time for as few tokens as states are kept, else in chunks."""
+
+    def forward(self, tokens: Tokens, carried: Carried) -> Tensor:
+        shape = *tokens.v.shape[:3], tokens.k.size(-1), tokens.v.size(-1)  # (B, G, R, E, F)
+        state = carried.before("state", tokens.v.new_zeros(shape))
+        call, length = carried.call, tokens.v.size(3)
+        if call is None:
+            return chunks(tokens, state, carried.documents)[0]
+        real = call.real(length)
+        if real is not None:
+            tokens = tokens.only(real)
+        if length == carried.kept:
+            outputs, states = steps(tokens, state)
+            if real is not None:
+                states = states[call.rows, call.columns.clamp(min=0)]
+            carried.keep("state", states)
+            return outputs
+        first, later = call.columns[:, :1], call.columns[:, 1:]  # chunks up to the first state to keep, then steps
+        columns = torch.arange(length, device=first.device)
+        outputs, state = chunks(tokens.only(columns <= first) if later.size(1) else tokens, state)
+        states = state[:, None]
+        if later.size(1):
+            tail, rest = steps(tokens.at(later.clamp(min=0)).only(later >= 0), state)
+            states = torch.cat([states, rest], 1)
+            index = (columns - first - 1)[:, None, None, :, None]
+            tail = tail.gather(3, index.clamp(0, later.size(1) - 1).expand_as(outputs))
+            outputs = torch.where(index < 0, outputs, tail)
+        carried.keep("state", states)
+        return outputs
+
+
+class Convolution(nn.Module):
+    """The weights of a causal convolution of each channel over the last K tokens: `weight` (X, 1, K), with the newest
+    token last, and perhaps `bias` (X)."""
+
+    def __init__(self, channels: int, taps: int, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(channels, 1, taps))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+
+def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Tensor:
+    """Return x (B, T, X) after causal convolutions, side by side over the channels, which begin anew in each document,
+    in at least fp32."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    weight = torch.cat([one.weight[:, 0] for one in convolutions]).to(exact)
+    taps, length = weight.size(1), x.size(1)
+    inputs = torch.cat([carried.before("conv", x.new_zeros(len(x), taps - 1, x.size(2))), x], 1)
+    if carried.call is not None:
+        earlier = (carried.call.columns[..., None] + 1).clamp(min=0) + torch.arange(taps - 1, device=x.device)
+        carried.keep("conv", inputs[carried.call.rows[..., None], earlier])
+    y = torch.zeros_like(x, dtype=exact)
+    for tap in range(taps):
+        values = inputs[:, tap : tap + length] * weight[:, tap]
+        if carried.documents is not None:
+            values = values.masked_fill((carried.positions < taps - 1 - tap)[..., None], 0)
+        y = y + values
+    biases = [one.bias for one in convolutions if one.bias is not None]
+    return y + torch.cat(biases) if biases else y
