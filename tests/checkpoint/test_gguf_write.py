@@ -48,7 +48,7 @@ def test_a_model_comes_back_bit_for_bit(case: str, dtype: torch.dtype, tmp_path:
     parameters = dict(back.named_parameters())
     for name, parameter in model.named_parameters():
         assert parameters[name].dtype == dtype
-        shifted = model.config.embed_scale != 1.0 and name.endswith("norm.weight")  # Gemma's are written plus 1
+        shifted = getattr(model.config.norm, "offset", 0.0) and name.endswith("norm.weight")  # are written plus 1
         torch.testing.assert_close(parameters[name], parameter, rtol=0, atol=1e-7 if shifted else 0)
 
 

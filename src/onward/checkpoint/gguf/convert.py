@@ -19,6 +19,7 @@ from onward.base.errors import UserError
 from onward.base.fields import counted
 from onward.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from onward.checkpoint.gguf.header import Header, TensorInfo
+from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
 from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
@@ -108,7 +109,7 @@ def matching(
         # the keys are read again, so that whatever llama.cpp fixes without a key appears as a difference
         header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
         try:
-            theirs = kind.config(header)
+            theirs = kind.config(Keys(header))
         except UserError as error:
             tried.append((1000, number, kind.name, [str(error)]))
             continue
@@ -212,7 +213,7 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         return part
 
     def experts(part: Any) -> Any:
-        return replace(part, backend="auto") if isinstance(part, Experts) else part
+        return replace(part, backend="auto", d_ff=part.width(c)) if isinstance(part, Experts) else part
 
     def position(part: Any) -> Any:
         scaling = getattr(part, "scaling", None)
@@ -226,9 +227,11 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         return part
 
     layers = range(c.n_layers)
+    dense = any(not isinstance(at(c.mlp, i), Experts) for i in layers)
     return replace(
         c,
         dropout=0.0,
+        d_ff=c.d_ff if dense else 1,
         position=tuple(position(at(c.position, i)) for i in layers),
         attention=tuple(attention(at(c.attention, i)) for i in layers),
         mlp=tuple(experts(at(c.mlp, i)) for i in layers),
