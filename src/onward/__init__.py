@@ -15,6 +15,14 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.api.runs import finetune, train
     from onward.api.saving import merge, save, save_adapter
     from onward.base.errors import UserError
+    from onward.config.attention_options import (
+        LogScale,
+        OutputGate,
+        PowerScale,
+        QueryScale,
+        SigmoidGate,
+        SoftplusGate,
+    )
     from onward.config.attention_parts import SelfAttention
     from onward.config.block_parts import (
         AttentionOnly,
@@ -44,6 +52,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
         LinearScaling,
         Llama3Scaling,
         LongRoPEScaling,
+        ProportionalScaling,
         Scaling,
         YaRNScaling,
     )
@@ -127,6 +136,7 @@ __all__ = [
     "LinearScaling",
     "Llama3Scaling",
     "LoRA",
+    "LogScale",
     "LongRoPEScaling",
     "Loss",
     "Mamba2",
@@ -138,6 +148,7 @@ __all__ = [
     "Norm",
     "Notice",
     "OLoRA",
+    "OutputGate",
     "PagedKVCache",
     "PairMethod",
     "Parallel",
@@ -145,7 +156,10 @@ __all__ = [
     "Plain",
     "Position",
     "PostNorm",
+    "PowerScale",
     "PreNorm",
+    "ProportionalScaling",
+    "QueryScale",
     "RMSNorm",
     "Ramp",
     "Request",
@@ -162,9 +176,11 @@ __all__ = [
     "SelfAttention",
     "SharedNorm",
     "ShortConvolution",
+    "SigmoidGate",
     "SigmoidRouting",
     "Sinusoidal",
     "SoftmaxRouting",
+    "SoftplusGate",
     "Step",
     "StepConfig",
     "StepPlan",

@@ -108,7 +108,9 @@ def test_every_way_to_run_a_family_gives_the_logits_of_the_plain_run(hf: PreTrai
 def by_reference(attend: Attend, inputs: tuple[Tensor, Keys, Keys, AttentionContext], _: Tensor) -> Tensor:
     """A forward hook that replaces the output of an Attend module."""
     q, k, v, context = inputs
-    return reference(q, k, v, context.mask, scale=attend.scale, softcap=attend.softcap, sinks=attend.sinks)
+    return reference(
+        attend.scaled(q, context), k, v, context.mask, scale=attend.scale, softcap=attend.softcap, sinks=attend.sinks
+    )
 
 
 @every_case
@@ -234,6 +236,7 @@ NEEDED: dict[str, dict[str, Any]] = {  # transformers itself cannot run without 
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "glm4_moe": {"head_dim": 128},
     "helium": {"num_key_value_heads": 4},
+    "nemotron_h": {"layers_block_type": ["linear_attention", "full_attention", "mlp"]},
 }
 
 

@@ -8,6 +8,7 @@ from onward import UserError
 from onward.families import read
 
 SIZES = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_heads": 4}
+MOE = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "llama", "hidden_size": -1}, "hidden_size -1: it must be a whole number from 1 to 2147483647"),
     ({"model_type": "llama", "rms_norm_eps": "small"}, "rms_norm_eps 'small': it must be a number from 1e-30 to 1"),
@@ -18,6 +19,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "granite", "logits_scaling": 0}, "logits_scaling 0: "),
     ({"model_type": "gemma2", "query_pre_attn_scalar": -1}, "query_pre_attn_scalar -1: attention.self.scale is"),
     ({"model_type": "gptj", "rotary": False}, "rotary False: Onward supports only True"),
+    ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv 8.0: Onward supports only None"),
+    ({"model_type": "hy_v3", "mlp_bias": True}, "mlp_bias True: Onward supports only False"),
+    ({"model_type": "minimax_m2", "scoring_func": "softmax"}, "scoring_func 'softmax': Onward supports only 'sigmoid'"),
+    ({"model_type": "minimax_m2", "shared_intermediate_size": 8}, "shared_intermediate_size 8: Onward supports only 0"),
+    ({"model_type": "cohere2", "rotary_pct": 0.5}, "rotary_pct 0.5: Onward supports only 1.0"),
+    ({"model_type": "cohere_compass_text"}, "has no rope_parameters.full_attention: give a table, or null"),
+    (
+        {"model_type": "olmo3", "rope_parameters": {"rope_theta": 3.0}},
+        "rope_parameters.rope_theta: give a table",
+    ),
+    (
+        {"model_type": "dbrx", "ffn_config": {"moe_normalize_expert_weights": 2}},
+        "moe_normalize_expert_weights 2: ",
+    ),
+    ({"model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}, "mlp_layer_types ['dense']: Onward reads"),
+    ({"model_type": "dots1", **MOE, "scoring_func": "softmax"}, "scoring_func 'softmax': Onward supports only"),
+    ({"model_type": "iquestcoder", "use_sliding_window": True}, "use_sliding_window True: Onward supports only False"),
     ({"model_type": "onward", "decoder": {**SIZES, "vocab_size": 0}}, ": decoder.vocab_size is 0"),
 ]
 

@@ -41,7 +41,10 @@ for name, preset in presets().items():
 """)
 
 
-INTERNAL = {"falcon_alibi", "latent_halves", "unbiased_head_norms", "clamped_experts"}
+INTERNAL = {
+    *("falcon_alibi", "latent_halves", "unbiased_head_norms", "clamped_experts"),
+    *("post_normed_feed_forward", "sparse_mixer", "depth_mix", "gemma4", "stream_softmax", "stream_experts"),
+}
 
 
 def test_internal_kinds_are_read_and_not_offered() -> None:

@@ -25,7 +25,10 @@ def publish_with_head(hf: PreTrainedConfig, folder: Path) -> None:
     write_json(folder / "config.json", read_json(folder / "config.json") | {"tie_word_embeddings": True})
 
 
-@pytest.mark.parametrize("hf", FIRSTS.values(), ids=FIRSTS.keys())
+TIED = {name: hf for name, hf in FIRSTS.items() if name != "dbrx"}  # which has no tied form
+
+
+@pytest.mark.parametrize("hf", TIED.values(), ids=TIED.keys())
 def test_head_that_differs_from_the_tied_embedding_is_kept_as_in_transformers(
     hf: PreTrainedConfig, tmp_path: Path
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward import Alibi, Decoder, DecoderConfig, Rotary, SelfAttention
+from onward import Alibi, Decoder, DecoderConfig, LogScale, PowerScale, Rotary, SelfAttention
 from onward.config.decoder import at
 from onward.kernels.operations import rotate
 from onward.model import SinusoidalPositionModule, mask
@@ -39,10 +39,18 @@ def in_plain_loops(config: DecoderConfig, layer: int, q: Tensor, k: Tensor, sink
             for i in range(tokens):
                 begin = max(j for j in range(i + 1) if where[j] == 0)  # of the document
                 if attention.window:
-                    begin = max(begin, i - attention.window + 1)
+                    back = where[i] % attention.window if attention.chunked else attention.window - 1
+                    begin = max(begin, i - back)
+                match attention.query_scale:
+                    case LogScale(weight, original, offset):
+                        factor = 1 + weight * math.log(1 + (where[i] + offset) // original)
+                    case PowerScale(exponent, original):
+                        factor = math.exp(exponent * math.log1p((where[i] + 1) / original))
+                    case None:
+                        factor = 1.0
                 exponentials = {}
                 for j in range(begin, i + 1):
-                    score = scale * sum(x * y for x, y in zip(q[b, i, h].tolist(), keys[j].tolist()))
+                    score = factor * scale * sum(x * y for x, y in zip(q[b, i, h].tolist(), keys[j].tolist()))
                     if attention.attn_softcap:
                         score = attention.attn_softcap * math.tanh(score / attention.attn_softcap)
                     if isinstance(position, Alibi):
@@ -75,7 +83,9 @@ def assert_equals_plain_loops(name: str, layer: int) -> None:
     weights = in_plain_loops(config, layer, q, k, sinks)
     wanted = torch.einsum("bhts,bshe->bthe", weights, v.repeat_interleave(n_heads // n_kv_heads, 2))
     bias = seen.mask.dense(q.dtype)
-    got = attention_weights(q, k, scale=attend.scale, softcap=attend.softcap, bias=bias, sinks=attend.sinks)
+    got = attention_weights(
+        attend.scaled(q, seen), k, scale=attend.scale, softcap=attend.softcap, bias=bias, sinks=attend.sinks
+    )
     assert_close(got, weights, 1e-10)
     assert_close(attend(q, k, v, seen), wanted, 1e-10)
 

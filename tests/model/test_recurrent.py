@@ -55,7 +55,7 @@ def mamba2(m: nn.Module, part: Mamba2, x: Tensor) -> Tensor:
     biases = [one.bias for one in convs] if part.conv_bias else []
     mixed = conv([one.weight for one in convs], torch.cat([m.x(x), m.b(x), m.c(x)], -1), biases)
     inner, b, c = nn.functional.silu(mixed).split([heads * part.d_head, shared, shared], -1)
-    dt, gate = (m.dt(x) + m.dt_bias).exp().log1p(), nn.functional.silu(m.z(x))
+    dt, gate = (m.dt(x) + m.dt_bias).exp().log1p().clamp(min=part.step_min), nn.functional.silu(m.z(x))
     state, rows = torch.zeros(heads, part.d_head, part.d_state, dtype=x.dtype), []
     for t in range(len(x)):
         out = []
@@ -82,7 +82,7 @@ PARTS = {
     "kimi delta": (GatedDeltaNet(n_heads=3, d_key=7, decay="element", rank=2, gate="sigmoid"), gated_delta),
     "mamba2 in groups": (Mamba2(n_heads=6, d_head=4, n_groups=2, d_state=5), mamba2),
     "mamba2 with other norms": (Mamba2(n_heads=2, d_head=3, d_state=4, bias=True, norm="before_gate"), mamba2),
-    "mamba2 without a norm": (Mamba2(n_heads=2, d_head=3, conv_bias=False, norm="none"), mamba2),
+    "mamba2 without a norm": (Mamba2(n_heads=2, d_head=3, conv_bias=False, norm="none", step_min=0.5), mamba2),
     "short convolution": (ShortConvolution(bias=True), short),
 }
 

@@ -22,6 +22,7 @@ from onward import (
     Learned,
     LinearScaling,
     Llama3Scaling,
+    LogScale,
     LongRoPEScaling,
     Mamba2,
     NoAttention,
@@ -30,16 +31,20 @@ from onward import (
     Parallel,
     Plain,
     PostNorm,
+    PowerScale,
     PreNorm,
+    ProportionalScaling,
     RMSNorm,
     Rotary,
     Sandwich,
     SelfAttention,
     SharedNorm,
     ShortConvolution,
+    SigmoidGate,
     SigmoidRouting,
     Sinusoidal,
     SoftmaxRouting,
+    SoftplusGate,
     YaRNScaling,
 )
 
@@ -187,7 +192,7 @@ DECODERS = {
         attention=(
             Mamba2(n_heads=4, d_head=6, n_groups=2, d_state=5),
             Mamba2(n_heads=2, d_head=4, d_state=7, conv_bias=False, bias=True, norm="before_gate"),
-            Mamba2(d_head=8, d_state=3, d_conv=3, norm="none", norm_eps=0.1),
+            Mamba2(d_head=8, d_state=3, d_conv=3, norm="none", norm_eps=0.1, step_min=0.3),
         ),
         block=(AttentionOnly(), PreNorm(), PreNorm()),
     ),
@@ -201,6 +206,39 @@ DECODERS = {
             LatentAttention(d_latent=5, d_nope=6, d_rope=4, d_value=3, n_heads=3),
         ),
         mlp=(Gated(d_ff=24), Plain(d_ff=12), Experts(d_ff=10, count=3, backend="loop"), Gated()),
+    ),
+    "gates and factors by position": config(
+        n_layers=5,
+        n_kv_heads=2,
+        attention=(
+            SelfAttention(gate=SigmoidGate(bias=True), query_scale=LogScale(original=3)),
+            SelfAttention(gate=SoftplusGate(per="head"), query_scale=PowerScale(original=2), d_value=6),
+            LatentAttention(
+                d_latent=5,
+                d_nope=6,
+                d_rope=4,
+                d_value=3,
+                gate=SigmoidGate(),
+                query_scale=LogScale(0.5, 2, 1),
+            ),
+            SelfAttention(qk_norm="head", norm_rotated=True, qk_norm_part=LayerNorm(), gate=SigmoidGate(per="head")),
+            SelfAttention(window=5, chunked=True, qk_norm="head", qk_norm_part=RMSNorm(weight=False)),
+        ),
+    ),
+    "shared keys": config(
+        n_layers=6,
+        n_kv_heads=2,
+        attention=(
+            SelfAttention(window=4, value_norm=RMSNorm(weight=False), qk_norm="head"),
+            SelfAttention(values_are_keys=True, value_norm=RMSNorm(), qk_norm="head", n_kv_heads=1, d_head=8),
+            SelfAttention(window=4, n_heads=8),
+            SelfAttention(window=4, shares_kv=True, qk_norm="head", n_heads=8),
+            SelfAttention(shares_kv=True, n_kv_heads=1, d_head=8, gate=SigmoidGate()),
+            SelfAttention(window=4, shares_kv=True),
+        ),
+        position=tuple(
+            Rotary(theta=100, scaling=ProportionalScaling(0.5)) if layer in (1, 4) else Rotary() for layer in range(6)
+        ),
     ),
     "everything about scores": config(
         position=(Alibi(), Rotary()),

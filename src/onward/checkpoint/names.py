@@ -232,6 +232,8 @@ def find(
     left, matched = dict(stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
+        for part, other in getattr(family, "ALSO", {}).items():
+            short = short if short in left else name.replace(part, other)
         if short not in left:
             raise UserError(f"the checkpoint has no tensor {name}, which its config.json asks for")
         tensor = matched[name] = left.pop(short)

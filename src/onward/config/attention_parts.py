@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
 from onward.base.errors import UserError
-from onward.config.part_types import Attention, ConfigFields, HeadSizes
+from onward.config.attention_options import OutputGate, QueryScale
+from onward.config.part_types import Attention, ConfigFields, HeadSizes, Norm
 from onward.config.ranges import Factor, SizeOrZero
 
 
@@ -28,6 +29,16 @@ class SelfAttention(Attention, kind="self"):
     d_head: SizeOrZero = 0  # width of a query and a key; 0: the config's d_head
     d_value: SizeOrZero = 0  # width of a value; 0: that of a key
     value_scale: Factor = 1.0  # multiplies the values (MiMo-V2)
+    value_norm: Norm | None = None  # the norm of each value; none: no norm
+    values_are_keys: bool = False  # the values are the keys before norm and rotation (Gemma 4)
+    shares_kv: bool = (
+        False  # use keys and values of the nearest layer before with its own and the same window (Gemma 3n)
+    )
+    qk_norm_part: Norm | None = None  # the norm of queries and keys; none: that of the block
+    norm_rotated: bool = False  # normalize queries and keys after their rotation (Hunyuan)
+    chunked: bool = False  # attend only to tokens of the same chunk of `window` positions (Llama 4)
+    gate: OutputGate | None = None  # multiplies the outputs of the heads; none: no gate
+    query_scale: QueryScale | None = None  # multiplies the queries, by their position; none: no factor
 
     sizes: ClassVar[tuple[str, ...]] = ("n_heads", "n_kv_heads", "d_head")
 
@@ -44,6 +55,8 @@ class SelfAttention(Attention, kind="self"):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         heads = self.heads(config)
+        if self.shares_kv:
+            return {}
         return {"k": (heads.n_kv_heads, heads.d_head), "v": (heads.n_kv_heads, heads.d_value)}
 
     def describe(self, config: ConfigFields) -> str:
@@ -60,6 +73,21 @@ class SelfAttention(Attention, kind="self"):
                 f"attention.self has {heads.n_heads} heads (n_heads) and {heads.n_kv_heads} for keys and values "
                 "(n_kv_heads): n_heads must be a multiple of n_kv_heads"
             )
+        steps = {
+            "norm_rotated": self.norm_rotated,
+            "values_are_keys": self.values_are_keys,
+            "shares_kv": self.shares_kv,
+        }
+        several = [name for name, used in steps.items() if used]
+        if several and (len(several) > 1 or self.qk_norm not in ("none", "head")):
+            raise UserError(
+                f"attention.self cannot combine {' with '.join(several)}"
+                f"{f' with qk_norm {self.qk_norm}' if len(several) == 1 else ''}: leave one of them out"
+            )
+        if self.chunked and not self.window:
+            raise UserError("attention.self.chunked needs a window, the number of positions of a chunk: give window")
+        if self.values_are_keys and heads.d_value != heads.d_head:
+            raise UserError("attention.self.values_are_keys needs values as wide as keys: leave d_value out")
         if not self.out and (width := heads.n_heads * heads.d_value) != config.d_model:
             raise UserError(
                 f"attention.self.out cannot be false, because the heads together are {width} wide and d_model is "

@@ -56,9 +56,14 @@ class ScaledBlock(Block, kind=""):
     `weights(config, layer)` of a block of your own returns the numbers by which the stream and the branch are
     multiplied in the addition of attention and in that of the feed-forward, as ((stream, branch), (stream, branch));
     without it, ((1, residual_scale), (1, residual_scale)).
+
+    `layer_inputs(config)` of a block of your own returns a module from token ids (B, T) and the input x (B, T, D) of
+    the first block to (L, B, T, P), the vectors of the tokens for each of L layers. The modules of the blocks read them
+    from their AttentionContext as `inputs`; all layers have such a block.
     """
 
     weights: ClassVar[OwnMethod] = None
+    layer_inputs: ClassVar[OwnMethod] = None
 
     residual_scale: Factor = 1.0  # multiplies the output of attention and of the feed-forward (Granite)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from onward.config.attention_options import OutputGate, QueryScale
 from onward.config.part_types import Attention, ConfigFields, HeadSizes
 from onward.config.ranges import Epsilon, Factor, Size, SizeOrZero
 
@@ -23,6 +24,8 @@ class LatentAttention(Attention, kind="latent"):
     bias: bool = False  # whether the projections to the latents and the output projection have biases
     norm_eps: Epsilon = 1e-6  # epsilon of the norms of the latents
     n_heads: SizeOrZero = 0  # number of heads; 0: the config's n_heads
+    gate: OutputGate | None = None  # multiplies the outputs of the heads; none: no gate
+    query_scale: QueryScale | None = None  # multiplies the queries, by their position; none: no factor
 
     sizes: ClassVar[tuple[str, ...]] = ("n_heads",)
 

@@ -112,6 +112,11 @@ class Mesh:
                 f"mesh {str(self)!r} has more stages than the decoder has blocks: choose pipeline of at most "
                 f"{config.n_layers}"
             )
+        if self.pipeline > 1 and any(attention.shares_kv for attention in each(config.attention)):
+            raise UserError(
+                f"mesh {str(self)!r} cannot divide the decoder into stages, because some layers use keys and values of "
+                "others: use pipeline=1"
+            )
         uneven = undivided(config, self.tensor)
         if uneven:
             known = [n for n in range(1, config.n_heads + 1) if not undivided(config, n)]

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
+from onward.base.errors import UserError
 from onward.base.fields import Part, changed_fields, text
 
 P = TypeVar("P", bound=Part)
@@ -125,6 +126,8 @@ class Attention(DecoderPart):
     (positions, mask and cache of the call) to (B, T, D)."""
 
     window: int = 0  # number of tokens that a token attends to, itself included; 0: no limit
+    chunked: bool = False  # whether a token attends only to tokens of the same chunk of `window` positions
+    shares_kv: bool = False  # whether the layer uses the keys and values of an earlier one
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
@@ -152,6 +155,21 @@ class Attention(DecoderPart):
         attention."""
         heads = self.heads(config)
         return 2 * heads.n_heads * (heads.d_head + heads.d_value)
+
+
+def kv_source(config: ConfigFields, layer: int) -> int:
+    """Return the layer whose keys and values `layer` uses: itself or, if it shares them, the nearest one before with
+    its own keys and values and the same window."""
+    part = at(config.attention, layer)
+    if not part.shares_kv:
+        return layer
+    for earlier in reversed(range(layer)):
+        other = at(config.attention, earlier)
+        if (other.shares_kv, other.window, other.chunked) == (False, part.window, part.chunked):
+            return earlier
+    raise UserError(
+        f"attention.shares_kv: layer {layer} has no layer before it with the same window, whose keys to use"
+    )
 
 
 class FeedForward(DecoderPart):

@@ -8,7 +8,7 @@ from typing import Literal, Self
 
 from onward.base.errors import UserError
 from onward.config.part_types import Attention, ConfigFields, States
-from onward.config.ranges import Epsilon, Size, SizeOrZero
+from onward.config.ranges import Epsilon, NotNegative, Size, SizeOrZero
 
 
 @dataclass(frozen=True)
@@ -96,6 +96,7 @@ class Mamba2(Recurrent, kind="mamba2"):
     bias: bool = False  # whether the projections have biases
     norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # the norm of the output, in each group
     norm_eps: Epsilon = 1e-5  # epsilon of this norm
+    step_min: NotNegative = 0.0  # step sizes are at least this (Nemotron-H: 0.001)
 
     def without_repeated_sizes(self, config: ConfigFields) -> Self:
         other = replace(self, n_heads=0)

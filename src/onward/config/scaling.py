@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
+from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.base.fields import Part
 from onward.config.part_types import OwnMethod
@@ -41,6 +42,15 @@ class LinearScaling(Scaling, kind="linear"):
     """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
 
     factor: Factor = 1.0  # ratio of the new context to the original one
+
+
+@dataclass(frozen=True)
+class ProportionalScaling(Scaling, kind="proportional"):
+    """Only the first pairs are rotated, a fraction of them, with the frequencies that they have if all are; the others
+    keep their values at every position (Gemma 4)."""
+
+    fraction: Annotated[float, Range(1e-6, 1)] = 0.25  # fraction of the pairs that are rotated
+    factor: Factor = 1.0  # divides the frequencies
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
 - `BASE`: the prefix of all tensor names but the head's, which some published files leave out,
+- `ALSO` (if needed): parts of tensor names -> what some files have in their place,
 - `IGNORED`: a regular expression for tensors of old files that are no weights (masks, inverse frequencies),
 - `PRESETS`: published releases by name: the keys of their config.json that differ from transformers' defaults, or a
   DecoderConfig where transformers has no such class,
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
-FIRST = ("llama", "gpt2", "mistral", "qwen3")  # tried first by `express`
+# tried first by `express`
+FIRST = "llama", "gpt2", "mistral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt"
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",

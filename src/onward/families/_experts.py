@@ -9,7 +9,7 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts, Gated, at
 from onward.config.part_types import FeedForward
 from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
-from onward.families import HF, Fix, Row, linear, only, with_defaults
+from onward.families import HF, Fix, Inexpressible, Row, linear, only, with_defaults
 
 LLAMA = "gate_proj", "up_proj", "down_proj"
 KEYS = {"count": "n_routed_experts", "top_k": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
@@ -42,12 +42,13 @@ def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedFor
     kinds = hf.get("mlp_layer_types") or [KINDS[layer >= first] for layer in range(layers)]
     if len(kinds) != layers or not {*kinds} <= {*KINDS}:
         raise UserError(f"config.json has mlp_layer_types {kinds}: Onward reads {KINDS}, one for each layer")
+    routed: dict[str, Any] = {our: hf.get(their) for our, their in KEYS.items()}
+    shared = hf.get("n_shared_experts")
     if KINDS[1] not in kinds:
         return (plain,) * layers
-    routed: dict[str, Any] = {our: hf.get(their) for our, their in KEYS.items()}
     if routed["top_k"] is None:
         raise UserError("config.json has no num_experts_per_tok, the number of experts per token: add it")
-    many = Experts(**routed, d_shared=hf["n_shared_experts"] * routed["d_ff"], act=plain.act, router=router)
+    many = Experts(**routed, d_shared=shared * routed["d_ff"], act=plain.act, router=router)
     return tuple(plain if kind == KINDS[0] else many for kind in kinds)
 
 
@@ -66,6 +67,8 @@ def mixture_keys(c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     many = next((part for part in parts if isinstance(part, Experts)), none)
     width = many.d_ff or c.d_ff
+    if many != none and not many.d_shared:
+        raise Inexpressible("in transformers, a shared expert is beside the others")
     keys = {their: getattr(many, our) for our, their in KEYS.items()} | {
         "moe_intermediate_size": width,
         "n_shared_experts": many.d_shared // width,

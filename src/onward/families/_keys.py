@@ -17,6 +17,7 @@ HARMLESS = re.compile(
     r"|\w*initializer_\w+|init_(std|device|config)|\w*dropout\w*|\w*_pdrop|layerdrop|gradient_checkpointing|\w*aux_loss\w*"
     r"|seq_aux|num_nextn_predict_layers|router_jitter_noise|pretraining_tp|ep_size|chunk_size_feed_forward|is_decoder"
     r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
+    r"|(mamba_)?chunk_size|time_step_(min|max|floor|rank)|rescale_prenorm_residual|residual_in_fp32|num_logits_to_keep|use_mamba_kernels|mamba_ssm_(cache_)?dtype|mtp_\w+|moe_shared_expert_overlap|z_loss_coefficient|linear_(a_log|dt)_\w+"
     # repeated by other keys
     r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token|no_rope_layer_interval|_sliding_window_pattern"
 )

@@ -1,14 +1,19 @@
 """Layers with a state in published files, in both directions: types of layers, and names of tensors."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Mamba2, at
 from onward.config.part_types import Attention
 from onward.config.recurrent_parts import Recurrent
-from onward.families import HF, Inexpressible, Row, linear, only
+from onward.families import HF, Fix, Inexpressible, Row, linear
 from onward.families._layers import FULL
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LINEAR = "linear_attention"
 MAMBA = "z", "x", "b", "c", "dt"  # the parts of the projection that published files fuse
@@ -44,15 +49,37 @@ def without_attention(rows: Iterable[Row], c: DecoderConfig) -> Iterator[Row]:
             yield row
 
 
-def mamba2(hf: HF, heads: str, prefix: str = "mamba_", **others: Any) -> Mamba2:
-    """The Mamba-2 layers of a config.json, whose keys begin with `prefix`, but `heads`, the number of heads."""
-    only(hf, time_step_limit=hf.get("time_step_limit") if unlimited(hf) else [0.0, float("inf")])
-    named = {"d_head": "d_head", "n_groups": "n_groups", "d_state": "d_state", "d_conv": "d_conv"}
-    return Mamba2(n_heads=hf[heads], **{our: hf[prefix + their] for our, their in named.items()}, **others)
+def check_steps(hf: HF) -> None:
+    """Raise a UserError if step sizes of Mamba-2 are limited, which no published model does."""
+    limit = [float(one["__float__"] if isinstance(one, dict) else one) for one in hf.get("time_step_limit") or []]
+    if limit not in ([], [0.0, float("inf")]):
+        raise UserError(f"config.json has time_step_limit {limit}: Onward supports only [0.0, Infinity]")
 
 
-def unlimited(hf: HF) -> bool:
-    return hf.get("time_step_limit") is None or [*map(float, hf["time_step_limit"])] == [0.0, float("inf")]
+def mamba2(hf: HF, eps: float) -> Mamba2:
+    """The Mamba-2 layers of IBM's families: the keys of a config.json that begin with mamba_."""
+    check_steps(hf)
+    heads, width, count = hf["mamba_n_heads"], hf["mamba_d_head"], hf.get("mamba_expand", 2) * hf["hidden_size"]
+    width = count // heads if width == "auto" else width
+    if heads * width != count:
+        raise UserError(f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must make {count}")
+    groups, size, taps = (hf[f"mamba_{key}"] for key in ("n_groups", "d_state", "d_conv"))
+    biases = hf.get("mamba_conv_bias", True), hf.get("mamba_proj_bias", False)
+    return Mamba2(heads, width, groups, size, taps, *biases, norm_eps=eps)
+
+
+def mamba2_keys(c: DecoderConfig) -> dict[str, Any]:
+    part = one(c, Mamba2, Mamba2())
+    return {
+        "mamba_n_heads": part.count(c),
+        "mamba_d_head": part.d_head,
+        "mamba_n_groups": part.n_groups,
+        "mamba_d_state": part.d_state,
+        "mamba_d_conv": part.d_conv,
+        "mamba_expand": part.count(c) * part.d_head // c.d_model,
+        "mamba_conv_bias": part.conv_bias,
+        "mamba_proj_bias": part.bias,
+    }
 
 
 def mamba2_names(their: str, our: str) -> Iterator[Row]:
@@ -63,3 +90,24 @@ def mamba2_names(their: str, our: str) -> Iterator[Row]:
     yield f"{their}.dt_bias", f"{our}.dt_bias"
     yield f"{their}.norm.weight", f"{our}.gate.weight"
     yield from linear(f"{their}.out_proj", f"{our}.out")
+
+
+def grouped(groups: int, *sizes: int) -> Fix:
+    """Functions that reorder the rows of a tensor, from files that have the rows of all layers group by group, `sizes`
+    of each layer, to Onward's order, layer by layer, and back."""
+
+    def split(t: Tensor) -> Tensor:
+        parts = t.unflatten(0, (groups, -1)).split(sizes, 1)
+        return t if t.is_meta else stacked([part.flatten(0, 1) for part in parts])
+
+    def join(t: Tensor) -> Tensor:
+        parts = t.split([groups * size for size in sizes])
+        return t if t.is_meta else stacked([part.unflatten(0, (groups, -1)) for part in parts], 1).flatten(0, 1)
+
+    return split, join
+
+
+def stacked(parts: Sequence[Tensor], dim: int = 0) -> Tensor:
+    import torch
+
+    return torch.cat([*parts], dim)

@@ -12,6 +12,7 @@ from onward.config.scaling import (
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
+    ProportionalScaling,
     Scaling,
     YaRNScaling,
     yarn_magnitude,
@@ -20,7 +21,7 @@ from onward.families import HF, require
 from onward.families._layers import FULL
 
 UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
-KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+KINDS = ("default", "linear", "proportional", "dynamic", "yarn", "llama3", "longrope")
 
 
 def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
@@ -32,7 +33,9 @@ def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1
         **(hf.get("rope_parameters") or {}),
     }
     original = hf.get("original_max_position_embeddings") or keys.get("original_max_position_embeddings") or context
-    return Rotary(keys["rope_theta"], keys["partial_rotary_factor"], scaling(keys, original, context))
+    scaled = scaling(keys, original, context)
+    fraction = 1.0 if isinstance(scaled, ProportionalScaling) else keys["partial_rotary_factor"]
+    return Rotary(keys["rope_theta"], fraction, scaled)
 
 
 def rotary_by_type(hf: HF, old: Mapping[str, HF], *, context: int) -> dict[str, Rotary]:
@@ -54,6 +57,8 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
             return None
         case "linear":
             return LinearScaling(factor)
+        case "proportional":
+            return ProportionalScaling(keys["partial_rotary_factor"], keys.get("factor", 1.0))
         case "dynamic":
             return DynamicScaling(factor, context)
         case "yarn":
@@ -83,7 +88,7 @@ def rope_by_type(c: DecoderConfig, types: Sequence[str], missing: Mapping[str, R
     layers, `missing` the positions of types that no layer has."""
     of = {**missing} | {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(types)}
     tables = {kind: rope(position)["rope_parameters"] for kind, position in of.items()}
-    return rope(of[FULL]) | {"rope_parameters": tables}
+    return {"rope_scaling": None} | rope(of[FULL]) | {"rope_parameters": tables}
 
 
 def rope(part: object) -> dict[str, Any]:
@@ -93,6 +98,8 @@ def rope(part: object) -> dict[str, Any]:
     match position.scaling:
         case LinearScaling(factor) | DynamicScaling(factor):
             scaled = {"factor": factor}
+        case ProportionalScaling(fraction, factor):
+            scaled = {"partial_rotary_factor": fraction} | ({"factor": factor} if factor != 1.0 else {})
         case YaRNScaling(factor, original, fast, slow, truncate, attention_factor):
             scaled = {"factor": factor, "beta_fast": fast, "beta_slow": slow, "truncate": truncate}
             scaled |= {"attention_factor": attention_factor} if attention_factor is not None else {}

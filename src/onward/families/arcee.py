@@ -5,12 +5,21 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, Plain, SelfAttention
 from onward.families import HF, llama, require, with_defaults
+from onward.families.llama import shape
 
 ARCHITECTURES = {"arcee": "ArceeForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {}
-ANCESTORS: dict[str, str] = {}
+PRESETS: dict[str, HF] = {
+    "afm-4.5b": shape(2560, 18_432, 36, 20, 4)
+    | {
+        "vocab_size": 128_004,
+        "head_dim": 128,
+        "max_position_embeddings": 65_536,
+        "rope_scaling": {"rope_type": "yarn", "factor": 20.0, "original_max_position_embeddings": 4096},
+    }
+}
+ANCESTORS = {"afm": "llama-3.2-3b"}
 DEFAULTS = {
     "hidden_size": 2560,
     "intermediate_size": 18_432,

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, Experts, SelfAttention
-from onward.families import HF, Row, linear, llama, only, require, with_defaults
+from onward.families import HF, Inexpressible, Row, linear, llama, only, require, with_defaults
 from onward.families._experts import FUSED_ROWS
 
 ARCHITECTURES = {"aria_text": "AriaTextForCausalLM"}
@@ -25,6 +25,8 @@ def config(hf: HF) -> DecoderConfig:
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     mlp = require(c.mlp, Experts)
+    if not mlp.d_shared:
+        raise Inexpressible("Aria always has shared experts")
     return llama.keys(c) | {
         "attention_bias": require(c.attention, SelfAttention).bias,
         "moe_num_experts": mlp.count,

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from onward.config.decoder import DecoderConfig, Rotary
-from onward.families import HF, Row, gptj, require
+from onward.families import HF, Fix, Row, gptj, require
 
 ARCHITECTURES = {"codegen": "CodeGenForCausalLM"}
 BASE = gptj.BASE
@@ -22,7 +22,9 @@ SHARDS, SHARD = 4, {"q": 0, "v": 1, "k": 2}  # parts of a shard, in this order
 config, to_hf = gptj.config, gptj.to_hf
 
 
-def names(c: DecoderConfig) -> Iterator[Row]:
+def interleaved_shards(c: DecoderConfig) -> Fix:
+    """Reorder a fused projection: from shards of queries, values and keys, whose rotary positions pair elements 2 i and
+    2 i + 1 of a head, to Onward's (all queries, all keys, all values), and back."""
     turned, width = require(c.position, Rotary).rope_dim(c.d_head), c.n_heads * c.d_head // SHARDS
     neighbors = [*range(0, turned, 2), *range(1, turned, 2), *range(turned, c.d_head)]  # as in GPT-J
     order = [
@@ -32,7 +34,11 @@ def names(c: DecoderConfig) -> Iterator[Row]:
         for row in [head + (element if part == "v" else neighbors[element]) for element in range(c.d_head)]
     ]
     back = sorted(range(len(order)), key=order.__getitem__)
-    fix = lambda t: t[order], lambda t: t[back]
+    return lambda t: t[order], lambda t: t[back]
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    fix = interleaved_shards(c)
     for their, our, *_ in gptj.names(c):
         if not str(their).endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
             yield their, our

@@ -88,5 +88,5 @@ def names(c: DecoderConfig) -> Iterator[Row]:
     halved = any(
         isinstance(part, Experts) and part.router.scale == 0.5 for part in (at(c.mlp, i) for i in range(c.n_layers))
     )
-    for their, our in mixture_names(c):
+    for their, our, *_ in mixture_names(c):
         yield (their, our, HALVED) if halved and str(our).endswith("shared.down.weight") else (their, our)

@@ -39,4 +39,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     for layer, kind in enumerate(layers["layer_types"]):
         if isinstance(position := at(c.position, layer), Rotary):
             tables[kind] = rope(position)["rope_parameters"]
-    return cohere.to_hf(c) | layers | {"rope_parameters": tables}
+    keys = {key: value for key, value in cohere.to_hf(c).items() if not key.startswith("rope_")}
+    return keys | layers | {"rope_parameters": tables}

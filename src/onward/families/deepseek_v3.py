@@ -48,7 +48,11 @@ class LatentAttentionHalves(LatentAttention, kind="latent_halves", internal=True
 def config(hf: HF) -> DecoderConfig:
     hf = with_defaults(hf, DEFAULTS)
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
-    c = deepseek_v2.decoder(hf, SigmoidRouting(*(hf[key] for key in ROUTER)))
+    return paired(hf, deepseek_v2.decoder(hf, SigmoidRouting(*(hf[key] for key in ROUTER))))
+
+
+def paired(hf: HF, c: DecoderConfig) -> DecoderConfig:
+    """The decoder with the pairs of rotated elements that `rope_interleave` says."""
     if hf.get("rope_interleave", True):
         return c
     own = {name: getattr(c.attention, name) for name in hints(LatentAttentionHalves)}

@@ -12,7 +12,7 @@ from onward.families.llama import shape
 
 ARCHITECTURES = {"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"}
 BASE = "model."
-IGNORED = ""
+IGNORED = r"\.mtp_"  # multi-token prediction
 PRESETS: dict[str, HF] = {
     "ernie-4.5-21b-a3b": {},
     "ernie-4.5-300b-a47b": shape(8192, 28_672, 54, 64, 8)
@@ -36,6 +36,9 @@ DEFAULTS = shape(2560, 12_288, 28, 20, 4) | {
     "moe_layer_interval": 1,
     "moe_norm_min": 1e-12,
 }
+
+
+BIAS = "moe_statics.e_score_correction_bias"  # (1, X)
 
 
 def config(hf: HF) -> DecoderConfig:
@@ -76,5 +79,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 def names(c: DecoderConfig) -> Iterator[Row]:
     yield from llama.neighbor_names(c)
-    for their, our, *fix in mixture_names(c, routing_bias="moe_statics.e_score_correction_bias"):
-        yield (their, our, (lambda t: t[0], lambda t: t[None])) if "moe_statics" in str(their) else (their, our, *fix)
+    for their, our, *_ in mixture_names(c, routing_bias=BIAS):
+        yield (their, our, (lambda t: t[0], lambda t: t[None])) if BIAS in str(their) else (their, our)

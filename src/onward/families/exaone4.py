@@ -16,7 +16,12 @@ BOTH = stretched(16.0) | {"rope_theta": 1e6}
 PRESETS: dict[str, HF] = {
     "exaone-4.0-1.2b": BOTH
     | shape(2048, 4096, 30, 32, 8)
-    | {"max_position_embeddings": 65_536, "sliding_window": None, "tie_word_embeddings": True},
+    | {
+        "max_position_embeddings": 65_536,
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 30,
+        "tie_word_embeddings": True,
+    },
     "exaone-4.0-32b": BOTH | shape(5120, 27_392, 64, 40, 8),
 }
 ANCESTORS = {"exaone-4.0": "olmo-2-1b", "exaone-4.0-32b": "olmo-2-32b"}

@@ -7,12 +7,24 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Gated
 from onward.families import HF, Inexpressible, Row, exaone4, llama, renamed, require, with_defaults
 from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
+from onward.families.llama import shape
 
 ARCHITECTURES = {"exaone_moe": "ExaoneMoeForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {}
-ANCESTORS: dict[str, str] = {}
+PRESETS: dict[str, HF] = {
+    "k-exaone-236b": shape(6144, 18_432, 48, 64, 8)
+    | {
+        "vocab_size": 153_600,
+        "head_dim": 128,
+        "moe_intermediate_size": 2048,
+        "num_experts": 128,
+        "sliding_window": 128,
+        "max_position_embeddings": 262_144,
+        "rope_theta": 1e6,
+    }
+}
+ANCESTORS = {"k-exaone": "exaone-4.0-32b"}
 DEFAULTS = {
     "moe_intermediate_size": 1024,
     "n_routed_experts": 64,

@@ -58,8 +58,10 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     mlp, windows = require(c.mlp, Experts), layer_types(c)
     if not windows["sliding_window"] and not isinstance(at(c.position, 0), Rotary):
         del windows["sliding_window"]  # of a length that no layer has
+    keys = llama.keys(replace(c, position=a_rotary(c)))
+    del keys["intermediate_size"]
     return (
-        llama.keys(replace(c, position=a_rotary(c)))
+        keys
         | windows
         | {
             "moe_intermediate_size": c.d_ff,
@@ -72,7 +74,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    for their, our in (*llama.names(c), *mixture_names(c, routing_bias="gate.expert_bias")):
+    for their, our, *_ in (*llama.names(c), *mixture_names(c, routing_bias="gate.expert_bias")):
         yield their.replace("mlp.gate.expert", "moe.router.expert") if isinstance(their, str) else their, our
     for i in range(c.n_layers):
         for their, our in ("post_attn_norm", "attn_post_norm"), ("post_ffn_norm", "mlp_post_norm"):

@@ -11,7 +11,7 @@ from onward.families.llama import shape
 ARCHITECTURES = {"olmoe": "OlmoeForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {"olmoe-1b-7b": {}}
+PRESETS: dict[str, HF] = {"olmoe-1b-7b": {"intermediate_size": 1024}}
 ANCESTORS = {"olmoe": "mixtral-8x7b"}
 DEFAULTS = shape(2048, 2048, 16, 16, 16) | {
     "num_key_value_heads": None,

@@ -109,6 +109,10 @@ class Attend(nn.Module):
         self.scale, self.dropout, self.softcap = scale, dropout, softcap
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
+    def scaled(self, q: Tensor, context: AttentionContext) -> Tensor:
+        """Return the queries with the factor of their positions that a subclass may have."""
+        return q
+
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
         dropout = self.dropout if self.training else 0.0
         return attend(q, k, v, context.mask, scale=self.scale, softcap=self.softcap, sinks=self.sinks, dropout=dropout)

@@ -8,6 +8,7 @@ Shapes: B batch, T tokens in this call, D d_model, N tokens, K experts per token
 import math
 from collections.abc import Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +17,12 @@ from onward.base.errors import UserError
 from onward.base.fields import Part
 from onward.config import decoder as parts
 from onward.config import routing
+from onward.config.attention_options import QueryScale
 from onward.config.decoder import DecoderConfig, at
 from onward.model import blocks, norms
-from onward.model.attention import SelfAttentionModule
+from onward.model.attends import QueryScaledAttend
 from onward.model.experts import ExpertsModule, LogitBiasRoutingModule, SigmoidRoutingModule, SoftmaxRoutingModule
-from onward.model.extended import ExtendedSelfAttentionModule, is_extended
+from onward.model.extended import GatedLatentAttentionModule, self_attention
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import (
@@ -74,10 +76,12 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
         return part.build(config, layer)
     match part:
         case parts.SelfAttention():
-            module = ExtendedSelfAttentionModule if is_extended(part) else SelfAttentionModule
-            return module(part, config, layer_norms(config, layer))
+            kinds = part.qk_norm_part or at(config.norm, layer), part.value_norm or parts.NoNorm()
+            qk_norm, value_norm = (partial(build_norm, norm, config, layer) for norm in kinds)
+            return with_query_scale(self_attention(part, config, layer, qk_norm, value_norm), part.query_scale)
         case parts.LatentAttention():
-            return LatentAttentionModule(part, config)
+            latent = GatedLatentAttentionModule if part.gate else LatentAttentionModule
+            return with_query_scale(latent(part, config), part.query_scale)
         case parts.GatedDeltaNet():
             return GatedDeltaNetModule(part, config)
         case parts.Mamba2():
@@ -85,6 +89,13 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
         case parts.ShortConvolution():
             return ShortConvolutionModule(part, config)
     raise no_module(part)
+
+
+def with_query_scale(module: Any, part: QueryScale | None) -> nn.Module:
+    """Give an attention module a factor of its queries; None is no factor."""
+    if part:
+        module.attend = QueryScaledAttend(part, module.attend)
+    return module  # type: ignore[no-any-return]
 
 
 def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
@@ -139,6 +150,12 @@ def build_block(part: parts.Block, config: DecoderConfig, layer: int = 0) -> nn.
             if module := blocks.module_of(part):
                 return module(*build_branches(config, layer), blocks.weights_of(part, config, layer))
     raise no_module(part)
+
+
+def layer_inputs(config: DecoderConfig) -> nn.Module | None:
+    """Build the module from ids (B, T) and x (B, T, D) to the vectors of the tokens for each layer, or None."""
+    own = getattr(at(config.block, 0), "layer_inputs", None)
+    return own(config) if own else None
 
 
 def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:

@@ -11,14 +11,23 @@ import torch
 from torch import Tensor
 
 from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary, at
+from onward.config.part_types import kv_source
 from onward.config.scaling import Scaling
 from onward.kernels.operations import rotate
 from onward.model.alibi import score_bias
 from onward.model.cache import CacheView
 from onward.model.frequencies import scaled_frequencies
-from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
+from onward.model.layer_cache import CacheEntry, Keys, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.segments import Segments
+
+
+class SharedKeys:
+    """The keys and values of one call of the model that more than one layer uses, by the number of the layer that does
+    not compute them. It is no dict, since FSDP copies the dicts among the arguments of a block."""
+
+    def __init__(self) -> None:
+        self.of_layer: dict[int, tuple[Keys, Keys]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +39,8 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
     cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
+    shared: SharedKeys | None = None  # keys and values that other layers use, too; None outside of a decoder
+    inputs: Tensor | None = None  # vectors of the tokens for this layer, (B, T, P), of a block with `layer_inputs`
 
     @property
     def num_tokens(self) -> int:
@@ -58,11 +69,11 @@ def attention_contexts(
     indices: dict[object, SlotIndices] = {}
     masks: dict[object, AttentionMask] = {}
     rotations: dict[object, tuple[Tensor, Tensor] | None] = {}
-    contexts = []
+    contexts, shared = list[AttentionContext](), SharedKeys()
     for layer in range(config.n_layers):
         attention, position = at(config.attention, layer), at(config.position, layer)
-        layer_cache = cache.layers[layer] if cache else None
-        slots_key = attention.window, type(layer_cache), layer_cache.slots if layer_cache else 0
+        layer_cache = cache.layers[kv_source(config, layer) if attention.shares_kv else layer] if cache else None
+        slots_key = attention.window, attention.chunked, type(layer_cache), layer_cache.slots if layer_cache else 0
         if layer_cache and slots_key not in indices:
             indices[slots_key] = layer_cache.slot_indices(positions)
         slot_indices = indices.get(slots_key)
@@ -76,6 +87,7 @@ def attention_contexts(
                 positions,
                 slot_indices.key_positions if slot_indices else positions,
                 attention.window,
+                chunked=attention.chunked,
                 segments=segments,
                 plain=plain,
                 slopes=slopes,
@@ -84,7 +96,7 @@ def attention_contexts(
         rotation_key = position, attention.rope_width(config)
         if rotation_key not in rotations:
             rotations[rotation_key] = rotation(*rotation_key, angle_positions, rope_length)
-        contexts.append(AttentionContext(masks[mask_key], rotations[rotation_key], layer_cache, slot_indices))
+        contexts.append(AttentionContext(masks[mask_key], rotations[rotation_key], layer_cache, slot_indices, shared))
     return contexts
 
 

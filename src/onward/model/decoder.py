@@ -6,6 +6,7 @@ Shapes: B batch, T tokens in this call, D d_model, V vocabulary.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, at
 from onward.model import activations
 from onward.model.activations import NORM, Activation, Child, Declarations, Output
-from onward.model.build import build_block, build_norm, build_position, initialize
+from onward.model.build import build_block, build_norm, build_position, initialize, layer_inputs
 from onward.model.cache import CacheView, KVCache
 from onward.model.context import AttentionContext, attention_contexts, rotates
 from onward.model.layers import Linear
@@ -42,6 +43,7 @@ class Decoder(Shown, nn.Module):
         self.embed_norm = build_norm(c.embed_norm, c) if c.embed_norm else nn.Identity()
         self.position = build_position(at(c.position, 0), c)
         self.dropout = nn.Dropout(c.dropout)
+        self.layer_inputs = layer_inputs(c)
         self.blocks = nn.ModuleList(build_block(at(c.block, layer), c, layer) for layer in range(c.n_layers))
         self.norm = build_norm(c.final_norm or at(c.norm, c.n_layers - 1), c, c.n_layers - 1)
         self.embed_out = Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()
@@ -112,7 +114,10 @@ class Decoder(Shown, nn.Module):
         if self.position is not None:
             x = x + self.position(positions, x.dtype)
         x = self.dropout(x)
-        for block, context in zip(self.blocks, self.contexts(x.dtype, positions, view, plain=plain)):
+        contexts = self.contexts(x.dtype, positions, view, plain=plain)
+        if self.layer_inputs is not None:
+            contexts = [replace(c, inputs=own) for c, own in zip(contexts, self.layer_inputs(tokens, x))]
+        for block, context in zip(self.blocks, contexts):
             x = block(x, context)
         return self.norm(x)
 

@@ -145,7 +145,10 @@ class ExpertsModule(nn.Module):
     def mix(self, tokens: Tensor) -> Tensor:
         """Return the weighted sum (N, D) of the outputs of each token's experts, without the shared expert, for tokens
         (N, D)."""
-        weights, experts = self.router(tokens)
+        return self.mix_chosen(tokens, *self.router(tokens))
+
+    def mix_chosen(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """Compute `mix`, given the weights and ids (N, K) of each token's experts."""
         backend: str = self.part.backend
         if is_recorded() or (backend == "auto" and takes_kernel(tokens, experts, self.part.count)):
             return self.mix_by_kernel(tokens, weights, experts)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from onward.model.layer_cache import Keys, to_tensor
-from onward.model.mask import AttentionMask, visible
+from onward.model.mask import AttentionMask
 
 
 def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> Tensor:
@@ -29,7 +29,7 @@ def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> T
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-        sees = visible(query_positions[b, i], key_positions[b, j], mask.window)
+        sees = mask.near(query_positions[b, i], key_positions[b, j])
         return sees if segments is None else sees & segments.visible((b, i), key_segments[b, j], key_positions[b, j])
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor
 
 from onward.base.errors import UserError
-from onward.config.scaling import DynamicScaling, LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling
+from onward.config.scaling import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    ProportionalScaling,
+    Scaling,
+    YaRNScaling,
+)
 
 
 def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: Tensor) -> Tensor:
@@ -24,6 +32,9 @@ def scaled_frequencies(part: Scaling, plain: Tensor, theta: float, rope_length: 
     match part:
         case LinearScaling():
             return plain / part.factor
+        case ProportionalScaling():
+            rotated = int(part.fraction * plain.numel())
+            return torch.cat([plain[:rotated] / part.factor, torch.zeros_like(plain[rotated:])])
         case DynamicScaling():
             return dynamic(part, plain, theta, rope_length)
         case YaRNScaling():

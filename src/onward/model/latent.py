@@ -45,6 +45,10 @@ class LatentAttentionModule(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        return self.dropout(self.out(self.attended(x, context).flatten(-2)))
+
+    def attended(self, x: Tensor, context: AttentionContext) -> Tensor:
+        """Return the outputs (B, T, H, F) of the heads for x (B, T, D)."""
         q = self.q(self.q_norm(self.q_down(x))).unflatten(-1, (self.n_heads, -1))
         nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([nope, context.rotate(rope)], -1)
@@ -53,7 +57,7 @@ class LatentAttentionModule(nn.Module):
         latents, rope_keys = context.update(latent=self.kv_norm(latent)[:, :, None], rotary=rope_key)
         absorbing = is_recorded() or self.absorbing_is_cheaper(q.size(1), context.mask.key_positions.size(1))
         form = self.absorbed if absorbing and not rows_differ(self.kv) else self.expanded
-        return self.dropout(self.out(form(q, latents, rope_keys, context).flatten(-2)))
+        return form(q, latents, rope_keys, context)
 
     def expanded(self, q: Tensor, latents: Keys, rope_keys: Keys, context: AttentionContext) -> Tensor:
         """Compute attention with queries q (B, T, H, P + R) and the keys and values expanded from latents (B, S, 1, L)

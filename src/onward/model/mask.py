@@ -39,6 +39,7 @@ class AttentionMask:
         key_positions: Tensor,
         window: int = 0,
         *,
+        chunked: bool = False,
         segments: Segments | None = None,
         plain: bool = False,
         slopes: Tensor | None = None,
@@ -47,6 +48,7 @@ class AttentionMask:
         self.query_positions = query_positions  # (B or 1, T)
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
         self.window = window  # number of positions that a query attends to, itself included; 0: all
+        self.chunked = chunked  # whether a query attends only to keys of the same chunk of `window` positions
         self.segments = segments  # of the queries; None: each row is one document
         self.key_segments = None if segments is None else segments.ids  # index of each key's segment
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
@@ -58,8 +60,8 @@ class AttentionMask:
 
     @property
     def linear(self) -> bool:
-        """Whether the scores have no bias, or that of ALiBi, which attention kernels can compute."""
-        return self.slopes is None or self.bias_of is linear_bias
+        """Whether attention kernels can compute the scores: without chunks, and without a bias or with ALiBi's."""
+        return not self.chunked and (self.slopes is None or self.bias_of is linear_bias)
 
     def with_slopes(self, slopes: Tensor) -> AttentionMask:
         """Return this mask for attention over some of the heads only, whose slopes are `slopes`."""
@@ -80,10 +82,15 @@ class AttentionMask:
             other._biases, other._parts = {}, {}
         return self._parts[start, end]
 
+    def near(self, query: Tensor, key: Tensor) -> Tensor:
+        """Return whether queries attend to keys of their own document, given the positions of both."""
+        seen = visible(query, key, self.window)
+        return seen & (query // self.window == key // self.window) if self.chunked else seen
+
     def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
         """Return whether each query attends to each key, (B or 1, T, S) of bool."""
         query, key = self.query_positions[:, queries, None], self.key_positions[:, None, keys]
-        seen = visible(query, key, self.window)
+        seen = self.near(query, key)
         if self.segments is not None and self.key_segments is not None:
             seen = seen & self.segments.visible((ALL, queries, None), self.key_segments[:, None, keys], key)
         return seen

@@ -26,8 +26,8 @@ class PartialLayerNormModule(LayerNormModule):
     def __init__(self, width: int, eps: float, weight: bool, bias: bool, offset: float = 0.0) -> None:
         super().__init__(width, eps, elementwise_affine=False)
         self.offset = offset
-        self.weight = nn.Parameter(torch.full((width,), 1.0 - offset)) if weight else None
-        self.bias = nn.Parameter(torch.zeros(width)) if bias else None
+        self.register_parameter("weight", nn.Parameter(torch.full((width,), 1.0 - offset)) if weight else None)
+        self.register_parameter("bias", nn.Parameter(torch.zeros(width)) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
         exact = torch.promote_types(x.dtype, torch.float32)

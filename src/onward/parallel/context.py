@@ -155,7 +155,7 @@ class DividedTokens:
             if rotation not in rotations:  # layers may share a rotation
                 rotations[rotation] = tuple(map(self.own, rotation or ()))
             own: dict[str, Any] = {"rank": self.rank, "count": self.count, "gather": self.gather}
-            contexts.append(DividedContext(context.mask, rotations[rotation], **own))
+            contexts.append(DividedContext(context.mask, rotations[rotation], shared=context.shared, **own))
         return contexts
 
 

@@ -252,6 +252,10 @@ class Microbatches(nn.Module):
 def split(model: Decoder, mesh: DeviceMesh) -> None:
     """Replace the modules of other stages in a decoder, in place; `mesh` has only the axis `pipeline`. Parameters keep
     their names."""
+    if model.layer_inputs is not None:
+        raise UserError(
+            "Cannot divide layers that embed the tokens themselves among stages: use a mesh with pipeline=1"
+        )
     pipeline = Pipeline(model, mesh)
     absent = Absent(torch.empty(0, dtype=model.dtype, device=mesh.device_type))
     layers = layers_of_stage(model.config.n_layers, pipeline.stages, pipeline.stage)

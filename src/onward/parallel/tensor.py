@@ -32,7 +32,13 @@ from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule, GatedSharedExpertModule
-from onward.model.extended import ExtendedSelfAttentionModule
+from onward.model.extended import (
+    ExtendedSelfAttentionModule,
+    GatedLatentAttentionModule,
+    KeyValueSelfAttentionModule,
+    LateNormSelfAttentionModule,
+    SharingSelfAttentionModule,
+)
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule
@@ -71,21 +77,29 @@ SELF_ATTENTION: dict[str, Any] = {
     "v": KV,
     "q_norm": REPLICATED,
     "k_norm": REPLICATED,
+    "v_norm": REPLICATED,
+    "gate": OUT,
     "attend.sinks": OUT,
+    "out": IN,
+}
+LATENT_ATTENTION: dict[str, Any] = {
+    "q_down": REPLICATED,
+    "q_norm": REPLICATED,
+    "q": OUT,
+    "kv_down": REPLICATED,
+    "kv_norm": REPLICATED,
+    "kv": OUT,
+    "gate": OUT,
     "out": IN,
 }
 TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and its own parameters
     SelfAttentionModule: SELF_ATTENTION,
     ExtendedSelfAttentionModule: SELF_ATTENTION,
-    LatentAttentionModule: {
-        "q_down": REPLICATED,
-        "q_norm": REPLICATED,
-        "q": OUT,
-        "kv_down": REPLICATED,
-        "kv_norm": REPLICATED,
-        "kv": OUT,
-        "out": IN,
-    },
+    LateNormSelfAttentionModule: SELF_ATTENTION,
+    KeyValueSelfAttentionModule: SELF_ATTENTION,
+    SharingSelfAttentionModule: SELF_ATTENTION,
+    LatentAttentionModule: LATENT_ATTENTION,
+    GatedLatentAttentionModule: LATENT_ATTENTION,
     PlainFeedForwardModule: FEED_FORWARD,
     GatedFeedForwardModule: FEED_FORWARD,
     CombiningFeedForwardModule: FEED_FORWARD,

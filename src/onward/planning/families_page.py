@@ -24,7 +24,7 @@ def families() -> str:
 
     rows = []
     for family in catalog():
-        types, classes = code(family["architectures"]), code(family["architectures"].values())
+        types, classes = code(family["architectures"]), code(dict.fromkeys(family["architectures"].values()))
         releases = ", ".join(preset["name"] for preset in family["presets"])
         rows.append([code([f"{family['family']}.py"]), family["about"], types, classes, releases])
     return table(["file", "what it is", "model_type", "architecture in transformers", "releases"], rows)

@@ -16,6 +16,7 @@ from onward.config.decoder import DecoderConfig, at
 from onward.model.experts import ExpertsModule
 from onward.planning.parameters import modules
 
+NO_PRODUCTS = "embed.", "position.", "layer_inputs.embed."  # tables, of which tokens read rows
 ORDER = "embedding", "positions", "attention", "feed-forward", "experts", "router", "shared expert", "norms", "head"
 
 
@@ -53,7 +54,7 @@ def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
         kind, size = part_of(name, id(parameter) in experts), parameter.numel()
         if part := experts.get(id(parameter)):
             size = size // part.count * part.top_k
-        is_matrix = parameter.ndim >= 2 and not name.endswith("bias") and not name.startswith(("embed.", "position."))
+        is_matrix = parameter.ndim >= 2 and not name.endswith("bias") and not name.startswith(NO_PRODUCTS)
         owned = parameter.requires_grad and id(parameter) not in seen
         seen.add(id(parameter))
         yield kind, (parameter.numel() * owned, size * owned, 2 * size * is_matrix)
@@ -67,7 +68,7 @@ def part_of(name: str, in_stack: bool) -> str:
     if path[0] == "mlp":
         inner = {"router": "router", "shared": "shared expert"}.get(path[1], "feed-forward")
         return "experts" if in_stack else inner
-    known = {"attn": "attention", "head": "head", "position": "positions"}
+    known = {"layer_inputs": "embedding", "attn": "attention", "head": "head", "position": "positions"}
     return "embedding" if path[0].startswith("embed") else known.get(path[0], "other")
 
 
@@ -93,12 +94,15 @@ def causal_attention_flops(config: DecoderConfig, length: int) -> float:
     """Count the operations per token of causal attention: the mean over a text of `length` tokens, each of which
     attends to itself and the tokens before it, within the window."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    return sum(part.key_flops(config) * mean_keys(length, part.window) for part in parts)
+    return sum(part.key_flops(config) * mean_keys(length, part.window, part.chunked) for part in parts)
 
 
-def mean_keys(length: int, window: int = 0) -> float:
+def mean_keys(length: int, window: int = 0, chunked: bool = False) -> float:
     """Mean number of keys that the tokens of a text attend to."""
     most = min(window or length, length)
+    if chunked:
+        whole, rest = divmod(length, most)
+        return (whole * most * (most + 1) + rest * (rest + 1)) / (2 * length)
     return most - most * (most - 1) / (2 * length)
 
 

@@ -128,6 +128,7 @@ def hook_scores(where: Scores, name: str, attn: nn.Module, hooks: ModelHooks) ->
         k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
         if differentiated and not edited:
             q, k, v = q.detach().requires_grad_(), k.detach(), v.detach()
+        q = attend.scaled(q, context)
         gradient = nullcontext() if edited or differentiated else torch.no_grad()
         with gradient, torch.autocast(q.device.type, enabled=False):
             weights = visited_weights(q, k, context)

@@ -10,10 +10,10 @@ SCALES = {
     "logits_scaling": 6.0,
 }
 CASES = {
-    "multipliers, tied": GraniteMoeConfig(**SIZES, **EXPERTS, **SCALES, tie_word_embeddings=True),
     "no multipliers, biases": GraniteMoeConfig(
         **{**SIZES, "num_key_value_heads": None}, **EXPERTS, attention_bias=True, hidden_act="gelu", rms_norm_eps=0.01
     ),
+    "multipliers, tied": GraniteMoeConfig(**SIZES, **EXPERTS, **SCALES, tie_word_embeddings=True),
     "shared": GraniteMoeSharedConfig(**SIZES, **EXPERTS, **SCALES, shared_intermediate_size=20),
     "shared, of no width": GraniteMoeSharedConfig(**SIZES, **EXPERTS, tie_word_embeddings=True),
 }

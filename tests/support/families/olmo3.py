@@ -20,5 +20,8 @@ CASES = {
         rms_norm_eps=0.01,
         rope_parameters={FULL: None, LOCAL: {"rope_type": "linear", "factor": 2.0, "rope_theta": 100.0}},
     ),
+    "yarn in windows": Olmo3Config(
+        **DEEP, sliding_window=5, rope_parameters={FULL: {"rope_type": "default", "rope_theta": 100.0}, LOCAL: YARN}
+    ),
     "no windows": Olmo3Config(**DEEP, layer_types=[FULL] * 4),
 }

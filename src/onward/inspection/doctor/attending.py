@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from onward.inspection.doctor.finding import Check, Outcome, Status, largest
 from onward.inspection.doctor.operations import RecordedAttention, length_of_texts, loud, operations
 from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
+from onward.model.extended import LateNormSelfAttentionModule
 
 TEXTS = 6
 GAIN = {"repeated": 1.5, "random": 0.5}  # small scores stay where softmax and soft caps are nearly linear
@@ -82,6 +83,9 @@ def positions(s: Subject) -> Outcome:
             if layer is traced_layers[0] and (same := repeated_rows(given)):
                 return "failed", f"{measured}; positions {same} add the same vector to a token", where
             return "noted", f"{measured}: positions are absolute" if layer is traced_layers[0] else measured
+        attention = dict(s.model.named_modules()).get(layer[0].module.rpartition(".")[0])
+        if isinstance(attention, LateNormSelfAttentionModule):  # whose scores depend on more than distances
+            return "noted", f"{measured}: queries and keys are normalized after their rotation"
         wrong, sees = position_mistake(s, layer)
         if wrong:
             return "failed", f"{measured}; {wrong}", where

@@ -1,0 +1,56 @@
+"""Options of attention that are parts: gates of the heads' outputs, and factors of the queries that grow with the
+position. Does not import torch; `model/extended.py` and `model/attends.py` compute them.
+
+Shapes: H heads, F width of a value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from onward.base.fields import Part
+from onward.config.ranges import Factor, Size
+
+
+@dataclass(frozen=True)
+class OutputGate(Part):
+    """A gate that multiplies the outputs of the heads before the output projection: an activation function of a
+    projection of the attention's input (Qiu et al. 2025, "Gated Attention for Large Language Models")."""
+
+    per: Literal["head", "element"] = "element"  # one number for each head, H; or for each of its elements, H * F
+    bias: bool = False  # whether the projection has a bias
+
+
+@dataclass(frozen=True)
+class SigmoidGate(OutputGate, kind="sigmoid"):
+    """The gate is a sigmoid (Qwen3-Next, Trinity)."""
+
+
+@dataclass(frozen=True)
+class SoftplusGate(OutputGate, kind="softplus"):
+    """The gate is log(1 + exp(x)) (Laguna)."""
+
+
+@dataclass(frozen=True)
+class QueryScale(Part):
+    """A factor of the queries that grows with their position p, so that attention over a long text is as sharp as over
+    a short one (Nakanishi 2025, "Scalable-Softmax Is Superior for Attention")."""
+
+
+@dataclass(frozen=True)
+class LogScale(QueryScale, kind="log"):
+    """The factor 1 + weight * ln(1 + floor((p + offset) / original)), which is 1 within the original context (Llama 4,
+    Ministral 3)."""
+
+    weight: Factor = 0.1  # multiplies the logarithm
+    original: Size = 8192  # the context length in training
+    offset: Literal[0, 1] = 0  # added to the position, which begins at 0
+
+
+@dataclass(frozen=True)
+class PowerScale(QueryScale, kind="power"):
+    """The factor (1 + (p + 1) / original) ** exponent."""
+
+    exponent: Factor = 0.1
+    original: Size = 2048  # positions after which the factor is 2 ** exponent

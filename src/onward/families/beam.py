@@ -1,0 +1,113 @@
+"""Beam: Qwen 3's attention with gates and DeepSeek-V3's experts, in a residual stream whose additions are weighted by
+depth (Reflection 2026)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from onward.base.errors import UserError
+from onward.config.attention_options import PowerScale, SigmoidGate
+from onward.config.decoder import DecoderConfig, Gated, NoPosition, Rotary, Sandwich, SelfAttention, at
+from onward.families import HF, Row, gemma2, llama, require, with_defaults
+from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, renamed, sigmoid_mixture
+from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
+from onward.families._rope import rope, rotary
+from onward.families.llama import shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ARCHITECTURES = {"beam": "BeamForCausalLM"}
+BASE = "model."
+IGNORED = ""
+PRESETS: dict[str, HF] = {"beam": {}}
+ANCESTORS = {"beam": "qwen3-235b-a22b"}
+DEFAULTS = shape(5120, 20_480, 52, 48, 8) | {
+    "vocab_size": 151_936,
+    "head_dim": 128,
+    "max_position_embeddings": 8192,
+    "sliding_window": 512,
+    "moe_intermediate_size": 2560,
+    "n_routed_experts": 256,
+    "n_shared_experts": 0,
+    "num_experts_per_tok": 8,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
+EXPERTS = {"num_experts": "n_routed_experts"}
+ROTATED = {LOCAL: {"rope_type": "default", "rope_theta": 10_000.0}, FULL: None}
+
+
+@dataclass(frozen=True)
+class DepthMix(Sandwich, kind="depth_mix", internal=True):
+    """A sandwich block whose addition number n, where the embeddings are the first, is x * sqrt((n - 1) / n) + y /
+    sqrt(n), so that each branch has the same share in the stream."""
+
+    def weights(self, config: DecoderConfig, layer: int) -> tuple[tuple[float, float], tuple[float, float]]:
+        attn, mlp = ((((n - 1) / n) ** 0.5, n**-0.5) for n in (2 * layer + 2, 2 * layer + 3))
+        return attn, mlp
+
+
+def config(hf: HF) -> DecoderConfig:
+    given = with_defaults(renamed(hf, EXPERTS), DEFAULTS)
+    c = llama.config(with_defaults({"rope_parameters": None, "mlp_bias": False}, given))
+    tables = hf.get("rope_parameters") or ROTATED
+    rotated = {kind: tables.get(kind) for kind in ROTATED}
+    local = [(layer + 1) % 6 != 0 and layer < c.n_layers - 1 for layer in range(c.n_layers)]
+    part = replace(require(c.attention, SelfAttention), qk_norm="head", gate=SigmoidGate(bias=True))
+    parts = windowed_parts(given, part, given["sliding_window"], local)
+    kinds = [LOCAL if part.window else FULL for part in parts]
+    return replace(
+        c,
+        attention=tuple(
+            part if rotated[kind] else replace(part, query_scale=PowerScale()) for part, kind in zip(parts, kinds)
+        ),
+        position=tuple(
+            rotary({"rope_parameters": rotated[kind]}, context=c.context_length) if rotated[kind] else NoPosition()
+            for kind in kinds
+        ),
+        mlp=sigmoid_mixture(given, Gated(act=require(c.mlp, Gated).act), c.n_layers),
+        block=DepthMix(),
+        logit_softcap=hf.get("final_logit_softcapping", 30.0),
+    )
+
+
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    kinds = layer_types(c)
+    tables = dict(ROTATED)
+    for layer, kind in enumerate(kinds["layer_types"]):
+        position = at(c.position, layer)
+        tables[kind] = rope(position)["rope_parameters"] if isinstance(position, Rotary) else None
+    keys = llama.keys(replace(c, position=Rotary())) | mixture_keys(c, EXPERTS) | dense_or_sparse(c)
+    for name in "rope_theta", "n_shared_experts", "first_k_dense_replace":
+        del keys[name]
+    return keys | {
+        "layer_types": kinds["layer_types"],
+        "sliding_window": kinds["sliding_window"] or DEFAULTS["sliding_window"],
+        "rope_parameters": tables,
+        "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
+        "final_logit_softcapping": c.logit_softcap,
+    }
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    def spread(t: Tensor) -> Tensor:
+        """From one number for each head to one for each of its elements."""
+        return t.repeat_interleave(c.d_head)
+
+    def one(t: Tensor) -> Tensor:
+        heads = t.unflatten(0, (-1, c.d_head))
+        if not t.is_meta and not bool((heads == heads[:, :1]).all()):
+            raise UserError("Cannot save this model as beam, because the gate's bias differs within a head")
+        return heads[:, 0].clone()
+
+    yield from gemma2.names(c)
+    yield from mixture_names(c)
+    for i in range(c.n_layers):
+        their, our = f"model.layers.{i}.self_attn", f"blocks.{i}.attn"
+        yield f"{their}.gate_proj.weight", f"{our}.gate.weight"
+        yield f"{their}.gate_bias", f"{our}.gate.bias", (spread, one)

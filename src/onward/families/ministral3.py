@@ -1,0 +1,66 @@
+"""Ministral 3 and Devstral 2: Mistral with queries that grow by steps beyond the original context (Mistral AI 2025)."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward.base.errors import UserError
+from onward.config.attention_options import LogScale, QueryScale
+from onward.config.decoder import DecoderConfig, SelfAttention
+from onward.families import HF, llama, mistral, require, with_defaults
+from onward.families.llama import shape
+
+ARCHITECTURES = {"ministral3": "Ministral3ForCausalLM"}
+BASE = "model."
+IGNORED = ""
+PRESETS: dict[str, HF] = {
+    "ministral-3-3b": shape(3072, 9216, 26, 32, 8) | {"tie_word_embeddings": True},
+    "ministral-3-8b": {},
+    "ministral-3-14b": shape(5120, 16_384, 40, 32, 8) | {"rope_theta": 1e9},
+}
+ANCESTORS = {"ministral-3": "ministral-8b", "ministral-3-14b": "ministral-3-8b"}
+BETA = "llama_4_scaling_beta"
+YARN = {"type": "yarn", "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, BETA: 0.1}
+DEFAULTS = shape(4096, 14_336, 34, 32, 8) | {
+    "vocab_size": 131_072,
+    "head_dim": 128,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+}
+ROPE = YARN | {"rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16_384}
+names = llama.names
+
+
+def config(hf: HF) -> DecoderConfig:
+    hf = scaled(with_defaults(hf, DEFAULTS), ROPE)
+    c = mistral.config(hf)
+    return replace(c, attention=replace(require(c.attention, SelfAttention), query_scale=log_scale(hf)))
+
+
+def scaled(hf: HF, default: HF) -> HF:
+    """`hf` with rotary positions `default`, unless it has its own; {} means no scaling."""
+    given = hf.get("rope_parameters") is not None or hf.get("rope_scaling")
+    return hf if given else with_defaults({"rope_parameters": default}, hf)
+
+
+def rope_table(hf: HF) -> dict[str, Any]:
+    return {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+
+
+def log_scale(hf: HF) -> LogScale:
+    """The factor of the queries, whose keys are among those of the rotary positions."""
+    table = rope_table(hf)
+    if not table.get(BETA) or not table.get("original_max_position_embeddings"):
+        raise UserError(f"config.json needs {BETA} and original_max_position_embeddings in rope_parameters: add them")
+    return LogScale(table[BETA], table["original_max_position_embeddings"])
+
+
+def with_log_scale(keys: dict[str, Any], part: QueryScale | None) -> dict[str, Any]:
+    """The keys of a config.json for rotary positions, with those of the factor of the queries."""
+    factor = require(part, LogScale)
+    own = {BETA: factor.weight, "original_max_position_embeddings": factor.original}
+    return keys | {name: keys[name] | own for name in ("rope_parameters", "rope_scaling") if name in keys}
+
+
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    return with_log_scale(mistral.to_hf(c), require(c.attention, SelfAttention).query_scale)

@@ -1,0 +1,83 @@
+"""Phi-3.5-MoE: Mixtral with LayerNorms, biases, and a router trained by SparseMixer (Microsoft 2024)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from onward.base.errors import UserError
+from onward.config.decoder import DecoderConfig, Experts, LayerNorm, RMSNorm, SelfAttention
+from onward.config.ranges import Positive
+from onward.config.routing import Routing
+from onward.families import HF, mixtral, only, require, with_defaults
+from onward.families.llama import shape
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ARCHITECTURES = {"phimoe": "PhimoeForCausalLM"}
+BASE = "model."
+IGNORED = ""
+PRESETS: dict[str, HF] = {
+    "phi-3.5-moe": {"attention_bias": True, "lm_head_bias": True, "rope_theta": 10_000.0},
+}
+ANCESTORS = {"phi-3.5-moe": "mixtral-8x7b"}
+names = mixtral.names
+DEFAULTS = shape(4096, 6400, 32, 32, 8) | {
+    "vocab_size": 32_064,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "num_local_experts": 16,
+    "sliding_window": None,
+}
+
+
+@dataclass(frozen=True)
+class SparseMixer(Routing, kind="sparse_mixer", internal=True):
+    """The router of SparseMixer-v2, as it is outside of training: two experts, each weighted by a softmax over the
+    logits near its own."""
+
+    eps: Positive = 0.01  # half of the relative distance from which on logits are left out
+
+    def build(self, width: int, experts: int, top_k: int) -> nn.Module:
+        from onward.families._phimoe import SparseMixerModule
+
+        return SparseMixerModule(self, width, experts, top_k, self.eps)
+
+
+def config(hf: HF) -> DecoderConfig:
+    only(hf, num_experts_per_tok=2)
+    given = with_defaults(hf, DEFAULTS)
+    c = mixtral.config(with_defaults(scaled(given), given))
+    bias = hf.get("attention_bias", False)
+    router = SparseMixer(eps=hf.get("router_jitter_noise", 0.01))
+    return replace(
+        c,
+        attention=replace(require(c.attention, SelfAttention), bias=bias, out_bias=bias),
+        mlp=replace(require(c.mlp, Experts), router=router),
+        norm=LayerNorm(eps=given["rms_norm_eps"]),
+        head_bias=hf.get("lm_head_bias", False),
+    )
+
+
+def scaled(hf: HF) -> dict[str, Any]:
+    """The rope_parameters of config.json, whose magnitude has names of its own."""
+    keys = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    magnitude, long = keys.pop("short_mscale", None), keys.pop("long_mscale", None)
+    if magnitude != long:
+        raise UserError(f"config.json has short_mscale {magnitude} and long_mscale {long}: Onward needs equal ones")
+    return {"rope_parameters": keys | ({} if magnitude is None else {"attention_factor": magnitude})}
+
+
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    hf, mlp = mixtral.to_hf(replace(c, norm=RMSNorm(eps=require(c.norm, LayerNorm).eps))), require(c.mlp, Experts)
+    for name in "rope_parameters", "rope_scaling":
+        if "attention_factor" in (keys := hf.get(name) or {}):
+            factor = keys.pop("attention_factor")
+            hf[name] = keys | {"short_mscale": factor, "long_mscale": factor}
+    return hf | {
+        "attention_bias": require(c.attention, SelfAttention).bias,
+        "lm_head_bias": c.head_bias,
+        "router_jitter_noise": require(mlp.router, SparseMixer).eps,
+    }
