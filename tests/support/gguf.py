@@ -5,17 +5,23 @@ from typing import Any
 
 from onward import (
     Alibi,
+    Attention,
+    AttentionOnly,
     BranchNorm,
     DecoderConfig,
     DynamicScaling,
     Experts,
+    FeedForwardOnly,
     Gated,
+    GatedDeltaNet,
     LatentAttention,
     LayerNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
+    Mamba2,
+    NoAttention,
     NoPosition,
     Parallel,
     Plain,
@@ -25,6 +31,8 @@ from onward import (
     Sandwich,
     SelfAttention,
     SharedNorm,
+    ShortConvolution,
+    SigmoidGate,
     SigmoidRouting,
     SoftmaxRouting,
     YaRNScaling,
@@ -67,6 +75,21 @@ def alternating(part: SelfAttention, n_layers: int) -> dict[str, Any]:
     }
 
 
+def mixed(recurrent: Attention, part: SelfAttention) -> tuple[Attention, ...]:
+    return recurrent, part, recurrent, recurrent
+
+
+MAMBA = Mamba2(4, 16, 2, 16)
+DELTA = {
+    "attention": mixed(
+        GatedDeltaNet(2, 4, 16, 16),
+        SelfAttention(qk_norm="head", gate=SigmoidGate()),
+    ),
+    "position": Rotary(fraction=0.5),
+    "norm": RMSNorm(1e-6, 1.0),
+    "n_kv_heads": 2,
+    "n_layers": 4,
+}
 ALTERNATING = alternating(SelfAttention(), 5)
 COMPUTED = {  # by architecture: those after a colon are its odd cases
     "llama": small(n_kv_heads=2),
@@ -185,7 +208,7 @@ COMPUTED |= {
     "glm4moe: without q/k norm": small(mlp=ROUTED[1:], d_head=16),
     "dots1": small(attention=NORMED, mlp=ROUTED),
     "exaone-moe": small(**alternating(NORMED, 5), mlp=(*ROUTED, *ROUTED[1:] * 3), n_kv_heads=2),
-    "hy-v3": small(attention=NORMED, mlp=ROUTED, n_kv_heads=2, tied=True),
+    "hy_v3": small(attention=NORMED, mlp=ROUTED, n_kv_heads=2, tied=True),
     "minimax-m2": small(
         attention=SelfAttention(qk_norm="width"),
         position=Rotary(fraction=0.5),
@@ -205,6 +228,42 @@ COMPUTED |= {
         mlp=(Gated(), Experts(6, 3, 32, SoftmaxRouting(selection_bias=True, min_sum=1e-12), d_shared=64)),
         n_kv_heads=2,
         tied=True,
+    ),
+    "lfm2": small(attention=mixed(ShortConvolution(), NORMED), n_kv_heads=2, n_layers=4, tied=True),
+    "lfm2moe": small(
+        attention=mixed(ShortConvolution(4), NORMED),
+        n_kv_heads=2,
+        n_layers=4,
+        tied=True,
+        mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting(min_sum=1e-6))] * 3),
+    ),
+    "qwen3next": small(**DELTA, mlp=Experts(6, 3, 32, d_shared=32, shared_gate=True)),
+    "qwen35": small(**DELTA, tied=True),
+    "qwen35moe": small(**DELTA, mlp=Experts(6, 3, 32, d_shared=48, shared_gate=True)),
+    "granitehybrid": small(
+        attention=mixed(MAMBA, SelfAttention(scale=0.1)),
+        position=NoPosition(),
+        mlp=Gated(d_ff=96),
+        n_layers=4,
+        block=PreNorm(0.22),
+        embed_scale=12.0,
+        logit_scale=0.25,
+        tied=True,
+        n_kv_heads=2,
+    ),
+    "granitehybrid: experts, rotary": small(
+        attention=mixed(MAMBA, SelfAttention()),
+        mlp=Experts(6, 3, d_shared=32),
+        n_layers=4,
+    ),
+    "nemotron_h": small(
+        attention=(MAMBA, NoAttention(), SelfAttention(), NoAttention()),
+        position=NoPosition(),
+        mlp=Plain("relu2"),
+        block=(AttentionOnly(), FeedForwardOnly(), AttentionOnly(), FeedForwardOnly()),
+        n_layers=4,
+        n_kv_heads=2,
+        d_head=16,
     ),
 }
 REFUSED = {

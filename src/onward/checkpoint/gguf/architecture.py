@@ -67,6 +67,7 @@ class Architecture:
     free_heads: bool = False  # the total width of the heads may differ from the model's width
     partial: bool = False  # only a part of each head may be rotated
     factors: tuple[str, ...] = ()  # tensors with factors of rotary frequencies that the architecture reads
+    routing_bias: str = "exp_probs_b.bias"  # the tensor of each layer with the bias of its router
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
     BASE = ""
@@ -114,7 +115,7 @@ class Architecture:
                 for name in "gate", "up", "down":
                     yield f"{their}.ffn_{name}_exps.weight", f"{our}.mlp.{name}"
                     yield f"{their}.ffn_{name}_exps.bias", f"{our}.mlp.{name}_bias"
-                yield f"{their}.exp_probs_b.bias", f"{our}.mlp.router.routing_bias"
+                yield f"{their}.{self.routing_bias}", f"{our}.mlp.router.routing_bias"
             yield f"{their}.attn_sinks.weight", f"{our}.attn.attend.sinks"
             share = lambda t: t[None], lambda t: t[0]  # theirs is a vector
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share

@@ -180,7 +180,7 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
         "context_length": c.context_length,
         "embedding_length": c.d_model,
         "block_count": c.n_layers,
-        "feed_forward_length": c.d_ff,
+        "feed_forward_length": dense_width(c),
         "attention.head_count": c.n_heads,
         "attention.head_count_kv": c.n_kv_heads,
         "attention.key_length": c.d_head,
@@ -194,6 +194,13 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
     own |= rope_keys(c) | kind.keys(c)
     general = {"general.architecture": kind.name, "general.type": "model", "general.name": name}
     return general | {f"{kind.name}.{key}": value for key, value in own.items()}
+
+
+def dense_width(c: DecoderConfig) -> int:
+    """The width of the feed-forwards without experts, if there are any and all are equal."""
+    dense = [part for layer in range(c.n_layers) if not isinstance(part := at(c.mlp, layer), Experts)]
+    widths = {part.width(c) for part in dense if hasattr(part, "width")}
+    return widths.pop() if len(widths) == 1 else c.d_ff
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
@@ -212,8 +219,11 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
                 return replace(part, scale=scale(part.scale, part.heads(c).d_head), window=window)
         return part
 
-    def experts(part: Any) -> Any:
-        return replace(part, backend="auto", d_ff=part.width(c)) if isinstance(part, Experts) else part
+    def feed_forward(part: Any) -> Any:
+        if isinstance(part, Experts):  # a sum of weights is hardly ever less
+            router = replace(part.router, min_sum=1e-20) if part.router.min_sum < 1e-4 else part.router
+            part = replace(part, backend="auto", router=router)
+        return replace(part, d_ff=part.width(c)) if hasattr(part, "width") else part
 
     def position(part: Any) -> Any:
         scaling = getattr(part, "scaling", None)
@@ -227,14 +237,13 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         return part
 
     layers = range(c.n_layers)
-    dense = any(not isinstance(at(c.mlp, i), Experts) for i in layers)
     return replace(
         c,
         dropout=0.0,
-        d_ff=c.d_ff if dense else 1,
+        d_ff=1,  # each layer's has its own
         position=tuple(position(at(c.position, i)) for i in layers),
         attention=tuple(attention(at(c.attention, i)) for i in layers),
-        mlp=tuple(experts(at(c.mlp, i)) for i in layers),
+        mlp=tuple(feed_forward(at(c.mlp, i)) for i in layers),
         final_norm=None if c.final_norm == at(c.norm, c.n_layers - 1) else c.final_norm,
     )
 

@@ -115,7 +115,9 @@ def cohere2_keys(c: DecoderConfig) -> dict[str, Any]:
 
 def granite(keys: Keys, sizes: Parts) -> Parts:
     parts = llama(keys, sizes)
+    rotated = keys.get("rope.scaling.finetuned", True)
     return parts | {
+        "position": parts["position"] if rotated else NoPosition(),
         "attention": replace(parts["attention"], scale=keys.number("attention.scale", 0.0) or None),
         "embed_scale": keys.number("embedding_scale", 0.0) or 1.0,
         "block": PreNorm(keys.number("residual_scale", 0.0) or 1.0),
@@ -124,9 +126,15 @@ def granite(keys: Keys, sizes: Parts) -> Parts:
 
 
 def granite_keys(c: DecoderConfig) -> dict[str, Any]:
-    scale = getattr(at(c.attention, 0), "scale", None) or at(c.attention, 0).heads(c).d_head ** -0.5
+    parts = [part for layer in range(c.n_layers) if isinstance(part := at(c.attention, layer), SelfAttention)]
+    scale = (parts[0].scale if parts else None) or c.d_head**-0.5
     own = {"attention.scale": scale, "embedding_scale": c.embed_scale, "logit_scale": 1 / c.logit_scale}
-    return own | {"residual_scale": getattr(at(c.block, 0), "residual_scale", 1.0)} | same_width(c)
+    return (
+        own
+        | {"residual_scale": getattr(at(c.block, 0), "residual_scale", 1.0)}
+        | same_width(c)
+        | ({"rope.scaling.finetuned": False} if isinstance(at(c.position, 0), NoPosition) else {})
+    )
 
 
 def smollm3(keys: Keys, sizes: Parts) -> Parts:

@@ -14,13 +14,19 @@ from onward.checkpoint.gguf.header import Header
 from onward.families._keys import UnreadKeys
 
 HARMLESS = re.compile(
-    r"vocab_size|tensor_data_layout|rope\.scaling\.finetuned|use_parallel_residual|pooling_type|features_length"
+    r"vocab_size|tensor_data_layout|use_parallel_residual|pooling_type|features_length"
     r"|attention\.layer_norm(_rms)?_epsilon|attention\.(key|value)_length(_mla)?|rope\.dimension_(count|sections)"
     r"|expert_(count|used_count|shared_count|feed_forward_length|shared_feed_forward_length)|interleave_moe_layer_step"
     r"|rope\.scaling\.(factor|original_context_length|type)"
 )
 NOTHING: tuple[Any, ...] = (None, False, 0, [], "", "none")
-NEUTRAL = {"expert_weights_scale": 1, "rope.scaling.attn_factor": 1, "rope.scaling.yarn_attn_factor": 1} | {
+NEUTRAL = {
+    "rope.scaling.finetuned": True,
+    "expert_weights_scale": 1,
+    "rope.scaling.attn_factor": 1,
+    "rope.scaling.yarn_attn_factor": 1,
+} | {
+    "rope.scaling.finetuned": True,
     "rope.scaling.yarn_beta_fast": 32,
     "rope.scaling.yarn_beta_slow": 1,
     "rope.scaling.yarn_ext_factor": 1,
@@ -51,10 +57,10 @@ class Keys(Mapping[str, Any]):
         return sum(1 for _ in self)
 
     def number(self, key: str, default: Any = None) -> Any:
-        """The number under a key; a list of one value per layer counts as a number if all are equal."""
+        """The number under a key; a list of one value per layer counts as a number if all but zeros are equal."""
         value = self.get(key, default)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]
+        if isinstance(value, list) and len(found := {*value} - {0} or {*value}) == 1:
+            value = found.pop()
         if type(value) not in (int, float) or not math.isfinite(value):
             near = f" ({nearest(key, self)})" if value is None and len(self) else ""
             what = "no" if value is None else f"{value!r:.40} as"

@@ -59,7 +59,8 @@ def routed(keys: Keys, layers: int, gating: int = SOFTMAX) -> tuple[Gated | Expe
     dense = min(layers, keys.number("leading_dense_block_count", 0))
     router: Routing
     if kind == SIGMOID:
-        used, biased = keys.number("expert_group_used_count", 1) or 1, keys.has(f"blk.{dense}.exp_probs_b.bias")
+        used = keys.number("expert_group_used_count", 1) or 1
+        biased = any(keys.has(f"blk.{dense}.exp_probs_b{leaf}") for leaf in ("", ".bias"))
         router = SigmoidRouting(part.router.renormalize, scale, groups, used, selection_bias=biased)
     elif kind != SOFTMAX or groups > 1:
         raise UserError(f"expert_gating_func is {kind} with {groups} groups of experts, which Onward does not have")
@@ -147,11 +148,8 @@ def ernie4_5_moe(keys: Keys, sizes: Parts) -> Parts:
         raise UserError("interleave_moe_layer_step is not 1, with which llama.cpp does not load the dense layers")
     biased = keys.has(f"blk.{dense}.exp_probs_b.bias")
     part = experts(keys, True, d_shared=keys.number("expert_shared_feed_forward_length", 0))
-    part = replace(part, router=SoftmaxRouting(selection_bias=biased, min_sum=LEAST))
+    part = replace(part, router=SoftmaxRouting(selection_bias=biased))
     return ernie4_5(keys, sizes) | {"mlp": (Gated(),) * dense + (part,) * (layers - dense)}
-
-
-LEAST = 1e-12  # of a sum of weights: with softmax scores, no sum is less
 
 
 def ernie4_5_moe_keys(c: DecoderConfig) -> dict[str, Any]:
@@ -184,7 +182,7 @@ ALL = (
         free_heads=True,
         factors=(FREQS,),
     ),
-    Architecture("hy-v3", ("hy_v3",), with_norm, routed_keys, free_heads=True),
+    Architecture("hy_v3", ("hy_v3",), with_norm, routed_keys, free_heads=True, routing_bias="exp_probs_b"),
     Architecture(
         "minimax-m2", ("minimax_m2",), minimax_m2, minimax_m2_keys, head="required", free_heads=True, partial=True
     ),
