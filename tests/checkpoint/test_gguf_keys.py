@@ -63,23 +63,6 @@ def keys_of(tokenizer: Tokenizer, path: Path) -> dict[str, Any]:
     return dict(read_header(path).keys)
 
 
-@pytest.mark.parametrize(("extra", "ends", "wanted"), [
-    ([], [], {}),
-    (["<end_of_turn>"], [], {"eot": 2}),
-    (["<end_of_turn>"], ["<end_of_turn>"], {"eot": 2}),
-    (["<|eom_id|>", "<|eot_id|>"], ["<|eom_id|>", "<|eot_id|>"], {"eot": 3, "eom": 2}),
-    (["<|stop|>"], ["<|stop|>"], {"eot": 2}),
-])  # fmt: skip
-def test_all_tokens_that_end_answers_are_in_the_file(
-    extra: list[str], ends: list[str], wanted: dict[str, int], tmp_path: Path
-) -> None:
-    inner = onward.train_tokenizer("char", [""]).inner
-    inner.add_special_tokens(extra)
-    keys = keys_of(Tokenizer(inner, ends=[inner.token_to_id(text) for text in ends]), tmp_path / "x.gguf")
-    assert {role: i for role in ("eot", "eom") if (i := keys.get(f"tokenizer.ggml.{role}_token_id"))} == wanted
-    assert sorted(onward.load(tmp_path / "x.gguf").tokenizer.end_ids) == sorted([1, *wanted.values()])
-
-
 def test_sentencepiece_vocabulary_names_its_pre_tokenizer(tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_pieces(tmp_path / "tokenizer.model", PIECES))
     assert keys_of(tokenizer, tmp_path / "x.gguf")["tokenizer.ggml.pre"] == "default"
@@ -89,9 +72,10 @@ def test_sentencepiece_vocabulary_names_its_pre_tokenizer(tmp_path: Path) -> Non
 def test_patterns_that_llama_cpp_changes_are_said(pattern: str, said: bool, tmp_path: Path) -> None:
     vocab = {symbol: byte for byte, symbol in enumerate(BYTE_OF)}
     inner = byte_level_bpe(models.BPE(vocab, [], ignore_merges=pattern == TEKKEN), [pattern])
+    inner.add_special_tokens(["<end>"])
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        keys_of(Tokenizer(inner, None, None), tmp_path / "x.gguf")
+        keys_of(Tokenizer(inner, None, "<end>"), tmp_path / "x.gguf")
     assert ["U+FE0F" in str(notice.message) for notice in found] == [True] * said
 
 

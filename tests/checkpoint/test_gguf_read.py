@@ -240,8 +240,8 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         "rope.scaling.type is 'spiral'",
     ),
     "no epsilon": (lambda keys: keys.pop("llama.attention.layer_norm_rms_epsilon"), "layer_norm_rms_epsilon"),
-    "an odd tokenizer": (lambda keys: keys.update({"tokenizer.ggml.model": "t5"}), "because its kind is 't5'"),
-    "odd patterns": (lambda keys: keys.update({"tokenizer.ggml.pre": "gpt-3"}), "did you mean gpt-2"),
+    "an odd tokenizer": (lambda keys: keys.update({"tokenizer.ggml.model": "t5"}), "because its kind 't5' is not"),
+    "odd patterns": (lambda keys: keys.update({"tokenizer.ggml.pre": "gtp-2"}), "did you mean gpt-2"),
     "too many tokens": (
         lambda keys: keys.update({"tokenizer.ggml.tokens": list(map(str, range(20)))}),
         "20 tokens and 13 rows of embeddings",

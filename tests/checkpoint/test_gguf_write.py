@@ -48,7 +48,8 @@ def test_a_model_comes_back_bit_for_bit(case: str, dtype: torch.dtype, tmp_path:
     parameters = dict(back.named_parameters())
     for name, parameter in model.named_parameters():
         assert parameters[name].dtype == dtype
-        shifted = model.config.embed_scale != 1.0 and name.endswith("norm.weight")  # Gemma's are written plus 1
+        shifted = getattr(model.config.norm, "offset", 0.0) and name.endswith("norm.weight")  # are written plus 1
+        shifted = shifted or name.endswith("a_log")  # is written as an exponential
         torch.testing.assert_close(parameters[name], parameter, rtol=0, atol=1e-7 if shifted else 0)
 
 
@@ -60,7 +61,7 @@ def test_llama_cpp_computes_the_same_distributions(case: str, tmp_path: Path) ->
     wanted = model(torch.tensor([tokens]))[0].log_softmax(-1)
     got = logprobs(tmp_path / "x.gguf", tokens, LENGTH)
     tanh = "gelu" in str(model.config.mlp)  # llama.cpp looks GELU up in a table of fp16
-    assert (got - wanted).abs().max() < (1e-2 if tanh else 1e-5)
+    assert (got - wanted).abs().max() < (1e-2 if tanh else 2e-5)
 
 
 @pytest.mark.parametrize("case", REFUSED)

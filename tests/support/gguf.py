@@ -5,17 +5,23 @@ from typing import Any
 
 from onward import (
     Alibi,
+    Attention,
+    AttentionOnly,
     BranchNorm,
     DecoderConfig,
     DynamicScaling,
     Experts,
+    FeedForwardOnly,
     Gated,
+    GatedDeltaNet,
     LatentAttention,
     LayerNorm,
     Learned,
     LinearScaling,
     Llama3Scaling,
     LongRoPEScaling,
+    Mamba2,
+    NoAttention,
     NoPosition,
     Parallel,
     Plain,
@@ -25,6 +31,8 @@ from onward import (
     Sandwich,
     SelfAttention,
     SharedNorm,
+    ShortConvolution,
+    SigmoidGate,
     SigmoidRouting,
     SoftmaxRouting,
     YaRNScaling,
@@ -52,6 +60,36 @@ def scaled(scaling: Any) -> DecoderConfig:
     return small(position=Rotary(500.0, scaling=scaling))
 
 
+UNWEIGHTED = LayerNorm(bias=False, weight=False)
+ROUTED = Gated(), Experts(8, 2, 32, SigmoidRouting(True, 2.5), d_shared=32)
+
+
+def alternating(part: SelfAttention, n_layers: int) -> dict[str, Any]:
+    """Windows and rotary positions in three of four layers."""
+    local = [(layer + 1) % 4 > 0 for layer in range(n_layers)]
+    return {
+        "attention": tuple(replace(part, window=8 * one) for one in local),
+        "position": tuple(Rotary(500.0) if one else NoPosition() for one in local),
+        "n_layers": n_layers,
+    }
+
+
+def mixed(recurrent: Attention, part: SelfAttention) -> tuple[Attention, ...]:
+    return recurrent, part, recurrent, recurrent
+
+
+MAMBA = Mamba2(4, 16, 2, 16)
+DELTA = {
+    "attention": mixed(
+        GatedDeltaNet(2, 4, 16, 16),
+        SelfAttention(qk_norm="head", gate=SigmoidGate()),
+    ),
+    "position": Rotary(fraction=0.5),
+    "norm": RMSNorm(1e-6, 1.0),
+    "n_kv_heads": 2,
+    "n_layers": 4,
+}
+ALTERNATING = alternating(SelfAttention(), 5)
 COMPUTED = {  # by architecture: those after a colon are its odd cases
     "llama": small(n_kv_heads=2),
     "llama: biases, tied, wide heads": small(attention=BIASED, mlp=Gated(bias=True), tied=True, d_head=16),
@@ -138,6 +176,94 @@ COMPUTED = {  # by architecture: those after a colon are its odd cases
         d_head=16,
     ),
     "smollm3": small(position=(*[Rotary(500.0)] * 3, NoPosition()), n_layers=5, n_kv_heads=2, tied=True),
+}
+COMPUTED |= {
+    "llama: experts of another width": small(mlp=Experts(count=4, top_k=2, d_ff=32)),
+    "olmo": small(norm=UNWEIGHTED, attention=SelfAttention(clip=0.5), n_kv_heads=2),
+    "olmo2: windows": small(
+        attention=(*[SelfAttention(8, qk_norm="width")] * 3, SelfAttention(qk_norm="width")),
+        position=(*[Rotary(500.0)] * 3, Rotary(500.0, scaling=YaRNScaling(4.0, 8))),
+        block=BranchNorm(),
+        n_layers=5,
+    ),
+    "cohere2": small(
+        norm=LayerNorm(bias=False), block=SharedNorm(), logit_scale=0.25, tied=True, **ALTERNATING, n_kv_heads=2
+    ),
+    "exaone4": small(attention=NORMED, block=BranchNorm(), n_kv_heads=2, tied=True),
+    "exaone4: windows": small(
+        **alternating(SelfAttention(qk_norm="head"), 64), block=BranchNorm(), d_model=16, d_ff=16, n_heads=2
+    ),
+    "glm4": small(attention=SelfAttention(bias=True), position=Rotary(fraction=0.5), block=Sandwich(), n_kv_heads=2),
+    "chatglm": small(attention=SelfAttention(bias=True), position=Rotary(fraction=0.5), n_kv_heads=2, tied=True),
+    "seed_oss": small(attention=SelfAttention(bias=True), n_kv_heads=2, d_head=16),
+    "arcee": small(mlp=Plain("relu2"), n_kv_heads=2, position=Rotary(scaling=Llama3Scaling(4.0, 1.0, 4.0, 16))),
+    "ernie4_5": small(n_kv_heads=2, tied=True, d_head=16),
+    "starcoder": small(**GPT2, n_kv_heads=1, tied=True),
+    "nemotron": small(norm=LayerNorm(offset=1.0), mlp=Plain("relu2"), position=Rotary(fraction=0.5), n_kv_heads=2),
+    "jais2": small(norm=LayerNorm(), attention=BIASED, mlp=Plain("relu2", True), n_kv_heads=2),
+    "glm4moe": small(
+        attention=SelfAttention(bias=True, qk_norm="head"), position=Rotary(fraction=0.5), mlp=ROUTED, n_kv_heads=2
+    ),
+    "glm4moe: without q/k norm": small(mlp=ROUTED[1:], d_head=16),
+    "dots1": small(attention=NORMED, mlp=ROUTED),
+    "exaone-moe": small(**alternating(NORMED, 5), mlp=(*ROUTED, *ROUTED[1:] * 3), n_kv_heads=2),
+    "hy_v3": small(attention=NORMED, mlp=ROUTED, n_kv_heads=2, tied=True),
+    "minimax-m2": small(
+        attention=SelfAttention(qk_norm="width"),
+        position=Rotary(fraction=0.5),
+        mlp=Experts(6, 3, 32, SigmoidRouting()),
+        n_kv_heads=2,
+    ),
+    "olmoe": small(attention=SelfAttention(qk_norm="width"), mlp=Experts(6, 3, router=SoftmaxRouting(False))),
+    "granitemoe": small(
+        block=PreNorm(0.22),
+        embed_scale=12.0,
+        logit_scale=0.25,
+        attention=SelfAttention(scale=0.1),
+        mlp=Experts(6, 3, d_shared=32),
+        tied=True,
+    ),
+    "ernie4_5-moe": small(
+        mlp=(Gated(), Experts(6, 3, 32, SoftmaxRouting(selection_bias=True, min_sum=1e-12), d_shared=64)),
+        n_kv_heads=2,
+        tied=True,
+    ),
+    "lfm2": small(attention=mixed(ShortConvolution(), NORMED), n_kv_heads=2, n_layers=4, tied=True),
+    "lfm2moe": small(
+        attention=mixed(ShortConvolution(4), NORMED),
+        n_kv_heads=2,
+        n_layers=4,
+        tied=True,
+        mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting(min_sum=1e-6))] * 3),
+    ),
+    "qwen3next": small(**DELTA, mlp=Experts(6, 3, 32, d_shared=32, shared_gate=True)),
+    "qwen35": small(**DELTA, tied=True),
+    "qwen35moe": small(**DELTA, mlp=Experts(6, 3, 32, d_shared=48, shared_gate=True)),
+    "granitehybrid": small(
+        attention=mixed(MAMBA, SelfAttention(scale=0.1)),
+        position=NoPosition(),
+        mlp=Gated(d_ff=96),
+        n_layers=4,
+        block=PreNorm(0.22),
+        embed_scale=12.0,
+        logit_scale=0.25,
+        tied=True,
+        n_kv_heads=2,
+    ),
+    "granitehybrid: experts, rotary": small(
+        attention=mixed(MAMBA, SelfAttention()),
+        mlp=Experts(6, 3, d_shared=32),
+        n_layers=4,
+    ),
+    "nemotron_h": small(
+        attention=(MAMBA, NoAttention(), SelfAttention(), NoAttention()),
+        position=NoPosition(),
+        mlp=Plain("relu2"),
+        block=(AttentionOnly(), FeedForwardOnly(), AttentionOnly(), FeedForwardOnly()),
+        n_layers=4,
+        n_kv_heads=2,
+        d_head=16,
+    ),
 }
 REFUSED = {
     "windows": (small(attention=SelfAttention(window=8)), "llama differs in attention.window (8 here, 0 there)"),

@@ -9,24 +9,28 @@ import tokenizers
 from tokenizers import Regex, decoders, models, pre_tokenizers
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    rf"{CONTRACTION}|"
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 CL100K = (  # unlike Llama 3's, white space at the end of a text is one piece
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    rf"{CONTRACTION}|"
+    r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
 QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _END = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_SHORT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_SHORT = rf"{CONTRACTION}?"
 _WORD = r"[^\r\n\p{L}\p{N}]?"
 O200K = rf"{_WORD}{_UPPER}*{_LOWER}+{_SHORT}|{_WORD}{_UPPER}+{_LOWER}*{_SHORT}|\p{{N}}{{1,3}}|{_END}"  # GPT-4o, GPT-OSS
 TEKKEN = rf"{_WORD}{_UPPER}*{_LOWER}+|{_WORD}{_UPPER}+{_LOWER}*|\p{{N}}|{_END}"
 BLOOM = r" ?[^(\s|[.,!?…。，、।۔،])]+"
-DIGIT = r"\p{N}"
+DIGIT, DIGITS = r"\p{N}", r"\p{N}+"
+PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 DEEPSEEK3 = (
     r"\p{N}{1,3}",
     "[一-龥぀-ゟ゠-ヿ]+",
@@ -50,18 +54,21 @@ def patterns_of(pre_tokenizer: Any) -> tuple[str, ...] | None:
     """The regular expressions by which an entry of tokenizer.json splits texts; () if it does not split, None if it is
     not byte-level or splits in another way."""
     inner = pre_tokenizer.get("pretokenizers") if isinstance(pre_tokenizer, dict) else None
-    patterns: list[str] = []
+    patterns, in_bytes = list[str](), False
     for part in [pre_tokenizer] if inner is None else inner:
         match part:
-            case {"type": "Digits", "individual_digits": True}:
-                patterns.append(DIGIT)
+            case {"type": "Digits", "individual_digits": bool(single)}:
+                patterns.append(DIGIT if single else DIGITS)
+            case {"type": "Punctuation", "behavior": "Contiguous"}:
+                patterns.append(PUNCTUATION)
             case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
                 patterns.append(pattern)
-            case {"type": "ByteLevel", "add_prefix_space": False, **rest}:
-                return (*patterns, GPT2) if rest.get("use_regex", True) else tuple(patterns)
+            case {"type": "ByteLevel", "add_prefix_space": False, **rest} if not in_bytes:
+                in_bytes = True
+                patterns += [GPT2] if rest.get("use_regex", True) else []
             case _:
                 return None
-    return None
+    return tuple(patterns) if in_bytes else None
 
 
 def byte_symbols() -> dict[str, int]:

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from onward.base import fields
 from onward.base.errors import UserError
-from onward.checkpoint.gguf.header import Header, Keys
-from onward.checkpoint.names import same, to_theirs
+from onward.checkpoint.gguf.keys import Keys
+from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT
+from onward.checkpoint.names import joined, same, to_theirs
+from onward.checkpoint.packed import Change
 from onward.checkpoint.weights import StoredTensor
 from onward.config.decoder import (
     DecoderConfig,
@@ -64,20 +66,27 @@ class Architecture:
     shift: float = 0.0  # added to the weights of norms when writing the file
     free_heads: bool = False  # the total width of the heads may differ from the model's width
     partial: bool = False  # only a part of each head may be rotated
+    factors: tuple[str, ...] = ()  # tensors with factors of rotary frequencies that the architecture reads
+    routing_bias: str = "exp_probs_b.bias"  # the tensor of each layer with the bias of its router
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
-    def config(self, header: Header) -> DecoderConfig:
-        keys = Keys(header)
+    def config(self, keys: Keys) -> DecoderConfig:
+        header = keys.header
         try:
             sizes = sizes_of(keys)
+            if unread := next(
+                (name for name in (FREQS, LONG, SHORT) if keys.has(name) and name not in self.factors), ""
+            ):
+                raise UserError(f"llama.cpp reads no {unread} in the architecture {self.name}")
             if not self.free_heads:
                 sizes["d_head"] = sizes["d_model"] // max(1, sizes["n_heads"])
             shape = sizes | self.parts(keys, sizes)
             if isinstance(position := shape["position"], Rotary) and not self.partial:
                 shape["position"] = replace(position, fraction=1.0)
+            keys.check()
             return fields.build(DecoderConfig, fields.plain(DecoderConfig(**shape)))
         except UserError as error:
             raise error if str(header.path) in str(error) else UserError(f"{header.path}: {error}") from None
@@ -106,6 +115,7 @@ class Architecture:
                 for name in "gate", "up", "down":
                     yield f"{their}.ffn_{name}_exps.weight", f"{our}.mlp.{name}"
                     yield f"{their}.ffn_{name}_exps.bias", f"{our}.mlp.{name}_bias"
+                yield f"{their}.{self.routing_bias}", f"{our}.mlp.router.routing_bias"
             yield f"{their}.attn_sinks.weight", f"{our}.attn.attend.sinks"
             share = lambda t: t[None], lambda t: t[0]  # theirs is a vector
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
@@ -124,11 +134,13 @@ class Architecture:
         position, part = at(c.position, layer), at(c.attention, layer)
         if not isinstance(part, SelfAttention):
             return
-        if self.fused:
-            yield from linear(f"blk.{layer}.attn_qkv", [f"blocks.{layer}.attn.{name}" for name in "qkv"])
-            return
-        d_head = part.heads(c).d_head
+        n_heads, n_kv_heads, d_head, _ = part.heads(c)
         rope_dim = position.rope_dim(d_head) if isinstance(position, Rotary) else d_head  # as the converter does
+        if self.fused:
+            rotated = (n_heads + n_kv_heads) * d_head
+            both: tuple[Fix, ...] = (leading(rotated, *interleaved(d_head, rope_dim)),) if self.interleaved else ()
+            yield from linear(f"blk.{layer}.attn_qkv", [f"blocks.{layer}.attn.{name}" for name in "qkv"], *both)
+            return
         for name in "qkv":
             fix: tuple[Fix, ...] = (interleaved(d_head, rope_dim),) if self.interleaved and name != "v" else ()
             yield from linear(f"blk.{layer}.attn_{name}", f"blocks.{layer}.attn.{name}", *fix)
@@ -147,6 +159,12 @@ class Architecture:
             yield f"blk.{layer}.attn_{name}.weight", ours, fix
 
 
+def leading(rows: int, into: Change, back: Change) -> Fix:
+    """A pair of changes of tensors whose first rows alone change."""
+    first = lambda change: lambda t: joined([change(t[:rows]), t[rows:]])
+    return first(into), first(back)
+
+
 def sizes_of(keys: Keys) -> Parts:
     """A decoder's sizes, as fields of DecoderConfig."""
     embedding = keys.header.tensors.get("token_embd.weight")
@@ -157,7 +175,7 @@ def sizes_of(keys: Keys) -> Parts:
     latent = "attention.kv_lora_rank" in keys
     if not latent and keys.number("attention.value_length", d_head) != d_head:
         raise UserError("values and keys have different widths, which Onward supports in latent attention alone")
-    layers = keys.number("block_count")
+    layers = keys.number("block_count") - keys.number("nextn_predict_layers", 0)
     if layers > len(keys.header.tensors):
         raise UserError(
             f"block_count is {layers}, more than the file has tensors ({len(keys.header.tensors)}): get it again"
@@ -190,7 +208,7 @@ def self_attention(keys: Keys, **changes: Any) -> SelfAttention:
 
 def experts(keys: Keys, renormalize: bool, **changes: Any) -> Experts:
     """A mixture of experts with softmax routing."""
-    router = SoftmaxRouting(renormalize=renormalize, scale=keys.number("expert_weights_scale", 1.0) or 1.0)
+    router = SoftmaxRouting(renormalize=renormalize)
     count, used = keys.number("expert_count"), keys.number("expert_used_count")
     width = keys.number("expert_feed_forward_length", 0)
     return Experts(count, used, 0 if width == keys.number("feed_forward_length", 0) else width, router, **changes)
@@ -203,6 +221,12 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
     counts = {"expert_count": part.count, "expert_used_count": part.top_k}
     counts |= {"expert_feed_forward_length": part.width(c)}
     return counts | ({"expert_shared_feed_forward_length": part.d_shared} if part.d_shared else {})
+
+
+def same_width(c: DecoderConfig) -> dict[str, Any]:
+    """The keys of experts whose width is that of the feed-forward."""
+    part = at(c.mlp, 0)
+    return expert_keys(c) | ({"feed_forward_length": part.width(c)} if isinstance(part, Experts) else {})
 
 
 def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window: int) -> tuple[SelfAttention, ...]:

@@ -19,6 +19,7 @@ from onward.base.errors import UserError
 from onward.base.fields import counted
 from onward.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from onward.checkpoint.gguf.header import Header, TensorInfo
+from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
 from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
@@ -108,7 +109,7 @@ def matching(
         # the keys are read again, so that whatever llama.cpp fixes without a key appears as a difference
         header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
         try:
-            theirs = kind.config(header)
+            theirs = kind.config(Keys(header))
         except UserError as error:
             tried.append((1000, number, kind.name, [str(error)]))
             continue
@@ -179,7 +180,7 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
         "context_length": c.context_length,
         "embedding_length": c.d_model,
         "block_count": c.n_layers,
-        "feed_forward_length": c.d_ff,
+        "feed_forward_length": dense_width(c),
         "attention.head_count": c.n_heads,
         "attention.head_count_kv": c.n_kv_heads,
         "attention.key_length": c.d_head,
@@ -193,6 +194,13 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
     own |= rope_keys(c) | kind.keys(c)
     general = {"general.architecture": kind.name, "general.type": "model", "general.name": name}
     return general | {f"{kind.name}.{key}": value for key, value in own.items()}
+
+
+def dense_width(c: DecoderConfig) -> int:
+    """The width of the feed-forwards without experts, if there are any and all are equal."""
+    dense = [part for layer in range(c.n_layers) if not isinstance(part := at(c.mlp, layer), Experts)]
+    widths = {part.width(c) for part in dense if hasattr(part, "width")}
+    return widths.pop() if len(widths) == 1 else c.d_ff
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
@@ -211,8 +219,11 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
                 return replace(part, scale=scale(part.scale, part.heads(c).d_head), window=window)
         return part
 
-    def experts(part: Any) -> Any:
-        return replace(part, backend="auto") if isinstance(part, Experts) else part
+    def feed_forward(part: Any) -> Any:
+        if isinstance(part, Experts):  # a sum of weights is hardly ever less
+            router = replace(part.router, min_sum=1e-20) if part.router.min_sum < 1e-4 else part.router
+            part = replace(part, backend="auto", router=router)
+        return replace(part, d_ff=part.width(c)) if hasattr(part, "width") else part
 
     def position(part: Any) -> Any:
         scaling = getattr(part, "scaling", None)
@@ -229,9 +240,10 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
     return replace(
         c,
         dropout=0.0,
+        d_ff=1,  # each layer's has its own
         position=tuple(position(at(c.position, i)) for i in layers),
         attention=tuple(attention(at(c.attention, i)) for i in layers),
-        mlp=tuple(experts(at(c.mlp, i)) for i in layers),
+        mlp=tuple(feed_forward(at(c.mlp, i)) for i in layers),
         final_norm=None if c.final_norm == at(c.norm, c.n_layers - 1) else c.final_norm,
     )
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from onward.base.arguments import shown
 from onward.base.errors import UserError
-from onward.base.suggestions import nearest
 from onward.checkpoint.gguf.blocks import TYPES, BlockType
 
 # The package `gguf` takes eight seconds for a vocabulary of 128,000 tokens and trusts the counts in a file.
@@ -235,34 +234,3 @@ class Reader:
             at = end
         self.at = at
         return result
-
-
-class Keys(Mapping[str, Any]):
-    """The keys that belong to the file's architecture, such as block_count for llama.block_count."""
-
-    def __init__(self, header: Header) -> None:
-        self.header, self.prefix = header, f"{header.architecture}."
-
-    def __getitem__(self, key: str) -> Any:
-        return self.header.keys[self.prefix + key]
-
-    def __iter__(self) -> Any:
-        return (key.removeprefix(self.prefix) for key in self.header.keys if key.startswith(self.prefix))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-    def number(self, key: str, default: Any = None) -> Any:
-        """The number under a key; a list of one value per layer counts as a number if all are equal."""
-        value = self.get(key, default)
-        if isinstance(value, list) and value and all(item == value[0] for item in value):
-            value = value[0]
-        if type(value) not in (int, float) or not math.isfinite(value):
-            near = f" ({nearest(key, self)})" if value is None and len(self) else ""
-            what = "no" if value is None else f"{value!r:.40} as"
-            raise UserError(f"{self.header.path} has {what} {self.prefix}{key}: get the file again{near}")
-        return value
-
-    def has(self, name: str) -> bool:
-        """Whether the file has a tensor of this name."""
-        return name in self.header.tensors

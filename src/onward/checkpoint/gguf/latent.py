@@ -14,17 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.base.errors import UserError
-from onward.checkpoint.gguf.architecture import Architecture, Parts, expert_keys, experts, rms
-from onward.checkpoint.gguf.header import Keys
+from onward.checkpoint.gguf.architecture import Architecture, Parts, rms
+from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import rotary
+from onward.checkpoint.gguf.sparse import routed, routed_keys
 from onward.checkpoint.weights import StoredTensor
-from onward.config.decoder import DecoderConfig, Experts, Gated, LatentAttention, Rotary, at
-from onward.config.routing import SigmoidRouting
+from onward.config.decoder import DecoderConfig, Gated, LatentAttention, Rotary, at
 from onward.config.scaling import LinearScaling, YaRNScaling, yarn_magnitude
 from onward.families import Row, interleaved, linear
-
-SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,6 @@ class LatentArchitecture(Architecture):
         yield from linear(f"{their}_kv_a_mqa", f"{our}.kv_down", keys)
         yield from linear(f"{their}_kv_a_norm", f"{our}.kv_norm")
         yield from linear(f"{their}_kv_b", f"{our}.kv")
-        yield f"blk.{layer}.exp_probs_b.bias", f"blocks.{layer}.mlp.router.routing_bias"
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in super().tensors(c, ours):
@@ -90,6 +86,8 @@ def deepseek2(keys: Keys, sizes: Parts) -> Parts:
         norm_eps=keys.number("attention.layer_norm_rms_epsilon"),
     )
     position = rotary(keys, sizes | {"d_head": rope_dim})
+    sparse = layers > keys.number("leading_dense_block_count", 0)
+    mlp = routed(keys, layers) if sparse else Gated()
     if isinstance(scaling := position.scaling, YaRNScaling | LinearScaling):
         # the factor of YaRN's magnitude is in the rotation and, squared, in the scale of the scores
         weight = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
@@ -101,25 +99,11 @@ def deepseek2(keys: Keys, sizes: Parts) -> Parts:
             magnitude *= yarn_magnitude(scaling.factor)
         total = magnitude * yarn_magnitude(scaling.factor, weight)
         part = replace(part, scale=total**2 / math.sqrt(part.d_nope + part.d_rope))
-    dense = min(layers, keys.number("leading_dense_block_count", 0))
-    mlp = (Gated(),) * dense + (routed(keys),) * (layers - dense)
     return rms(keys) | {"position": position, "attention": part, "mlp": mlp}
 
 
-def routed(keys: Keys) -> Experts:
-    width = keys.number("expert_feed_forward_length")
-    part = experts(keys, bool(keys.get("expert_weights_norm")), d_shared=keys.number("expert_shared_count") * width)
-    groups, kind = keys.number("expert_group_count", 1), keys.number("expert_gating_func", SOFTMAX)
-    if kind == SIGMOID:
-        used = keys.number("expert_group_used_count", 1)
-        return replace(part, router=SigmoidRouting(part.router.renormalize, part.router.scale, groups, used))
-    if kind != SOFTMAX or groups > 1:
-        raise UserError(f"expert_gating_func is {kind} with {groups} groups of experts, which Onward does not have")
-    return part
-
-
 def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
-    part, many = at(c.attention, 0), at(c.mlp, c.n_layers - 1)
+    part = at(c.attention, 0)
     if not isinstance(part, LatentAttention):
         return {}
     keys: dict[str, Any] = {
@@ -131,19 +115,7 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
         "attention.kv_lora_rank": part.d_latent,
         "attention.q_lora_rank": part.d_query_latent,
         "rope.dimension_count": part.d_rope,
-        "leading_dense_block_count": sum(not isinstance(at(c.mlp, layer), Experts) for layer in range(c.n_layers)),
-    }
-    if isinstance(many, Experts):
-        sigmoid, width = isinstance(many.router, SigmoidRouting), many.width(c)
-        keys |= expert_keys(replace(c, mlp=many)) | {
-            "expert_shared_count": many.d_shared // width,
-            "expert_weights_scale": many.router.scale,
-            "expert_weights_norm": many.router.renormalize,
-            "expert_gating_func": SIGMOID if sigmoid else SOFTMAX,
-        }
-        if sigmoid and many.router.n_groups > 1:
-            groups = {"expert_group_count": many.router.n_groups}
-            keys |= groups | {"expert_group_used_count": many.router.top_k_groups}
+    } | routed_keys(c)
     position = at(c.position, 0)
     scaling = position.scaling if isinstance(position, Rotary) else None
     if isinstance(scaling, YaRNScaling) and part.scale and (unit := yarn_magnitude(scaling.factor) - 1):

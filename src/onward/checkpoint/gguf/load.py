@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from onward.checkpoint.gguf.architectures import Architecture, architecture
 from onward.checkpoint.gguf.header import read_header
+from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.tensors import stored_tensors
 from onward.checkpoint.gguf.vocabulary import read_tokenizer
 from onward.checkpoint.source import ModelSource, Outline, allocated
@@ -16,6 +18,7 @@ from onward.config.decoder import DecoderConfig
 from onward.families import Family, family
 from onward.text.tokenizer import Tokenizer
 
+LAYER = re.compile(r"blk\.(\d+)\.")
 VECTORS = "ffn_gate_inp_shexp.weight"  # some files have a matrix of one row
 
 
@@ -32,18 +35,23 @@ class GGUFFile(ModelSource):
 
     def outline(self) -> Outline:
         """Its `hf`, in place of a config.json, holds the ids of the beginning and end tokens."""
-        config, keys, stored = self.architecture.config(self.header), self.header.keys, self.stored()
+        own, keys, stored = Keys(self.header), self.header.keys, self.stored()
+        config = self.architecture.config(own)
+        own.warn()
         ids = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}
         return Outline(hf, self.architecture, config, stored, allocated(config, stored))
 
     def family(self) -> tuple[Family, DecoderConfig]:
-        return family(self.architecture.families[0]), self.architecture.config(self.header)
+        return family(self.architecture.families[0]), self.architecture.config(Keys(self.header))
 
     def stored(self) -> dict[str, StoredTensor]:
+        keys = Keys(self.header)  # the last layers may predict further tokens, which Onward leaves out
+        layers = keys.number("block_count") - keys.number("nextn_predict_layers", 0)
         tensors = {
             name: replace(info, shape=info.shape[1:]) if name.endswith(VECTORS) and info.shape[:-1] == (1,) else info
             for name, info in self.header.tensors.items()
+            if not (match := LAYER.match(name)) or int(match[1]) < layers or layers == keys.number("block_count")
         }
         return self.architecture.stored(stored_tensors(tensors, -self.architecture.shift))
 

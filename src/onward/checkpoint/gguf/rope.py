@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from onward.base.errors import UserError
-from onward.checkpoint.gguf.header import Keys
+from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.tensors import rows
 from onward.config.decoder import DecoderConfig, Rotary, at
 from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling, yarn_magnitude
@@ -16,6 +16,7 @@ from onward.model.frequencies import scaled_frequencies
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 MOST = 1 << 16  # factors
+KINDS = "none", "linear", "yarn", "longrope"
 
 
 def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
@@ -27,20 +28,31 @@ def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
 
 def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | None:
     original = keys.number("rope.scaling.original_context_length", context)
-    weight = keys.number("rope.scaling.attn_factor", 1.0)
-    if keys.has(LONG) and keys.has(SHORT):
-        return LongRoPEScaling(factors(keys, SHORT), factors(keys, LONG), original, weight)
-    if keys.has(FREQS):
-        return llama3(factors(keys, FREQS), theta, context, rope_dim)
-    kind = keys.get("rope.scaling.type", "linear")
+    weight, kind = keys.number("rope.scaling.attn_factor", 1.0), keys.get("rope.scaling.type", "linear")
+    if kind not in KINDS:
+        raise UserError(f"rope.scaling.type is {kind!r:.40}: Onward reads none, linear, yarn and longrope")
     factor = keys.number("rope.scaling.factor", keys.number("rope.scale_linear", 0.0)) or 1.0
+    listed = [name for name in ((LONG, SHORT) if kind == "longrope" else (FREQS, LONG, SHORT)) if keys.has(name)]
     if kind == "yarn":
+        if listed:
+            raise UserError(f"rope.scaling.type is yarn beside {listed[0]}, which Onward does not combine")
         return YaRNScaling(
             factor, original, attention_factor=None if weight == 1.0 else weight * yarn_magnitude(factor)
         )
-    if kind in ("linear", "none", "longrope"):
-        return LinearScaling(factor) if kind == "linear" and factor != 1.0 else None
-    raise UserError(f"rope.scaling.type is {kind!r:.40}: Onward reads none, linear, yarn and longrope")
+    factor = 1.0 if kind == "none" else factor
+    if FREQS in listed:
+        short = long = factors(keys, FREQS)
+        if (factor, weight) == (1.0, 1.0):
+            return llama3(short, theta, context, rope_dim)
+        original = context
+    elif listed == [LONG, SHORT]:
+        short, long = factors(keys, SHORT), factors(keys, LONG)
+    elif weight == 1.0:
+        return LinearScaling(factor) if factor != 1.0 else None
+    else:
+        short = long = (1.0,) * (rope_dim // 2)
+    short, long = (tuple(own * factor for own in each) for each in (short, long))
+    return LongRoPEScaling(short, long, original, weight)
 
 
 def factors(keys: Keys, name: str) -> tuple[float, ...]:

@@ -46,7 +46,7 @@ def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dic
 
 
 def is_norm(name: str) -> bool:
-    return name.endswith("norm.weight")
+    return name.endswith("norm.weight") and not name.endswith("ssm_norm.weight")
 
 
 def open_map(path: Path) -> mmap.mmap:

@@ -9,23 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import models, processors
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
+from onward.checkpoint.gguf.ends import ANY_TOKEN, CONTROLS, end_ids, token_id
 from onward.checkpoint.gguf.header import Header
-from onward.text.patterns import (
-    BLOOM,
-    DEEPSEEK3,
-    DIGIT,
-    GPT2,
-    LLAMA3,
-    O200K,
-    QWEN2,
-    TEKKEN,
-    byte_level_bpe,
-    patterns_of,
-)
+from onward.checkpoint.gguf.splits import APPROXIMATED, PRE, RAW, name_of
+from onward.text.patterns import GPT2, byte_level_bpe, patterns_of
 from onward.text.pieces import (
     BYTE,
     BYTE_PIECE,
@@ -43,26 +35,11 @@ from onward.text.tokenizer import BYTE_OF, Tokenizer
 from onward.text.tokenizer import UNKNOWN as UNKNOWN_CHARACTER
 from onward.text.training import char_level
 
-Patterns = tuple[str, ...]
-DIGITS = DIGIT, GPT2
-PRE: dict[
-    str, Patterns
-] = {  # tokenizer.ggml.pre -> the patterns that split texts; equal patterns are written under the first name
-    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4"), (GPT2,)),
-    **dict.fromkeys(("starcoder", "smollm", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), DIGITS),
-    **dict.fromkeys(("dbrx", "smaug-bpe", "llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2"), (LLAMA3,)),
-    **dict.fromkeys(("qwen2", "stablelm2", "deepseek-r1-qwen", "megrez", "hunyuan"), (QWEN2,)),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), (O200K,)),
-    "tekken": (TEKKEN,),
-    "bloom": (BLOOM,),
-    "deepseek-v3": DEEPSEEK3,
-}
-LOOKUP_FIRST = {"llama-bpe", "llama3", "llama-v3", "falcon3", "lfm2", "tekken"}  # pieces are looked up before merging
-BOS_FIRST = LOOKUP_FIRST | {"chameleon"}  # begin with BOS, where add_bos_token is absent
-
-
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}  # steps of a normalizer
+LINES = r"[^\n]+|[\n]+"
 PREFIX = {"type": "Prepend", "prepend": SPACE}
+NO_SPLITS = {"String": " "}, {"Regex": LINES}  # without spaces; between lines, which no merge crosses in llama.cpp
+MERGED = "sarvam-moe"  # tokenizer.ggml.pre of merges over the text itself
 KEPT = {"<unk>", "<s>", "<|endoftext|>"}  # tokens of Phi 3 after which white space is kept
 PHI3 = {*KEPT, "</s>"}
 END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it whether or not its configuration has it end answers
@@ -77,29 +54,39 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
     rows = header.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in header.tensors else len(tokens)
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens) or len(tokens) > rows:
         raise UserError(f"{header.path} has {len(tokens):,} tokens and {rows:,} rows of embeddings: get the file again")
-    types = keys.get("token_type") or [1] * len(tokens)
+    types = keys.get("token_type") or [NORMAL] * len(tokens)
     scores = keys.get("scores") or [0.0] * len(tokens)
     if len({len(tokens), len(types), len(scores), len(set(tokens))}) > 1:
         raise UserError(
             f"{header.path} has {len(set(tokens)):,} different tokens of {len(tokens):,}, {len(types):,} "
             f"types and {len(scores):,} scores, which must be equal numbers: get the file again"
         )
-    if kind == "gpt2":
-        inner = byte_level(header, keys, list(zip(tokens, types)))
-        add_bos = keys.get("add_bos_token", keys.get("pre") in BOS_FIRST)
+    ends = end_ids(keys, tokens)
+    named_ends = {tokens[i] for i in ends} & CONTROLS
+    typed = [(text, CONTROL if text in named_ends else type_) for text, type_ in zip(tokens, types)]
+    if kind == "gemma4" or (kind == "gpt2" and keys.get("pre") in RAW):
+        inner = raw_text(header, keys, typed)
+        add_bos = keys.get("pre") != "sarvam-moe" or keys.get("add_bos_token", False)
+    elif kind == "gpt2":
+        inner = byte_level(header, keys, typed)
+        add_bos = keys.get("add_bos_token", PRE[keys.get("pre") or "default"].bos)
     elif kind == "llama":
         squeeze = bool(keys.get("remove_extra_whitespaces", False))
-        pieces = [Piece(*piece) for piece in zip(tokens, scores, types)]
+        pieces = [Piece(text, score, type_) for (text, type_), score in zip(typed, scores)]
         inner = bpe_of_pieces(pieces, prefix=bool(keys.get("add_space_prefix", True)), squeeze=squeeze)
         add_bos = keys.get("add_bos_token", True)
     else:
         raise UserError(
-            f"Cannot read the tokenizer of {header.path}, because its kind is {kind!r:.40} and not gpt2 or llama"
+            f"Cannot read the tokenizer of {header.path}, because its kind {kind!r:.40} is not gpt2, llama or gemma4"
         )
-    named = {name: special(keys, name, tokens) for name in ("bos", "eos", "padding")}
-    if add_bos and (bos := named["bos"]):
-        inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, tokens.index(bos))])
-    ends = [keys[f"{name}_token_id"] for name in ("eot", "eom") if isinstance(keys.get(f"{name}_token_id"), int)]
+    ids = {name: token_id(keys, name, tokens) for name in ("bos", "eos", "padding")}
+    named = {name: None if i is None else tokens[i] for name, i in ids.items()}
+    around = [named["bos"] if add_bos else None, named["eos"] if keys.get("add_eos_token") else None]
+    if any(around):
+        shape = " ".join(filter(None, [around[0], "$A", around[1]]))
+        inner.post_processor = processors.TemplateProcessing(
+            shape, None, [(text, tokens.index(text)) for text in around if text]
+        )
     template = header.keys.get("tokenizer.chat_template")
     more = {
         name.removeprefix("tokenizer.chat_template."): value
@@ -112,35 +99,59 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
         named["bos"],
         named["eos"],
         pad=named["padding"],
-        ends=[i for i in ends if 0 <= i < len(tokens)],
+        ends=ends,
         templates=templates,
     )
 
 
 def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
     """The byte-level tokenizer of a file; `typed` are (token, type code) by id."""
-    pre, merges = keys.get("pre", "default"), keys.get("merges")
+    pre = keys.get("pre") or "default"
     if pre not in PRE:
         raise UserError(
             f"Cannot read the tokenizer of {header.path}, because Onward does not know how {pre!r:.40} splits texts: "
             f"{nearest(str(pre), PRE)}"
         )
-    if not isinstance(merges, list):
-        raise UserError(f"{header.path} has no tokenizer.ggml.merges: get the file again")
-    vocab = {token: i for i, (token, _) in enumerate(typed)}
+    if not keys.get("pre"):
+        warnings.warn(
+            f"{header.path} has no tokenizer.ggml.pre: texts are split as llama.cpp splits them by default, which may "
+            "not be how the model was trained; get a newer file",
+            TokenizerNotice,
+            stacklevel=2,
+        )
+    merges = merges_of(header, keys, typed)
     if single := characters_of(typed):
         inner = char_level(single)
         add_tokens(inner, [(token, kind) for token, kind in typed if kind == CONTROL])
         return inner
-    cuts = ((merge, merge.find(" ", 1)) for merge in map(str, merges))  # a token may begin with a space
-    known = [
-        (left, right)
-        for merge, cut in cuts
-        if (left := merge[:cut]) in vocab and (right := merge[cut + 1 :]) in vocab and left + right in vocab
-    ]
-    inner = byte_level_bpe(models.BPE(vocab, known, ignore_merges=pre in LOOKUP_FIRST), PRE[pre])
+    vocab = {token: i for i, (token, _) in enumerate(typed)}
+    splits = PRE[pre]
+    inner = byte_level_bpe(models.BPE(vocab, merges, ignore_merges=splits.lookup), splits.patterns)
     add_tokens(inner, typed)
     return inner
+
+
+def raw_text(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
+    """The tokenizer of a file whose merges are over the text itself, with spaces as U+2581 and lines apart."""
+    vocab = {token: i for i, (token, _) in enumerate(typed)}
+    unknown = typed[i][0] if (i := token_id(keys, "unknown", list(vocab))) is not None else None
+    merges = merges_of(header, keys, typed)
+    inner = tokenizers.Tokenizer(models.BPE(vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    inner.normalizer = normalizers.Replace(" ", SPACE)
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(LINES), "isolated")
+    inner.decoder = decoders.Sequence([decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+    add_tokens(inner, typed)
+    return inner
+
+
+def merges_of(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> list[tuple[str, str]]:
+    """The merges of a file whose three tokens are all in the vocabulary."""
+    merges, vocab = keys.get("merges"), {token for token, _ in typed}
+    if not isinstance(merges, list):
+        raise UserError(f"{header.path} has no tokenizer.ggml.merges: get the file again")
+    cuts = ((merge, merge.find(" ", 1)) for merge in map(str, merges))  # a token may begin with a space
+    pairs = ((merge[:cut], merge[cut + 1 :]) for merge, cut in cuts)
+    return [(left, right) for left, right in pairs if {left, right, left + right} <= vocab]
 
 
 def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
@@ -156,16 +167,11 @@ def characters_of(typed: Sequence[tuple[str, int]]) -> dict[str, int]:
     return ids if UNKNOWN_CHARACTER in ids else {}
 
 
-def special(keys: Mapping[str, Any], name: str, tokens: list[str]) -> str | None:
-    i = keys.get(f"{name}_token_id")
-    return tokens[i] if type(i) is int and 0 <= i < len(tokens) else None
-
-
 # ---------------------------------------------------------------- from a tokenizer to keys
 
 
 class TokenizerNotice(UserWarning):
-    """Warning that llama.cpp may split some texts differently."""
+    """Warning that llama.cpp may split some texts, or end answers, differently."""
 
 
 def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
@@ -182,7 +188,8 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
     elif model["type"] == "BPE" and patterns_of(table["pre_tokenizer"]) is not None:
         kind, spelled = "gpt2", byte_level_keys(tokenizer, table)
     elif model["type"] == "BPE" and model.get("byte_fallback"):
-        kind, spelled = "llama", piece_keys(table)
+        spelled = piece_keys(table)
+        kind = "llama" if "scores" in spelled.keys else "gpt2"
     else:
         raise UserError(f"llama.cpp has no tokenizer of this kind ({model['type']}): write the model without one")
     tokens, types = list[str](), list[int]()
@@ -210,10 +217,22 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         values["scores"] = [values["scores"].get(i, OUT_OF_REACH) for i in range(rows)]
     values |= {f"{name}_token_id": i for name, i in ids.items() if i is not None}
     values |= {"add_bos_token": bool(front), "add_eos_token": False}
+    compare_ends(values, tokens, tokenizer)
     keys = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
     for name, template in tokenizer.templates.items():
         keys[f"tokenizer.chat_template{'' if name == 'default' else '.' + name}"] = template
     return keys
+
+
+def compare_ends(keys: Mapping[str, Any], tokens: Sequence[str], tokenizer: Tokenizer) -> None:
+    """Warn of tokens that end answers in llama.cpp only, which knows some by their names, or in Onward only: a file has
+    keys for three."""
+    theirs, ours = end_ids(keys, tokens), tokenizer.end_ids
+    if keys["model"] == "gpt2" and tokenizer.eos_id is None and len(tokens) > ANY_TOKEN:
+        theirs.append(ANY_TOKEN)
+    for those, others, where in (theirs, ours, "in llama.cpp but not in Onward"), (ours, theirs, "not in llama.cpp"):
+        if names := ", ".join(repr(tokens[i]) for i in those if i not in others):
+            warnings.warn(f"Tokens that end answers {where}: {names}", TokenizerNotice, stacklevel=2)
 
 
 def general_name(name: str, tokenizer: Tokenizer) -> str:
@@ -236,13 +255,14 @@ class SpelledVocabulary:
     keys: dict[str, Any]
     own: Callable[[str], str] = lambda text: text
     unknown: str | None = None
+    bytes: bool = False  # tokens such as <0x0A> are bytes
 
     def type(self, i: int, text: str, added: Mapping[int, Any]) -> int:
         if text == self.unknown:
             return UNKNOWN
         if i in added:
             return CONTROL if added[i]["special"] else USER_DEFINED
-        return BYTE if "scores" in self.keys and BYTE_PIECE.fullmatch(text) else NORMAL
+        return BYTE if self.bytes and BYTE_PIECE.fullmatch(text) else NORMAL
 
 
 def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> SpelledVocabulary:
@@ -262,22 +282,21 @@ def byte_level_keys(tokenizer: Tokenizer, table: Mapping[str, Any]) -> SpelledVo
             )
         case other:
             raise UserError(f"the tokenizer normalizes texts ({other['type']}), which llama.cpp does not")
-    if patterns in ((O200K,), (TEKKEN,)):
+    name = name_of(patterns or (), bool(model.get("ignore_merges")))
+    if name is None:
+        shown = " then ".join(patterns or ("nothing",))
+        raise UserError(
+            f"llama.cpp has no name for the pattern by which the tokenizer splits texts, {shown:.200}: "
+            "train one with bpe:N"
+        )
+    if name in APPROXIMATED:
         warnings.warn(
             "llama.cpp splits texts differently at combining marks, such as U+FE0F, and at capitals other than A to Z: "
             "these texts may have other tokens",
             TokenizerNotice,
             stacklevel=2,
         )
-    lookup_first = bool(model.get("ignore_merges"))
-    names = [name for name, own in PRE.items() if own == patterns and (name in LOOKUP_FIRST) == lookup_first]
-    if not names:
-        shown = " then ".join(patterns or ("nothing",))
-        raise UserError(
-            f"llama.cpp has no name for the pattern by which the tokenizer splits texts, {shown:.200}: "
-            "train one with bpe:N"
-        )
-    return SpelledVocabulary({"pre": names[0], "merges": merges or [NO_MERGE]})
+    return SpelledVocabulary({"pre": name, "merges": merges or [NO_MERGE]})
 
 
 NO_MERGE = "\u00ff \u00fe"  # bytes that do not occur in UTF-8; the key must not be empty
@@ -304,27 +323,33 @@ def characters(table: Mapping[str, Any]) -> SpelledVocabulary:
 
 
 def piece_keys(table: Mapping[str, Any]) -> SpelledVocabulary:
-    """A SentencePiece tokenizer, whose scores follow the order of the merges."""
+    """A SentencePiece tokenizer, whose scores follow the order of the merges or, where scores cannot, its merges."""
     model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
     scheme = first.get("prepend_scheme", "") if first.get("split") is False else ""
-    if steps in ([SPACES], [PREFIX, SPACES]) and not first:
-        prefix = steps[0] == PREFIX
+    prefix = False
+    if steps == [PREFIX, SPACES] and not first:
+        prefix = True
     elif not steps and first.get("type") == "Metaspace" and scheme:
         prefix = scheme != "never"
         if prefix:
             notice = "llama.cpp puts a space before a text that begins with one, and this tokenizer does not"
             warnings.warn(notice, TokenizerNotice, stacklevel=2)
-    else:
+    elif steps != [SPACES] or first.get("pattern") not in (None, *NO_SPLITS):
         raise UserError("llama.cpp cannot prepare texts as this tokenizer does: write the model without one")
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
     order: dict[str, int] = {}
-    for merge in model["merges"]:
-        order.setdefault("".join(merge) if isinstance(merge, list) else merge.replace(" ", "", 1), len(order) + 1)
+    for merge in merges:
+        order.setdefault(merge.replace(" ", "", 1), len(order) + 1)
     vocab, own = model["vocab"], {token["content"] for token in table["added_tokens"]}
-    for text in vocab.keys() - order.keys() - own:
-        if not BYTE_PIECE.fullmatch(text) and any(text[:i] in vocab and text[i:] in vocab for i in range(1, len(text))):
-            raise UserError(f"the tokenizer never merges {text!r}, but llama.cpp would: write the model without one")
-    scores = {i: -float(order.get(text, 0)) for text, i in vocab.items()}
-    return SpelledVocabulary(
-        {"pre": "default", "scores": scores, "add_space_prefix": prefix}, unknown=model["unk_token"]
+    unmerged = (text for text in vocab.keys() - order.keys() - own if not BYTE_PIECE.fullmatch(text))
+    apart = next(
+        (text for text in unmerged if any(text[:i] in vocab and text[i:] in vocab for i in range(1, len(text)))), None
     )
+    if apart is None and first.get("pattern") != {"Regex": LINES}:
+        scores = {i: -float(order.get(text, 0)) for text, i in vocab.items()}
+        values = {"pre": "default", "scores": scores, "add_space_prefix": prefix}
+        return SpelledVocabulary(values, unknown=model["unk_token"], bytes=True)
+    if prefix:
+        raise UserError(f"the tokenizer never merges {apart!r}, but llama.cpp would: write the model without one")
+    return SpelledVocabulary({"pre": MERGED, "merges": merges or [NO_MERGE]}, unknown=model["unk_token"], bytes=True)

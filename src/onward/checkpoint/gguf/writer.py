@@ -73,7 +73,10 @@ def header_of(keys: Mapping[str, Any], count: int) -> bytes:
 
 def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
     raw = kind.encode(piece)
-    small = not piece.numel() or max(map(abs, torch.stack(piece.aminmax()).tolist())) < HALF  # and not NaN
+    small = (
+        *("ffn_gate_inp.", "ffn_gate_inp_shexp.", "position_embd.", "rope_f", "attn_sinks."),
+        *("ssm_conv1d.", "shortconv.conv."),
+    )
     if not (small or kind.name == "F32" or kind.decode(raw).isfinite().all()) and piece.isfinite().all():
         raise UserError(
             f"tensor {name} has a number as large as {piece.abs().max().item():.3g}, which {kind.name} cannot hold: "
@@ -107,7 +110,15 @@ def typed(value: Any) -> bytes:
 
 def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
     """The type that llama.cpp gives a tensor in a file of type `wanted`: F32 for vectors and some small matrices."""
-    small = "ffn_gate_inp.", "ffn_gate_inp_shexp.", "position_embd.", "rope_f", "attn_sinks."
+    small = (
+        "ffn_gate_inp.",
+        "ffn_gate_inp_shexp.",
+        "position_embd.",
+        "rope_f",
+        "attn_sinks.",
+        "ssm_conv1d.",
+        "shortconv.conv.",
+    )
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
     if plain or any(part in name for part in small):
         return TYPES[CODES["F32"]]

@@ -1,0 +1,220 @@
+"""Architectures of llama.cpp that are Llama with other values: its relatives without experts. See architectures.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from onward.checkpoint.gguf.architecture import (
+    Architecture,
+    Parts,
+    experts,
+    layer_norm,
+    rms,
+    same_width,
+    self_attention,
+    window_keys,
+    windowed,
+)
+from onward.checkpoint.gguf.keys import Keys
+from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT, rotary
+from onward.config.decoder import (
+    BranchNorm,
+    DecoderConfig,
+    Gated,
+    LayerNorm,
+    Learned,
+    NoPosition,
+    Plain,
+    PreNorm,
+    Sandwich,
+    SelfAttention,
+    SharedNorm,
+    at,
+)
+
+BIASED = SelfAttention(bias=True, out_bias=True)
+
+
+def llama(keys: Keys, sizes: Parts) -> Parts:
+    sparse, bias = keys.number("expert_count", 0), keys.has("blk.0.ffn_up.bias")
+    attention = self_attention(keys, out_bias=keys.has("blk.0.attn_output.bias"))
+    return plain(keys, sizes) | {
+        "attention": attention,
+        "mlp": replace(experts(keys, renormalize=True), d_ff=0) if sparse else Gated(bias=bias),
+    }
+
+
+def plain(keys: Keys, sizes: Parts) -> Parts:
+    """What every Llama sets; the architectures that resemble Llama change some of it."""
+    return rms(keys) | {"position": rotary(keys, sizes), "attention": self_attention(keys), "mlp": Gated()}
+
+
+def qwen2(keys: Keys, sizes: Parts) -> Parts:
+    return plain(keys, sizes) | {"head_bias": keys.has("output.bias")}
+
+
+def qwen3(keys: Keys, sizes: Parts) -> Parts:
+    return plain(keys, sizes) | {"attention": self_attention(keys, qk_norm="head")}
+
+
+def same_epsilon(c: DecoderConfig) -> dict[str, Any]:
+    """The epsilon of the LayerNorm under the key for RMSNorm, which the reference converter writes too."""
+    return {"attention.layer_norm_rms_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
+
+
+def only_windowed(keys: Keys, sizes: Parts, period: int, window: int | None, **changes: Any) -> Parts:
+    """Attention with windows in all layers but every `period`-th, and rotary positions in the layers with a window;
+    without a default `window`, the file gives its length."""
+    part = self_attention(keys, **changes)
+    layers = windowed(keys, part, period, sizes["n_layers"], keys.number("attention.sliding_window", window))
+    rotated = rotary(keys, sizes)
+    return {"attention": layers, "position": tuple(rotated if part.window else NoPosition() for part in layers)}
+
+
+def olmo(keys: Keys, sizes: Parts) -> Parts:
+    norm = LayerNorm(keys.number("attention.layer_norm_epsilon"), bias=False, weight=False)
+    attention = self_attention(keys, clip=keys.number("attention.clamp_kqv", 0.0) or None)
+    return {"norm": norm, "position": rotary(keys, sizes), "attention": attention, "mlp": Gated()}
+
+
+def olmo_keys(c: DecoderConfig) -> dict[str, Any]:
+    clip = getattr(at(c.attention, 0), "clip", None)
+    return {"attention.clamp_kqv": clip} if clip else {}
+
+
+def olmo2(keys: Keys, sizes: Parts) -> Parts:
+    part, rotated = self_attention(keys, qk_norm="width"), rotary(keys, sizes)
+    parts = plain(keys, sizes) | {"attention": part, "block": BranchNorm()}
+    if not keys.number("attention.sliding_window", 0):
+        return parts
+    layers = windowed(keys, part, 4, sizes["n_layers"], 0)  # Olmo 3: no scaling in the layers with a window
+    return parts | {
+        "attention": layers,
+        "position": tuple(replace(rotated, scaling=None) if part.window else rotated for part in layers),
+    }
+
+
+def command_r(keys: Keys, sizes: Parts) -> Parts:
+    attention = self_attention(keys, qk_norm="heads" if sizes["n_layers"] >= 64 else "none")
+    parts = layer_norm(keys, bias=False) | {"position": rotary(keys, sizes), "attention": attention}
+    return parts | {"mlp": Gated(), "block": SharedNorm(), "logit_scale": keys.number("logit_scale", 0.0) or 1.0}
+
+
+def command_r_keys(c: DecoderConfig) -> dict[str, Any]:
+    return {"logit_scale": c.logit_scale, "rope.scaling.type": "none"} | same_epsilon(c)
+
+
+def cohere2(keys: Keys, sizes: Parts) -> Parts:
+    return command_r(keys, sizes) | only_windowed(keys, sizes, 4, None)
+
+
+def cohere2_keys(c: DecoderConfig) -> dict[str, Any]:
+    return {"logit_scale": c.logit_scale, "rope.scaling.type": "none"} | window_keys(c)
+
+
+def granite(keys: Keys, sizes: Parts) -> Parts:
+    parts = llama(keys, sizes)
+    rotated = keys.get("rope.scaling.finetuned", True)
+    return parts | {
+        "position": parts["position"] if rotated else NoPosition(),
+        "attention": replace(parts["attention"], scale=keys.number("attention.scale", 0.0) or None),
+        "embed_scale": keys.number("embedding_scale", 0.0) or 1.0,
+        "block": PreNorm(keys.number("residual_scale", 0.0) or 1.0),
+        "logit_scale": 1 / keys.number("logit_scale"),
+    }
+
+
+def granite_keys(c: DecoderConfig) -> dict[str, Any]:
+    parts = [part for layer in range(c.n_layers) if isinstance(part := at(c.attention, layer), SelfAttention)]
+    scale = (parts[0].scale if parts else None) or c.d_head**-0.5
+    own = {"attention.scale": scale, "embedding_scale": c.embed_scale, "logit_scale": 1 / c.logit_scale}
+    return (
+        own
+        | {"residual_scale": getattr(at(c.block, 0), "residual_scale", 1.0)}
+        | same_width(c)
+        | ({"rope.scaling.finetuned": False} if isinstance(at(c.position, 0), NoPosition) else {})
+    )
+
+
+def smollm3(keys: Keys, sizes: Parts) -> Parts:
+    rotated = rotary(keys, sizes)
+    layers = tuple(rotated if (layer + 1) % 4 else NoPosition() for layer in range(sizes["n_layers"]))
+    return plain(keys, sizes) | {"position": layers}
+
+
+def exaone4(keys: Keys, sizes: Parts) -> Parts:
+    parts = plain(keys, sizes) | {"attention": self_attention(keys, qk_norm="head"), "block": BranchNorm()}
+    return parts | (only_windowed(keys, sizes, 4, 4096, qk_norm="head") if sizes["n_layers"] == 64 else {})
+
+
+def glm4(keys: Keys, sizes: Parts) -> Parts:
+    return plain(keys, sizes) | {"block": Sandwich()}
+
+
+def seed_oss(keys: Keys, sizes: Parts) -> Parts:
+    return plain(keys, sizes) | {"attention": self_attention(keys, scale=keys.number("attention.scale", 0.0) or None)}
+
+
+def late_norm(c: DecoderConfig) -> dict[str, str]:
+    """The norm before the feed-forward has the name of one after attention."""
+    return {"post_attention_norm": "mlp_norm", "ffn_norm": ""}
+
+
+def arcee(keys: Keys, sizes: Parts) -> Parts:
+    return plain(keys, sizes) | {"mlp": Plain("relu2")}
+
+
+def ernie4_5(keys: Keys, sizes: Parts) -> Parts:
+    return plain(keys, sizes) | {"attention": self_attention(keys, out_bias=keys.has("blk.0.attn_output.bias"))}
+
+
+def starcoder(keys: Keys, sizes: Parts) -> Parts:
+    return layer_norm(keys) | {"position": Learned(), "attention": BIASED, "mlp": Plain("gelu_tanh", True)}
+
+
+def nemotron(keys: Keys, sizes: Parts) -> Parts:
+    attention = self_attention(keys, out_bias=keys.has("blk.0.attn_output.bias"))
+    norm = LayerNorm(keys.number("attention.layer_norm_epsilon"), offset=1.0)
+    mlp = Plain("relu2", keys.has("blk.0.ffn_up.bias"))
+    return {"norm": norm, "position": rotary(keys, sizes), "attention": attention, "mlp": mlp}
+
+
+def jais2(keys: Keys, sizes: Parts) -> Parts:
+    return layer_norm(keys) | {"position": rotary(keys, sizes), "attention": BIASED, "mlp": Plain("relu2", True)}
+
+
+ALL = (
+    Architecture(
+        "llama",
+        ("llama", "mistral", "mixtral", "internlm3", "iquestcoder", "ministral", "cwm"),
+        llama,
+        same_width,
+        interleaved=True,
+        free_heads=True,
+        factors=(FREQS, LONG, SHORT),
+    ),
+    Architecture("olmo", ("olmo",), olmo, olmo_keys, interleaved=True),
+    Architecture("olmo2", ("olmo2", "olmo3"), olmo2, window_keys, head="required"),
+    Architecture("command-r", ("cohere",), command_r, command_r_keys, interleaved=True, head="absent"),
+    Architecture("cohere2", ("cohere2",), cohere2, cohere2_keys, interleaved=True, head="absent"),
+    Architecture(
+        "granite",
+        ("granite",),
+        granite,
+        granite_keys,
+        interleaved=True,
+        free_heads=True,
+        factors=(FREQS, LONG, SHORT),
+    ),
+    Architecture("smollm3", ("smollm3",), smollm3, interleaved=True, free_heads=True),
+    Architecture("exaone4", ("exaone4",), exaone4, window_keys, factors=(FREQS,)),
+    Architecture("glm4", ("glm4",), glm4, interleaved=True, free_heads=True, partial=True, fused_gate=True),
+    Architecture("chatglm", ("glm",), plain, interleaved=True, partial=True, fused_gate=True),
+    Architecture("seed_oss", ("seed_oss",), seed_oss, free_heads=True, layer=late_norm),
+    Architecture("arcee", ("arcee",), arcee, interleaved=True, free_heads=True, factors=(FREQS,)),
+    Architecture("ernie4_5", ("ernie4_5",), ernie4_5, interleaved=True, free_heads=True),
+    Architecture("starcoder", ("gpt_bigcode",), starcoder, fused=True),
+    Architecture("nemotron", ("nemotron",), nemotron, head="required", shift=1.0, partial=True),
+    Architecture("jais2", ("jais2",), jais2, free_heads=True),
+)

@@ -1,0 +1,360 @@
+"""Architectures of llama.cpp with layers that have a state. See architectures.py.
+
+A file stores minus the exponential of `a_log`, convolutions (C, K) without their axis of 1, and the heads of values by
+their number among those of a key's head in Qwen 3.5. Shapes: C channels, K tokens of a convolution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from onward.base.errors import UserError
+from onward.checkpoint.gguf.architecture import Architecture, Parts, expert_keys, experts, rms, self_attention
+from onward.checkpoint.gguf.dense import granite, granite_keys, late_norm, plain
+from onward.checkpoint.gguf.keys import Keys
+from onward.checkpoint.gguf.rope import FREQS
+from onward.checkpoint.gguf.sparse import routed, routed_keys
+from onward.checkpoint.names import joined
+from onward.checkpoint.weights import StoredTensor
+from onward.config.attention_options import SigmoidGate
+from onward.config.decoder import (
+    AttentionOnly,
+    DecoderConfig,
+    FeedForwardOnly,
+    GatedDeltaNet,
+    Mamba2,
+    NoAttention,
+    NoPosition,
+    Plain,
+    Rotary,
+    SelfAttention,
+    ShortConvolution,
+    at,
+)
+from onward.config.recurrent_parts import Recurrent
+from onward.families import Fix, Row, linear
+from onward.families._recurrent import MAMBA, grouped
+
+FLAT: Fix = (lambda t: t[:, None], lambda t: t[:, 0])  # of a convolution
+
+
+@dataclass(frozen=True)
+class RecurrentArchitecture(Architecture):
+    """Layers with a state beside attention."""
+
+    final: str = "output_norm"  # the tensor of the last norm
+    tiled: bool = False  # value heads are ordered by their number among those of a key head
+    fused_b_a: bool = False  # strengths and decays are one tensor, ordered by key heads
+
+    def names(self, c: DecoderConfig) -> Iterator[Row]:
+        yield from linear(self.final, "norm")
+        for row in super().names(c):
+            name = str(row[0])
+            layer = int(name.split(".")[1]) if name.startswith("blk.") else 0
+            other = name.startswith(f"blk.{layer}.attn_output.") and isinstance(at(c.attention, layer), Recurrent)
+            if not other and not name.startswith("output_norm."):
+                yield row
+
+    def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
+        their, our, part = f"blk.{layer}", f"blocks.{layer}", at(c.attention, layer)
+        if isinstance(at(c.block, layer), FeedForwardOnly):
+            yield from linear(f"{their}.attn_norm", f"{our}.mlp_norm")
+        match part:
+            case GatedDeltaNet():
+                yield from self.delta(c, part, their, f"{our}.attn")
+            case Mamba2():
+                yield from mamba(part, their, f"{our}.attn")
+            case ShortConvolution():
+                yield from linear(f"{their}.shortconv.in_proj", [f"{our}.attn.{name}" for name in ("b", "c", "x")])
+                yield f"{their}.shortconv.conv.weight", f"{our}.attn.conv.weight", FLAT
+                yield from linear(f"{their}.shortconv.out_proj", f"{our}.attn.out")
+            case SelfAttention(gate=SigmoidGate()):
+                heads = part.heads(c)
+                order = grouped(heads.n_heads, heads.d_head, heads.d_head)
+                yield from linear(f"{their}.attn_q", [f"{our}.attn.q", f"{our}.attn.gate"], order)
+                for name in "k", "v":
+                    yield from linear(f"{their}.attn_{name}", f"{our}.attn.{name}")
+            case _:
+                yield from replace(self, fused=False).attention(c, layer)
+
+    def attention(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
+        yield from Architecture.projections(self, c, layer)
+
+    def delta(self, c: DecoderConfig, part: GatedDeltaNet, their: str, our: str) -> Iterator[Row]:
+        (keys, values), (key, value) = part.counts(c), part.widths(c)
+        heads, rows = (tiles(keys, values, width) if self.tiled else () for width in (1, value))
+        behind = tuple(trailing(2 * keys * key, *fix) for fix in rows)
+        conv = behind[0] if behind else (lambda t: t, lambda t: t)
+        yield f"{their}.attn_qkv.weight", [f"{our}.{name}.weight" for name in "qkv"], *behind
+        yield f"{their}.attn_gate.weight", f"{our}.z.weight", *rows
+        yield (
+            f"{their}.ssm_conv1d.weight",
+            [f"{our}.{name}_conv.weight" for name in "qkv"],
+            (lambda t: conv[0](t)[:, None], lambda t: conv[1](t[:, 0])),
+        )
+        if self.fused_b_a:
+            both = [f"{our}.b.weight", f"{our}.a.weight"]
+            yield f"{their}.ssm_ba.weight", both, grouped(keys, values // keys, values // keys)
+        else:
+            yield f"{their}.ssm_beta.weight", f"{our}.b.weight", *heads
+            yield f"{their}.ssm_alpha.weight", f"{our}.a.weight", *heads
+        yield f"{their}.ssm_a", f"{our}.a_log", *heads
+        yield f"{their}.ssm_dt.bias", f"{our}.dt_bias", *heads
+        yield f"{their}.ssm_norm.weight", f"{our}.head_norm.weight"
+        columns = tuple((lambda t, f=into: f(t.mT).mT, lambda t, f=back: f(t.mT).mT) for into, back in rows)
+        yield f"{their}.ssm_out.weight", f"{our}.out.weight", *columns
+
+    def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in super().tensors(c, ours):
+            yield name, -tensor.float().exp() if name.endswith(".ssm_a") else tensor
+
+    def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+        return {name: log_of(own) if name.endswith(".ssm_a") else own for name, own in tensors.items()}
+
+
+def log_of(own: StoredTensor) -> StoredTensor:
+    """The logarithm of minus a tensor, computed in fp32."""
+    return StoredTensor(own.shape, own.dtype, lambda start, end: (-own.rows(start, end).float()).log())
+
+
+def tiles(keys: int, values: int, width: int) -> tuple[Fix, ...]:
+    """Reorder rows of value heads, `width` of each: theirs are ordered by their number among those of a key's head."""
+    shared = values // keys
+    if shared == 1:
+        return ()
+    swap = lambda t, *sizes: t.unflatten(0, (*sizes, width)).transpose(0, 1).flatten(0, 2)
+    return ((lambda t: swap(t, shared, keys), lambda t: swap(t, keys, shared)),)
+
+
+def trailing(rows: int, into: Any, back: Any) -> Fix:
+    """A pair of changes of tensors whose first rows stay."""
+    behind = lambda change: lambda t: joined([t[:rows], change(t[rows:])])
+    return behind(into), behind(back)
+
+
+def mamba(part: Mamba2, their: str, our: str) -> Iterator[Row]:
+    column: Fix = (lambda t: t[:, 0], lambda t: t[:, None])
+    groups: Fix = (lambda t: t.flatten(), lambda t: t.unflatten(0, (part.n_groups, -1)))
+    convs = [f"{our}.{name}_conv" for name in ("x", "b", "c")]
+    yield from linear(f"{their}.ssm_in", [f"{our}.{name}" for name in MAMBA])
+    yield f"{their}.ssm_conv1d.weight", [f"{name}.weight" for name in convs], FLAT
+    yield f"{their}.ssm_conv1d.bias", [f"{name}.bias" for name in convs]
+    yield f"{their}.ssm_a", f"{our}.a_log", column
+    yield f"{their}.ssm_d", f"{our}.d", column
+    yield f"{their}.ssm_dt.bias", f"{our}.dt_bias"
+    yield f"{their}.ssm_norm.weight", f"{our}.gate.weight", groups
+    yield from linear(f"{their}.ssm_out", f"{our}.out")
+
+
+def by_layer(keys: Keys, key: str, n_layers: int) -> list[Any]:
+    """The values of a key that may have one for each layer."""
+    value = keys.get(key)
+    values = value if isinstance(value, list) else [value] * n_layers
+    if len(values) < n_layers:
+        raise UserError(f"{key} has {len(values)} of {n_layers} layers: get the file again")
+    return values[:n_layers]
+
+
+def attention_keys(c: DecoderConfig) -> dict[str, Any]:
+    """The heads of keys and values of each layer: none in layers with a state."""
+    parts = [at(c.attention, layer) for layer in range(c.n_layers)]
+    return {
+        "attention.head_count_kv": [
+            part.heads(c).n_kv_heads if isinstance(part, SelfAttention) else 0 for part in parts
+        ]
+    }
+
+
+def lfm2(keys: Keys, sizes: Parts) -> Parts:
+    conv, part = ShortConvolution(keys.number("shortconv.l_cache")), self_attention(keys, qk_norm="head")
+    if keys.number("attention.sliding_window", 0):
+        part = replace(part, window=keys.number("attention.sliding_window"))
+    heads = by_layer(keys, "attention.head_count_kv", sizes["n_layers"])
+    return plain(keys, sizes) | {"attention": tuple(part if one else conv for one in heads)}
+
+
+def lfm2moe(keys: Keys, sizes: Parts) -> Parts:
+    layers = sizes["n_layers"]
+    return lfm2(keys, sizes) | {"mlp": tuple(renormalized(part) for part in routed(keys, layers))}
+
+
+def renormalized(part: Any) -> Any:
+    """Experts whose weights are divided by their sum and not scaled, without a key that says so."""
+    router = getattr(part, "router", None)
+    return replace(part, router=replace(router, renormalize=True, scale=1.0)) if router else part
+
+
+def lfm2_keys(c: DecoderConfig) -> dict[str, Any]:
+    convs = [part for layer in range(c.n_layers) if isinstance(part := at(c.attention, layer), ShortConvolution)]
+    windows = [getattr(at(c.attention, layer), "window", 0) for layer in range(c.n_layers)]
+    keys = attention_keys(c) | {"shortconv.l_cache": convs[0].d_conv if convs else 3}
+    return keys | ({"attention.sliding_window": max(windows)} if any(windows) else {})
+
+
+def lfm2moe_keys(c: DecoderConfig) -> dict[str, Any]:
+    return lfm2_keys(c) | routed_keys(c)
+
+
+def delta(keys: Keys, sizes: Parts) -> Parts:
+    """Qwen3-Next without its feed-forward."""
+    eps, width = keys.number("attention.layer_norm_rms_epsilon"), keys.number("ssm.state_size")
+    layer = GatedDeltaNet(
+        n_heads=keys.number("ssm.group_count"),
+        n_value_heads=keys.number("ssm.time_step_rank"),
+        d_key=width,
+        d_value=width,
+        d_conv=keys.number("ssm.conv_kernel"),
+        norm_eps=eps,
+    )
+    if keys.number("ssm.inner_size") != layer.n_value_heads * width:
+        raise UserError("ssm.inner_size is not ssm.time_step_rank heads of ssm.state_size: get the file again")
+    part = self_attention(keys, qk_norm="head")
+    part = replace(part, gate=SigmoidGate(bias=part.bias))
+    count, step = sizes["n_layers"], keys.number("full_attention_interval", 4)
+    usual = [bool((i + 1) % step) for i in range(count)]
+    recurrent = by_layer(keys, "attention.recurrent_layers", count) if "attention.recurrent_layers" in keys else usual
+    layers = tuple(layer if one else part for one in recurrent)
+    return plain(keys, sizes) | rms(keys, offset=1.0) | {"attention": layers}
+
+
+def delta_experts(keys: Keys, sizes: Parts) -> Parts:
+    shared = keys.number("expert_shared_feed_forward_length", 0) or sizes["d_ff"]
+    return delta(keys, sizes) | {"mlp": experts(keys, True, d_shared=shared, shared_gate=True)}
+
+
+def delta_keys(c: DecoderConfig) -> dict[str, Any]:
+    parts = [at(c.attention, layer) for layer in range(c.n_layers)]
+    own = next((part for part in parts if isinstance(part, GatedDeltaNet)), GatedDeltaNet())
+    (keys, values), (_, value) = own.counts(c), own.widths(c)
+    return {
+        "ssm.conv_kernel": own.d_conv,
+        "ssm.state_size": value,
+        "ssm.group_count": keys,
+        "ssm.time_step_rank": values,
+        "ssm.inner_size": values * value,
+        "full_attention_interval": 4,
+        "attention.recurrent_layers": [isinstance(part, GatedDeltaNet) for part in parts],
+    } | expert_keys(c)
+
+
+def with_sections(c: DecoderConfig) -> dict[str, Any]:
+    """The pairs that images rotate by time, height and width; texts have one position for the three."""
+    position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
+    pairs = position.rope_dim(c.d_head) // 2 if position else 0
+    return delta_keys(c) | {"rope.dimension_sections": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0]}
+
+
+def mamba_layer(keys: Keys) -> Mamba2:
+    heads, eps = keys.number("ssm.time_step_rank"), keys.number("attention.layer_norm_rms_epsilon")
+    return Mamba2(
+        n_heads=heads,
+        d_head=keys.number("ssm.inner_size") // heads,
+        n_groups=keys.number("ssm.group_count"),
+        d_state=keys.number("ssm.state_size"),
+        d_conv=keys.number("ssm.conv_kernel"),
+        conv_bias=any(name.endswith("ssm_conv1d.bias") for name in keys.header.tensors),
+        norm_eps=eps,
+    )
+
+
+def mamba_keys(c: DecoderConfig) -> dict[str, Any]:
+    parts = [at(c.attention, layer) for layer in range(c.n_layers)]
+    own = next((part for part in parts if isinstance(part, Mamba2)), Mamba2())
+    return attention_keys(c) | {
+        "ssm.conv_kernel": own.d_conv,
+        "ssm.state_size": own.d_state,
+        "ssm.group_count": own.n_groups,
+        "ssm.time_step_rank": own.count(c),
+        "ssm.inner_size": own.count(c) * own.d_head,
+    }
+
+
+def granitehybrid(keys: Keys, sizes: Parts) -> Parts:
+    if keys.number("ssm.inner_size") != 2 * sizes["d_model"]:
+        raise UserError("ssm.inner_size is not twice embedding_length, which llama.cpp requires in this architecture")
+    parts, layer = granite(keys, sizes), mamba_layer(keys)
+    heads = by_layer(keys, "attention.head_count_kv", sizes["n_layers"])
+    shared = keys.number("expert_shared_feed_forward_length", 0)
+    mlp = {"mlp": replace(parts["mlp"], d_shared=shared)} if keys.number("expert_count", 0) else {}
+    return parts | mlp | {"attention": tuple(parts["attention"] if one else layer for one in heads)}
+
+
+def granitehybrid_keys(c: DecoderConfig) -> dict[str, Any]:
+    return granite_keys(c) | mamba_keys(c)
+
+
+def nemotron_h(keys: Keys, sizes: Parts) -> Parts:
+    heads, widths = (
+        by_layer(keys, key, sizes["n_layers"]) for key in ("attention.head_count_kv", "feed_forward_length")
+    )
+    part, layer = self_attention(keys), mamba_layer(keys)
+    mixers = [part if one else NoAttention() if width else layer for one, width in zip(heads, widths)]
+    biased = any(name.endswith("ffn_up.bias") for name in keys.header.tensors)
+    return rms(keys) | {
+        "position": NoPosition(),
+        "attention": tuple(mixers),
+        "mlp": Plain("relu2", biased),
+        "block": tuple(FeedForwardOnly() if isinstance(one, NoAttention) else AttentionOnly() for one in mixers),
+    }
+
+
+def nemotron_h_keys(c: DecoderConfig) -> dict[str, Any]:
+    alone = [isinstance(at(c.block, layer), FeedForwardOnly) for layer in range(c.n_layers)]
+    return mamba_keys(c) | {"feed_forward_length": [c.d_ff * one for one in alone]}
+
+
+def one_norm(c: DecoderConfig) -> dict[str, str]:
+    return {"ffn_norm": ""}
+
+
+ALL = (
+    RecurrentArchitecture("lfm2", ("lfm2",), lfm2, lfm2_keys, final="token_embd_norm"),
+    RecurrentArchitecture("lfm2moe", ("lfm2_moe",), lfm2moe, lfm2moe_keys, final="token_embd_norm"),
+    RecurrentArchitecture(
+        "qwen3next",
+        ("qwen3_next",),
+        delta_experts,
+        delta_keys,
+        free_heads=True,
+        partial=True,
+        shift=1.0,
+        layer=late_norm,
+        fused_b_a=True,
+    ),
+    RecurrentArchitecture(
+        "qwen35",
+        ("qwen3_5_text",),
+        delta,
+        with_sections,
+        free_heads=True,
+        partial=True,
+        shift=1.0,
+        layer=late_norm,
+        tiled=True,
+    ),
+    RecurrentArchitecture(
+        "qwen35moe",
+        ("qwen3_5_moe_text",),
+        delta_experts,
+        with_sections,
+        free_heads=True,
+        partial=True,
+        shift=1.0,
+        layer=late_norm,
+        tiled=True,
+    ),
+    RecurrentArchitecture(
+        "granitehybrid",
+        ("granitemoehybrid",),
+        granitehybrid,
+        granitehybrid_keys,
+        interleaved=True,
+        free_heads=True,
+        factors=(FREQS,),
+    ),
+    RecurrentArchitecture("nemotron_h", ("nemotron_h",), nemotron_h, nemotron_h_keys, free_heads=True, layer=one_norm),
+)
