@@ -143,7 +143,7 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "silu": unary(lambda code, x: code.fmul(x, elementwise.sigmoid(code, x))),
     "tanh": unary(elementwise.tanh),
     "gelu": gelu,
-    "exp": unary(lambda code, x: elementwise.by_element(code, "expf", x)),
+    "exp": unary(elementwise.exp),
     "log": unary(lambda code, x: elementwise.by_element(code, "logf", x)),
     "floor": unary(lambda code, x: elementwise.by_element(code, "floorf", x)),
     "cos": unary(lambda code, x: elementwise.by_element(code, "cosf", x)),
