@@ -25,7 +25,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from onward.base import fields
 from onward.base.errors import UserError
@@ -33,13 +33,12 @@ from onward.base.fields import nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
 from onward.families._foreign import refuse_foreign
 from onward.families._interface import HF, Family, Fix, Names, Row  # noqa: F401  # which family files import from here
+from onward.families._interleaved import interleaved  # noqa: F401
 from onward.families._keys import RecordedKeys
 from onward.families._refusals import refusal
 from onward.families._saving import Inexpressible, keys_of, require  # noqa: F401
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from onward.families._wrappers import TextPart
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
@@ -211,27 +210,6 @@ def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
-
-
-def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
-    """Return a pair of functions that reorder the rows of query and key projections: from files whose rotary positions
-    pair elements 2 i and 2 i + 1 of a head (GPT-J, RoFormer) to Onward's pairs i and i + rope_dim / 2, and back.
-
-    The `rope_dim` rotated elements of each head begin at element `start`. Weights are (H * d_head, D), biases (H *
-    d_head). The attention scores stay the same.
-    """
-    end = start + rope_dim
-    order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
-    back = sorted(range(d_head), key=order.__getitem__)
-
-    def reorder(t: Tensor, rows: list[int]) -> Tensor:
-        if t.is_meta:  # the shape stays, and an index on the meta device takes half a second of imports
-            return t
-        import torch
-
-        return t.unflatten(0, (-1, d_head)).index_select(1, torch.tensor(rows, device=t.device)).flatten(0, 1)
-
-    return lambda t: reorder(t, order), lambda t: reorder(t, back)
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:

@@ -1,12 +1,12 @@
 """Rotary positions in a config.json, in both directions: the keys of transformers 5 (rope_parameters) and earlier."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.config.decoder import DecoderConfig, Rotary, at, each
+from onward.config.decoder import DecoderConfig, Rotary, each
 from onward.config.scaling import (
     DynamicScaling,
     LinearScaling,
@@ -17,10 +17,9 @@ from onward.config.scaling import (
     YaRNScaling,
     yarn_magnitude,
 )
-from onward.families import HF, require
-from onward.families._layers import FULL
+from onward.families._interface import HF
+from onward.families._saving import require
 
-UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
 LASTING = ("rope_theta", "partial_rotary_factor")
 KINDS = ("default", "linear", "proportional", "dynamic", "yarn", "llama3", "longrope")
 
@@ -39,19 +38,6 @@ def rotary(
     scaled = scaling(keys, original, context)
     fraction = 1.0 if isinstance(scaled, ProportionalScaling) else keys["partial_rotary_factor"]
     return Rotary(keys["rope_theta"], fraction, scaled)
-
-
-def rotary_by_type(hf: HF, old: Mapping[str, HF], *, context: int) -> dict[str, Rotary]:
-    """The rotary positions of each type of layers, such as "sliding_attention", whose rope_parameters has a table for
-    each. `old` maps the types to the keys of transformers before 5; a rope_scaling among them changes the table."""
-    given = hf.get("rope_parameters") or {}
-    if odd := [key for key in given if key not in old]:
-        raise UserError(f"config.json has rope_parameters.{odd[0]}: give a table for each of {', '.join(old)}")
-    tables = {kind: named(given.get(kind) or {}) | named(keys.get("rope_scaling") or {}) for kind, keys in old.items()}
-    return {
-        kind: rotary({**keys, "rope_parameters": tables[kind], "rope_scaling": None}, context=context)
-        for kind, keys in old.items()
-    }
 
 
 def rope_table(hf: HF) -> dict[str, Any]:
@@ -108,14 +94,6 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 def a_rotary(c: DecoderConfig) -> Rotary:
     """The rotary positions of the first layer that has some; the default ones if no layer has."""
     return next((position for position in each(c.position) if isinstance(position, Rotary)), Rotary())
-
-
-def rope_by_type(c: DecoderConfig, types: Sequence[str], missing: Mapping[str, Rotary]) -> dict[str, Any]:
-    """The keys of a config.json for rotary positions that depend on the type of a layer. `types` are those of the
-    layers, `missing` the positions of types that no layer has."""
-    of = {**missing} | {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(types)}
-    tables = {kind: rope(position)["rope_parameters"] for kind, position in of.items()}
-    return {"rope_scaling": None} | rope(of[FULL]) | {"rope_parameters": tables}
 
 
 def rope(part: object) -> dict[str, Any]:
