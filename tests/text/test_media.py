@@ -18,8 +18,6 @@ from support.server import serving
 
 IMAGE, REFUSED = "<|image_pad|>", r"Cannot read '<\|image_pad\|>' in a prompt"
 TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if image %}<|image_pad|>{% endif %}"
-    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}<|image_pad|>{% endif %}{% endfor %}"
-)
 
 
 @pytest.fixture(scope="module")
