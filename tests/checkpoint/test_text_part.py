@@ -37,11 +37,18 @@ LAYOUTS = {  # beginnings of names: of the decoder, of its head
     "as text_model": ("model.text_model.", "lm_head."),
     "text_model, older": ("text_model.model.", "text_model.lm_head."),
     "as llm": ("llm.model.", "llm.lm_head."),
+    "as language": ("language.model.", "language.lm_head."),
     "a thinker beside a talker": ("thinker.model.", "thinker.lm_head."),
     "a thinker, newer": ("thinker.model.language_model.", "thinker.lm_head."),
 }
-OTHERS = ("visual.blocks.0.attn.qkv.weight", "model.visual.norm.weight", "audio_tower.layers.0.fc1.weight")
-OTHERS = (*OTHERS, "talker.model.layers.0.mlp.up_proj.weight", "mtp.layers.0.norm.weight", "model.vision_tower.x.bias")
+OTHERS = [
+    "visual.blocks.0.attn.qkv.weight",
+    "model.visual.norm.weight",
+    "audio_tower.layers.0.fc1.weight",
+    "talker.model.layers.0.mlp.up_proj.weight",
+    "mtp.layers.0.norm.weight",
+    "model.vision_tower.x.bias",
+]
 
 
 def wrapped(

@@ -254,7 +254,7 @@ def find(
     if unknown := {*extra} - {*later}:
         raise UserError(f"the checkpoint has a tensor {min(unknown)} that the model of its config.json does not have")
     if later:
-        message = f"{len(later)} tensors for multi-token prediction, such as {min(later)}, are left out"
+        message = f"Layers for multi-token prediction are left out, with tensors such as {min(later)}"
         warnings.warn(LeftOut(message), stacklevel=2)
     return matched
 

@@ -147,6 +147,7 @@ FLAT = {  # config.json has no text_config: the keys of the text decoder stand b
     "qwen2_5_vl": "qwen2_5_vl_text",
     "phi4_multimodal": "phi4_multimodal",
     "phi4mm": "phi4mm",
+    "phi3_v": "phi3",
 }
 TOKENS = re.compile(r"(\w*_)?token_(id|index)")
 INHERITED = "dtype", "torch_dtype", "quantization_config", "transformers_version"

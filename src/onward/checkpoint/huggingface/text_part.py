@@ -11,11 +11,9 @@ from onward.checkpoint.weights import StoredTensor
 from onward.families._wrappers import TextPart
 
 THINKER = "thinker."  # the part of a model that answers in text, where another one speaks
-NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|llm)\.(?:model\.)*|(?=lm_head\.)")
+NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|language|llm)\.(?:model\.)*|(?=lm_head\.)")
 BESIDE = re.compile(r"(?:model\.)?(?=(?:embed_tokens|layers|norm|lm_head)\.)")  # beside `visual` and others
-LAYER = re.compile(
-    r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\."
-)  # transformers renames them so when it writes some models
+LAYER = re.compile(r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\.")  # transformers writes some models with other words
 ADAPTED = ".base_layer."  # in weights that adapters for images or sound change
 
 
@@ -23,7 +21,7 @@ def text_tensors(part: TextPart, stored: Mapping[str, StoredTensor]) -> dict[str
     """The stored tensors of the text decoder, under the names of its family without the base prefix."""
     own = {name.removeprefix(THINKER): tensor for name, tensor in stored.items() if name.startswith(THINKER)} or stored
     layout = NESTED if any(match.end() for match in map(NESTED.match, own) if match) else BESIDE
-    result = {}
+    result = dict[str, StoredTensor]()
     for name, tensor in own.items():
         if (match := layout.match(name)) and ".lora_" not in name and (new := renumbered(name[match.end() :], part)):
             result |= dict(converted(new.replace(ADAPTED, "."), tensor, part))
@@ -39,7 +37,7 @@ def renumbered(name: str, part: TextPart) -> str | None:
 
 
 def converted(name: str, tensor: StoredTensor, part: TextPart) -> Iterator[tuple[str, StoredTensor]]:
-    """Tensors that a family stores for one of its text decoder elsewhere."""
+    """A tensor as the family stores it: one or, for stacked experts, many."""
     rows = part.keys.get("vocab_size")
     match part.kind, name.rpartition(".experts."):
         case "mllama_text_model", _ if name == "embed_tokens.weight" and tensor.mapped and isinstance(rows, int):
