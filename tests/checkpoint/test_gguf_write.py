@@ -61,7 +61,8 @@ def test_llama_cpp_computes_the_same_distributions(case: str, tmp_path: Path) ->
     wanted = model(torch.tensor([tokens]))[0].log_softmax(-1)
     got = logprobs(tmp_path / "x.gguf", tokens, LENGTH)
     tanh = "gelu" in str(model.config.mlp)  # llama.cpp looks GELU up in a table of fp16
-    assert (got - wanted).abs().max() < (1e-2 if tanh else 2e-5)
+    stateful = "GatedDelta" in str(model.config.attention)
+    assert (got - wanted).abs().max() < (1e-2 if tanh else 5e-5 if stateful else 2e-5)
 
 
 @pytest.mark.parametrize("case", REFUSED)

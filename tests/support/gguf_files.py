@@ -1,10 +1,12 @@
 """GGUF files in parts."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from onward.checkpoint.gguf.blocks import CODES, TYPES
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.writer import TensorOutline, write_gguf
 
@@ -25,3 +27,15 @@ def split_in_two(file: Path, folder: Path) -> Path:
         outlines = {name: TensorOutline(header.tensors[name].shape, header.tensors[name].type) for name in part}
         write_gguf(path, keys | {"split.count": 2}, outlines, [(name, tensor(file, name)) for name in part])
     return paths[0]
+
+
+def rewritten(file: Path, out: Path, keys: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Path:
+    """Write a GGUF file again with more keys and tensors; keys of the architecture without its name."""
+    header = read_header(file)
+    own = {f"{header.architecture}.{name}": value for name, value in keys.items()}
+    named = {name: tensor(file, name) for name in header.tensors} | (tensors or {})
+    kinds = {name: info.type for name, info in header.tensors.items()}
+    plain = TYPES[CODES["F32"]]
+    outlines = {name: TensorOutline(tuple(t.shape), kinds.get(name, plain)) for name, t in named.items()}
+    write_gguf(out, {**header.keys, **own}, outlines, named.items())
+    return out

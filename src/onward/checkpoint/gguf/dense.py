@@ -18,6 +18,7 @@ from onward.checkpoint.gguf.architecture import (
 )
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT, rotary
+from onward.config.attention_options import LogScale
 from onward.config.decoder import (
     BranchNorm,
     DecoderConfig,
@@ -32,6 +33,7 @@ from onward.config.decoder import (
     SharedNorm,
     at,
 )
+from onward.config.scaling import YaRNScaling, yarn_magnitude
 
 BIASED = SelfAttention(bias=True, out_bias=True)
 
@@ -180,6 +182,37 @@ def nemotron(keys: Keys, sizes: Parts) -> Parts:
     return {"norm": norm, "position": rotary(keys, sizes), "attention": attention, "mlp": mlp}
 
 
+def mistral3(keys: Keys, sizes: Parts) -> Parts:
+    parts = llama(keys, sizes)
+    weight, position = keys.number("attention.temperature_scale", 0.0), parts["position"]
+    if weight:
+        original = keys.number("rope.scaling.original_context_length", sizes["context_length"])
+        parts["attention"] = replace(parts["attention"], query_scale=LogScale(weight, original))
+    if isinstance(scaling := position.scaling, YaRNScaling):
+        log = yarn_magnitude(scaling.factor, keys.number("rope.scaling.yarn_log_multiplier", 0.0))
+        fast, slow = (keys.number(f"rope.scaling.yarn_beta_{end}", usual) for end, usual in (("fast", 32), ("slow", 1)))
+        scaling = replace(scaling, attention_factor=scaling.magnitude / log, beta_fast=fast, beta_slow=slow)
+        parts["position"] = replace(position, scaling=scaling)
+    return parts
+
+
+def mistral3_keys(c: DecoderConfig) -> dict[str, Any]:
+    factor = getattr(at(c.attention, 0), "query_scale", None)
+    if not isinstance(factor, LogScale):
+        return same_width(c)
+    original = {"rope.scaling.original_context_length": factor.original}
+    return same_width(c) | original | {"attention.temperature_scale": factor.weight}
+
+
+def hunyuan(keys: Keys, sizes: Parts) -> Parts:
+    parts, alpha = plain(keys, sizes), keys.number("rope.scaling.alpha", 0.0)
+    if alpha > 0:
+        width = sizes["d_head"]
+        theta = parts["position"].theta * alpha ** (width / (width - 2))
+        parts["position"] = replace(parts["position"], theta=theta)
+    return parts | {"attention": self_attention(keys, qk_norm="head", norm_rotated=True)}
+
+
 def jais2(keys: Keys, sizes: Parts) -> Parts:
     return layer_norm(keys) | {"position": rotary(keys, sizes), "attention": BIASED, "mlp": Plain("relu2", True)}
 
@@ -216,5 +249,15 @@ ALL = (
     Architecture("ernie4_5", ("ernie4_5",), ernie4_5, interleaved=True, free_heads=True),
     Architecture("starcoder", ("gpt_bigcode",), starcoder, fused=True),
     Architecture("nemotron", ("nemotron",), nemotron, head="required", shift=1.0, partial=True),
+    Architecture(
+        "mistral3",
+        ("ministral3",),
+        mistral3,
+        mistral3_keys,
+        interleaved=True,
+        free_heads=True,
+        factors=(FREQS, LONG, SHORT),
+    ),
+    Architecture("hunyuan-dense", ("hunyuan_v1_dense",), hunyuan, free_heads=True),
     Architecture("jais2", ("jais2",), jais2, free_heads=True),
 )

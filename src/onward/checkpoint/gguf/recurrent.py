@@ -30,6 +30,7 @@ from onward.config.decoder import (
     NoAttention,
     NoPosition,
     Plain,
+    RMSNorm,
     Rotary,
     SelfAttention,
     ShortConvolution,
@@ -245,11 +246,11 @@ def with_sections(c: DecoderConfig) -> dict[str, Any]:
     """The pairs that images rotate by time, height and width; texts have one position for the three."""
     position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
     pairs = position.rope_dim(c.d_head) // 2 if position else 0
-    return delta_keys(c) | {"rope.dimension_sections": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0]}
+    return delta_keys(c) | {"rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]}
 
 
-def mamba_layer(keys: Keys) -> Mamba2:
-    heads, eps = keys.number("ssm.time_step_rank"), keys.number("attention.layer_norm_rms_epsilon")
+def mamba_layer(keys: Keys, eps: float) -> Mamba2:
+    heads = keys.number("ssm.time_step_rank")
     return Mamba2(
         n_heads=heads,
         d_head=keys.number("ssm.inner_size") // heads,
@@ -276,7 +277,7 @@ def mamba_keys(c: DecoderConfig) -> dict[str, Any]:
 def granitehybrid(keys: Keys, sizes: Parts) -> Parts:
     if keys.number("ssm.inner_size") != 2 * sizes["d_model"]:
         raise UserError("ssm.inner_size is not twice embedding_length, which llama.cpp requires in this architecture")
-    parts, layer = granite(keys, sizes), mamba_layer(keys)
+    parts, layer = granite(keys, sizes), mamba_layer(keys, keys.number("attention.layer_norm_rms_epsilon"))
     heads = by_layer(keys, "attention.head_count_kv", sizes["n_layers"])
     shared = keys.number("expert_shared_feed_forward_length", 0)
     mlp = {"mlp": replace(parts["mlp"], d_shared=shared)} if keys.number("expert_count", 0) else {}
@@ -288,13 +289,15 @@ def granitehybrid_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def nemotron_h(keys: Keys, sizes: Parts) -> Parts:
+    eps = keys.number("attention.layer_norm_rms_epsilon", keys.number("attention.layer_norm_epsilon"))
     heads, widths = (
         by_layer(keys, key, sizes["n_layers"]) for key in ("attention.head_count_kv", "feed_forward_length")
     )
-    part, layer = self_attention(keys), mamba_layer(keys)
+    part, layer = self_attention(keys), mamba_layer(keys, eps)
     mixers = [part if one else NoAttention() if width else layer for one, width in zip(heads, widths)]
     biased = any(name.endswith("ffn_up.bias") for name in keys.header.tensors)
-    return rms(keys) | {
+    return {
+        "norm": RMSNorm(eps),
         "position": NoPosition(),
         "attention": tuple(mixers),
         "mlp": Plain("relu2", biased),
@@ -304,7 +307,8 @@ def nemotron_h(keys: Keys, sizes: Parts) -> Parts:
 
 def nemotron_h_keys(c: DecoderConfig) -> dict[str, Any]:
     alone = [isinstance(at(c.block, layer), FeedForwardOnly) for layer in range(c.n_layers)]
-    return mamba_keys(c) | {"feed_forward_length": [c.d_ff * one for one in alone]}
+    eps = {"attention.layer_norm_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
+    return mamba_keys(c) | eps | {"feed_forward_length": [c.d_ff * one for one in alone]}
 
 
 def one_norm(c: DecoderConfig) -> dict[str, str]:

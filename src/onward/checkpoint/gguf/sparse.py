@@ -19,7 +19,8 @@ from onward.checkpoint.gguf.architecture import (
 from onward.checkpoint.gguf.dense import ernie4_5, granite, granite_keys, late_norm, only_windowed, plain, qwen3
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT
-from onward.config.decoder import DecoderConfig, Experts, Gated, SelfAttention, at
+from onward.config.attention_options import SigmoidGate
+from onward.config.decoder import DecoderConfig, Experts, Gated, NoPosition, Sandwich, SelfAttention, at
 from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
 from onward.families.gpt_oss import ClampedExperts
 
@@ -108,11 +109,28 @@ def as_many_values(sizes: Parts) -> Parts:
     return {}
 
 
+def afmoe(keys: Keys, sizes: Parts) -> Parts:
+    layers, parts = sizes["n_layers"], with_norm(keys, sizes)
+    part = replace(parts["attention"], gate=SigmoidGate())
+    window = keys.number("attention.sliding_window", 0)
+    rotated = [bool((layer + 1) % 4) for layer in range(layers)]  # whatever the pattern of windows is
+    return parts | {
+        "attention": windowed(keys, part, 4, layers, window) if window else part,
+        "position": tuple(parts["position"] if one else NoPosition() for one in rotated),
+        "block": Sandwich(),
+        "embed_scale": sizes["d_model"] ** 0.5,
+    }
+
+
+def gate_of_output(c: DecoderConfig) -> dict[str, str]:
+    return {"attn_gate": "attn.gate"}
+
+
 def exaone_moe(keys: Keys, sizes: Parts) -> Parts:
     return with_norm(keys, sizes) | only_windowed(keys, sizes, 4, None, qk_norm="head")
 
 
-def exaone_moe_keys(c: DecoderConfig) -> dict[str, Any]:
+def windowed_experts(c: DecoderConfig) -> dict[str, Any]:
     return routed_keys(c) | window_keys(c)
 
 
@@ -177,11 +195,12 @@ ALL = (
         "exaone-moe",
         ("exaone_moe",),
         exaone_moe,
-        exaone_moe_keys,
+        windowed_experts,
         head="required",
         free_heads=True,
         factors=(FREQS,),
     ),
+    Architecture("afmoe", ("afmoe",), afmoe, windowed_experts, free_heads=True, layer=gate_of_output),
     Architecture("hy_v3", ("hy_v3",), with_norm, routed_keys, free_heads=True, routing_bias="exp_probs_b"),
     Architecture(
         "minimax-m2", ("minimax_m2",), minimax_m2, minimax_m2_keys, head="required", free_heads=True, partial=True
