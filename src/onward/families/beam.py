@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"beam": "BeamForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {"beam": {}}
-ANCESTORS = {"beam": "qwen3-235b-a22b"}
+PRESETS: dict[str, HF] = {}
+ANCESTORS: dict[str, str] = {}
 DEFAULTS = shape(5120, 20_480, 52, 48, 8) | {
     "vocab_size": 151_936,
     "head_dim": 128,
