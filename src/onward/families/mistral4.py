@@ -44,8 +44,8 @@ def config(hf: HF) -> DecoderConfig:
     if int(head * given) != part:
         raise UserError(f"config.json has {FRACTION} {given}: Onward supports only qk_rope_head_dim / {head}")
     whole = with_defaults({"rope_parameters": table, "rope_scaling": None, FRACTION: 1.0}, hf)
-    renormalize, *others = (hf[key] for key in ROUTER)
-    c = deepseek_v2.decoder(whole, SoftmaxRouting(renormalize, *others, group_top_k=2))
+    renormalize, scale, groups, kept = (hf[key] for key in ROUTER)
+    c = deepseek_v2.decoder(whole, SoftmaxRouting(renormalize, scale, groups, kept, group_top_k=2))
     latent = replace(require(c.attention, LatentAttention), query_scale=log_scale(hf))
     return deepseek_v3.paired(hf, replace(c, attention=latent))
 
