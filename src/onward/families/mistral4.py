@@ -51,7 +51,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    part, keys = require(c.attention, LatentAttention), deepseek_v3.to_hf(c)
+    part = require(c.attention, LatentAttention)
+    keys = {key: value for key, value in deepseek_v3.to_hf(c).items() if key != "topk_method"}
     fraction = {FRACTION: part.d_rope / (part.d_nope + part.d_rope)}
     tables = {name: keys[name] | fraction for name in ("rope_parameters", "rope_scaling") if name in keys}
     return with_log_scale(keys | tables | fraction, part.query_scale)
