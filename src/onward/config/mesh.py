@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
@@ -171,10 +172,10 @@ def divided_heads(config: DecoderConfig, n: int) -> DecoderConfig:
     """Return a decoder with the heads and the feed-forward units of one of `n` processes of a tensor axis. Each process
     has at least one key/value head, if need be a copy."""
 
-    def own(value: object) -> dict[str, int]:
+    def own(value: object) -> dict[str, Any]:
         return {name: max(1, size // n) for name in DIVIDED if (size := getattr(value, name, 0))}
 
-    parts = {
+    parts: dict[str, Any] = {
         name: tuple(replace(part, **own(part)) for part in each(getattr(config, name))) for name in ("attention", "mlp")
     }
     return replace(config, **own(config), **parts)
