@@ -153,8 +153,8 @@ class Planned:
         yield line(
             "KV cache",
             memory.cache,
-            f"per token x (tokens + a chunk of {memory.chunk}) x rows{' + states' * (states > 0)}; layers with a window keep "
-            "fewer tokens",
+            f"per token x (tokens + a chunk of {memory.chunk}) x rows{' + states' * (states > 0)}; "
+            "layers with a window keep fewer tokens",
         )
         yield line("activations", memory.activations, f"dry run of {memory.chunk} tokens of a prompt{self.allocator}")
         yield from self.fit(line, memory.peak, "weights + KV cache + activations")
