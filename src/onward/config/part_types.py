@@ -157,6 +157,11 @@ class Attention(DecoderPart):
         heads = self.heads(config)
         return 2 * heads.n_heads * (heads.d_head + heads.d_value)
 
+    def state_flops(self, config: ConfigFields) -> int:
+        """Return the floating-point operations for one token that change and read the states, besides products with
+        weights; 0 for a part without states."""
+        return 0
+
 
 class FeedForward(DecoderPart):
     """A function that is applied to the vector of each token separately: a module from x (..., D) to (..., D)."""
