@@ -3,8 +3,9 @@ torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from onward.base.errors import UserError
 from onward.config.part_types import Attention, ConfigFields, States
@@ -14,6 +15,8 @@ from onward.config.ranges import Epsilon, NotNegative, Size, SizeOrZero
 @dataclass(frozen=True)
 class Recurrent(Attention, kind=""):
     """Base class of the token mixers whose cache is a state of each row: it has the same size at any length."""
+
+    corrects: ClassVar[bool] = False  # whether a token first reads the value that it replaces
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return {}
@@ -25,6 +28,11 @@ class Recurrent(Attention, kind=""):
         """Return the number of channels of the short convolution."""
         raise NotImplementedError
 
+    def state_flops(self, config: ConfigFields) -> int:
+        """Return the operations of a step's products: addition and reading, and with `corrects` one more reading."""
+        numbers = math.prod(self.states(config).get("state", ((0,), None))[0])
+        return numbers * (6 if self.corrects else 4)
+
 
 @dataclass(frozen=True)
 class GatedDeltaNet(Recurrent, kind="gated_delta"):
@@ -33,6 +41,8 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
 
     With `decay` "element", `rank` and a sigmoid gate it is Kimi Delta Attention (arXiv:2510.26692).
     """
+
+    corrects: ClassVar[bool] = True
 
     n_heads: SizeOrZero = 0  # number of query and key heads; 0: the config's n_heads
     n_value_heads: SizeOrZero = 0  # number of value heads, a multiple of n_heads; 0: n_heads
