@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from onward import Decoder, DecoderConfig, KVCache, SelfAttention
+from onward import Decoder, DecoderConfig, GatedDeltaNet, KVCache, SelfAttention
 from onward.config.decoder import at, each
 from onward.families import presets
 from onward.planning import (
@@ -53,9 +53,13 @@ def written(c: DecoderConfig, layer: int) -> list[tuple[tuple[int, ...], str | N
     return [state for name, state in at(c.attention, layer).states(c).items() if name == "state"]
 
 
-@pytest.mark.parametrize("name", ["llama", "deepseek", "gated delta", "mamba2"])
+STEPS = {name: DECODERS[name] for name in ("llama", "deepseek", "mamba2")}
+STEPS["gated delta"] = config(attention=GatedDeltaNet(n_heads=2, n_value_heads=4))
+
+
+@pytest.mark.parametrize("name", STEPS)
 def test_operations_of_a_decoding_step_are_those_counted(name: str) -> None:
-    decoder = DECODERS[name]
+    decoder = STEPS[name]
     cache = KVCache(decoder, rows=1, length=12, chunk=1)
     cache.states.restore(
         0, 11, {f"{i}.{n}": t[0, 0] for i, one in enumerate(cache.states.layers) for n, t in one.items()}

@@ -36,8 +36,8 @@ class Recurrent(Attention, kind=""):
 
 @dataclass(frozen=True)
 class GatedDeltaNet(Recurrent, kind="gated_delta"):
-    """A matrix per head that each token decays, and in which it replaces the value of its key (Gated DeltaNet, Yang et
-    al. 2024, arXiv:2412.06464). Queries, keys and values pass a short convolution; queries and keys have length 1.
+    """A matrix per head, in which each token replaces the value of its key (Gated DeltaNet, Yang et al. 2024,
+    arXiv:2412.06464). The matrix decays; queries, keys and values pass a short convolution; keys have length 1.
 
     With `decay` "element", `rank` and a sigmoid gate it is Kimi Delta Attention (arXiv:2510.26692).
     """
