@@ -138,7 +138,6 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "relu": unary(elementwise.relu),
     "clamp": unary(clamp, None, None),
     "hardtanh": unary(clamp, -1.0, 1.0),
-    "exp": unary(elementwise.exp),
     "softplus": softplus,
     "sigmoid": unary(elementwise.sigmoid),
     "silu": unary(lambda code, x: code.fmul(x, elementwise.sigmoid(code, x))),
