@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ CACHES: dict[str, Callable[[Decoder], CacheManager]] = {
     ),
     "conversation": lambda model: ConversationCache(KVCache(model.config, 1, 24, 24, device=device())),
 }
-MIXERS = {
+MIXERS: dict[str, Any] = {
     "recurrent": MODELS["recurrent"].config.attention,
     "gated delta": DECODERS["gated delta"].attention,
     "mamba2": DECODERS["mamba2"].attention,

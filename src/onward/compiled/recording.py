@@ -92,7 +92,7 @@ class Convolved(Advance):
     weight: Tensor  # (K, X), in fp32
 
 
-StepRecord = Write | Attention | Advance | Operation
+StepRecord = Write | Attention | Recurred | Convolved | Operation
 VALUE_READS = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the recorded value
 HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.data_ptr}
 

@@ -108,7 +108,7 @@ def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Te
     exact = torch.promote_types(x.dtype, torch.float32)
     weight = torch.cat([one.weight[:, 0] for one in convolutions]).to(exact)
     taps, length = weight.size(1), x.size(1)
-    biases = [one.bias for one in convolutions if one.bias is not None]
+    biases: list[Tensor] = [one.bias for one in convolutions if one.bias is not None]
     if carried.cache is not None and (y := carried.cache.convolve("conv", x, weight)) is not None:
         return y + torch.cat(biases) if biases else y
     inputs = torch.cat([carried.before("conv", x.new_zeros(len(x), taps - 1, x.size(2))), x], 1)
