@@ -95,7 +95,9 @@ def test_vocabulary_and_merges_are_split_as_by_their_class(name: str, tmp_path: 
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     write(tmp_path, config=config, **({"tokenizer_config": published} if published else {}))
     if "3.5" in name or "3_5" in name:  # transformers reads only its tokenizer.json
-        theirs = Qwen3_5Tokenizer(vocab=vocab, merges=[tuple(line.split(" ")) for line in merges])
+        theirs = Qwen3_5Tokenizer(
+            vocab=vocab, merges=[(left, right) for left, right in (line.split(" ") for line in merges)]
+        )
     else:
         theirs = AutoTokenizer.from_pretrained(tmp_path)
     ours = assert_same_ids(tmp_path, theirs)
@@ -156,7 +158,9 @@ def drawn_lists(some: random.Random, vocab: dict[str, int]) -> dict[str, Any]:
 def test_tokens_of_other_files_are_added_to_tokenizer_json(seed: int, tmp_path: Path) -> None:
     some = random.Random(seed)
     vocab, merges = bpe()
-    inner = tokenizers.Tokenizer(models.BPE(vocab, [tuple(line.split(" ")) for line in merges]))
+    inner = tokenizers.Tokenizer(
+        models.BPE(vocab, [(left, right) for left, right in (line.split(" ") for line in merges)])
+    )
     inner.pre_tokenizer, inner.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     if some.random() < 0.5:
         inner.add_special_tokens(["<|endoftext|>"])

@@ -66,7 +66,7 @@ FLAT: Fix = (lambda t: t.flatten(), lambda t: t[None, None, :, None])
 
 def config(hf: HF) -> DecoderConfig:
     given, old = with_defaults(renamed(hf, OWN), deepseek_v3.DEFAULTS | DEFAULTS), hf.get("linear_attn_config") or {}
-    sizes = {our: old.get(key, hf.get(NEW[key], default)) for our, (key, default) in DELTA.items()}
+    sizes: dict[str, Any] = {our: old.get(key, hf.get(NEW[key], default)) for our, (key, default) in DELTA.items()}
     router = SigmoidRouting(
         *(given[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
     )
