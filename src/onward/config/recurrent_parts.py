@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from onward.base.errors import UserError
 from onward.config.part_types import Attention, ConfigFields, States
@@ -58,7 +58,8 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
     def without_repeated_sizes(self, config: ConfigFields) -> Self:
         same = {"n_heads": config.n_heads, "n_value_heads": self.n_heads or config.n_heads}
         same |= {"d_key": config.d_head, "d_value": self.d_key or config.d_head}
-        return replace(self, **{name: 0 for name, size in same.items() if getattr(self, name) == size})
+        repeated: Any = {name: 0 for name, size in same.items() if getattr(self, name) == size}
+        return replace(self, **repeated)
 
     def counts(self, config: ConfigFields) -> tuple[int, int]:
         """Return the numbers of key heads and of value heads."""
