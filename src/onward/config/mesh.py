@@ -117,6 +117,12 @@ class Mesh:
                 f"mesh {str(self)!r} cannot divide the decoder into stages, because some layers use keys and values of "
                 "others: use pipeline=1"
             )
+        for axis, size in {"pipeline": self.pipeline, "context": self.context, "tensor": self.tensor}.items():
+            if size > 1 and any(part.states(config) for part in each(config.attention)):
+                raise UserError(
+                    f"mesh {str(self)!r} cannot divide recurrent layers over the {axis} axis: use {axis}=1, and the "
+                    "axes replicate or shard"
+                )
         uneven = undivided(config, self.tensor)
         if uneven:
             known = [n for n in range(1, config.n_heads + 1) if not undivided(config, n)]

@@ -156,6 +156,11 @@ class Attention(DecoderPart):
         heads = self.heads(config)
         return 2 * heads.n_heads * (heads.d_head + heads.d_value)
 
+    def state_flops(self, config: ConfigFields) -> int:
+        """Return the floating-point operations for one token that change and read the states, besides products with
+        weights; 0 for a part without states."""
+        return 0
+
 
 def kv_source(config: ConfigFields, layer: int) -> int:
     """Return the layer whose keys and values `layer` uses: itself or, if it shares them, the nearest one before with

@@ -43,7 +43,7 @@ class StateIndices:
 class RowStates(NoStates):
     """The states of all layers and rows of a cache, and which ones are there."""
 
-    layers: list[dict[str, Tensor]]  # of each layer by name, each (rows, K + 1, ...)
+    layers: Sequence[dict[str, Tensor]]  # of each layer by name, each (rows, K + 1, ...)
     held: Tensor  # (rows, K + 1), the position after which the state in each slot stands; < 0: no state
     counts: Tensor | None = None  # (B,), tokens of each row in the next call, the others are padding; None: all
     call: StateIndices | None = None  # what the current call reads and writes
