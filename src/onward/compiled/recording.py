@@ -22,7 +22,6 @@ from onward.model.adapters import Selection
 from onward.model.cache import CacheView, KVCache
 from onward.model.layer_cache import SCALE, CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
-from onward.model.recurrent.recurrence import Tokens
 from onward.model.states import StateIndices, StateLayerCache, StateSlots
 
 
@@ -209,9 +208,8 @@ class RecordedStates(StateLayerCache):
     def read(self, name: str, call: StateIndices) -> Tensor:
         raise NotCompilable("a layer that reads its states as tensors")
 
-    def recur(self, name: str, tokens: Tokens) -> Tensor:
-        q, k, v = (t.contiguous() for t in (tokens.q, tokens.k, tokens.v))
-        decay, beta = tokens.decay.exp().contiguous(), tokens.beta
+    def recur(self, name: str, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None = None) -> Tensor:
+        q, k, v, decay = (t.contiguous() for t in (q, k, v, decay.exp()))
         if any(t.dtype != torch.float32 for t in (q, k, v, decay, self.states[name])):
             raise NotCompilable("a recurrence in another dtype than fp32")
         y = torch.zeros_like(v)

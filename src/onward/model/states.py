@@ -19,7 +19,6 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
 from onward.model.layer_cache import CacheEntry, LayerCache, NoStates, SlotIndices, Snapshot
-from onward.model.recurrent.recurrence import Tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,9 +182,11 @@ class StateLayerCache(LayerCache):
         state = self.states[name][call.rows[:, 0], call.before[:, 0]]
         return state.masked_fill_(call.fresh.view(-1, *[1] * (state.ndim - 1)), 0)
 
-    def recur(self, name: str, tokens: Tokens) -> Tensor | None:
-        """Return the outputs (B, G, R, T, F) of the recurrence over this call's tokens, if this cache advances the
-        state `name` in its own memory; None: the layer reads and writes it."""
+    def recur(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the outputs (B, G, R, T, F) of the recurrence of `recurrent/recurrence.py` over this call's tokens, if
+        this cache advances the state `name` in its own memory; None: the layer reads and writes it."""
         return None
 
     def convolve(self, name: str, x: Tensor, weight: Tensor) -> Tensor | None:

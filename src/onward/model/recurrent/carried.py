@@ -67,7 +67,7 @@ class Recurrence(nn.Module):
         self.last = nn.Identity()
 
     def forward(self, tokens: Tokens, carried: Carried) -> Tensor:
-        if carried.cache is not None and (outputs := carried.cache.recur("state", tokens)) is not None:
+        if carried.cache is not None and (outputs := carried.cache.recur("state", **tokens.each())) is not None:
             return outputs
         shape = *tokens.v.shape[:3], tokens.k.size(-1), tokens.v.size(-1)  # (B, G, R, E, F)
         state = carried.before("state", tokens.v.new_zeros(shape))
