@@ -27,6 +27,7 @@ from onward import (
     Parallel,
     Plain,
     PreNorm,
+    ProportionalScaling,
     RMSNorm,
     Rotary,
     Sandwich,
@@ -39,6 +40,7 @@ from onward import (
     YaRNScaling,
 )
 from onward.config.scaling import yarn_magnitude
+from onward.families.gemma4_text import Gemma4Block, StreamExperts, StreamRouting
 from onward.families.gpt_oss import ClampedExperts
 
 LENGTH = 40  # of the sequences compared: beyond windows, original contexts, and chunks of a prompt
@@ -88,6 +90,26 @@ DELTA = {
     "position": Rotary(fraction=0.5),
     "norm": RMSNorm(1e-6, 1.0),
     "n_kv_heads": 2,
+    "n_layers": 4,
+}
+
+
+def gemma4(shared: int, same: bool) -> tuple[SelfAttention, ...]:
+    """The layers of a Gemma 4, the last of which share keys and values; wide ones take keys as values."""
+    part = SelfAttention(window=8, qk_norm="head", scale=1.0, value_norm=RMSNorm(1e-6, weight=False))
+    layers = [part, replace(part, window=0, d_head=16, values_are_keys=same)] * 2
+    shares = lambda one: replace(one, shares_kv=True, value_norm=None)
+    return tuple(shares(one) if i >= len(layers) - shared else one for i, one in enumerate(layers))
+
+
+GEMMA4 = {
+    "attention": gemma4(0, False),
+    "position": (Rotary(100.0), Rotary(500.0, scaling=ProportionalScaling(0.25))) * 2,
+    "norm": RMSNorm(1e-6),
+    "mlp": Gated("gelu_tanh"),
+    "block": Gemma4Block(),
+    "embed_scale": 32**0.5,
+    "tied": True,
     "n_layers": 4,
 }
 ALTERNATING = alternating(SelfAttention(), 5)
@@ -279,6 +301,20 @@ COMPUTED |= {
         n_layers=4,
         n_kv_heads=2,
         d_head=16,
+    ),
+    "gemma4": small(**GEMMA4, d_head=8),
+    "gemma4: keys as values, cap, experts": small(
+        **GEMMA4
+        | {
+            "attention": gemma4(0, True),
+            "mlp": StreamExperts(6, 2, 32, d_shared=64, act="gelu_tanh", router=StreamRouting()),
+        },
+        logit_softcap=3.0,
+        d_head=8,
+    ),
+    "gemma4: inputs of layers, shared keys": small(
+        **{**GEMMA4, "attention": gemma4(2, False), "block": Gemma4Block(d_input=8, vocab_size=37)},
+        d_head=8,
     ),
 }
 REFUSED = {

@@ -45,6 +45,7 @@ LAYER = {  # their name of each linear layer and norm -> ours
     "ffn_down_shexp": "mlp.shared.down",
     "post_ffw_norm": "mlp_post_norm",
 }
+FUSED = "ffn_gate_up_exps"
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Architecture:
     partial: bool = False  # only a part of each head may be rotated
     factors: tuple[str, ...] = ()  # tensors with factors of rotary frequencies that the architecture reads
     routing_bias: str = "exp_probs_b.bias"  # the tensor of each layer with the bias of its router
+    uneven: bool = False  # layers may have different numbers of key heads and widths of feed-forwards
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
     BASE = ""
@@ -76,7 +78,7 @@ class Architecture:
     def config(self, keys: Keys) -> DecoderConfig:
         header = keys.header
         try:
-            sizes = sizes_of(keys)
+            sizes = sizes_of(keys, self.uneven)
             if unread := next(
                 (name for name in (FREQS, LONG, SHORT) if keys.has(name) and name not in self.factors), ""
             ):
@@ -127,7 +129,7 @@ class Architecture:
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """A file's tensors under the names and in the shapes that `names` expects; a subclass may join tensors."""
-        return dict(tensors)
+        return dict(part for name, own in tensors.items() for part in apart(name, own))
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         """The rows of `names` for queries, keys and values."""
@@ -159,14 +161,26 @@ class Architecture:
             yield f"blk.{layer}.attn_{name}.weight", ours, fix
 
 
+def apart(name: str, own: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
+    """(name, tensor) of a stored tensor, or of the gates and of the values of all experts that are stored as one."""
+    if not name.endswith(f"{FUSED}.weight"):
+        yield name, own
+        return
+    count, width, *rest = own.shape
+    for part, span in ("gate", slice(width // 2)), ("up", slice(width // 2, width)):
+        rows = lambda start, end, span=span: own.rows(start, end)[:, span]
+        yield name.replace(FUSED, f"ffn_{part}_exps"), StoredTensor([count, width // 2, *rest], own.dtype, rows)
+
+
 def leading(rows: int, into: Change, back: Change) -> Fix:
     """A pair of changes of tensors whose first rows alone change."""
     first = lambda change: lambda t: joined([change(t[:rows]), t[rows:]])
     return first(into), first(back)
 
 
-def sizes_of(keys: Keys) -> Parts:
-    """A decoder's sizes, as fields of DecoderConfig."""
+def sizes_of(keys: Keys, uneven: bool = False) -> Parts:
+    """A decoder's sizes, as fields of DecoderConfig; if layers are `uneven`, those of the first."""
+    number = (lambda key, default: keys.by_layer(key, 1)[0] or default) if uneven else keys.number
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise UserError("the file has no matrix token_embd.weight: get it again")
@@ -185,9 +199,9 @@ def sizes_of(keys: Keys) -> Parts:
         "d_model": width,
         "n_layers": layers,
         "n_heads": heads,
-        "n_kv_heads": heads if latent else keys.number("attention.head_count_kv", heads),
+        "n_kv_heads": heads if latent else number("attention.head_count_kv", heads),
         "d_head": d_head,
-        "d_ff": keys.number("feed_forward_length", 0),
+        "d_ff": number("feed_forward_length", 0),
         "context_length": keys.number("context_length"),
         "tied": not keys.has("output.weight"),
     }

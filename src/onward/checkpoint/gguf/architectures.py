@@ -17,7 +17,7 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.checkpoint.gguf import dense, recurrent, sparse
+from onward.checkpoint.gguf import dense, gemma4, recurrent, sparse
 from onward.checkpoint.gguf.architecture import (
     Architecture,
     Parts,
@@ -186,7 +186,7 @@ OTHERS = (
         layer=latent_layer,
     ),
 )
-ARCHITECTURES = {kind.name: kind for kind in (*dense.ALL, *OTHERS, *sparse.ALL, *recurrent.ALL)}
+ARCHITECTURES = {kind.name: kind for kind in (*dense.ALL, *OTHERS, *sparse.ALL, *recurrent.ALL, *gemma4.ALL)}
 
 
 def architecture(header: Header) -> Architecture:

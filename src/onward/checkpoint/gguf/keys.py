@@ -67,6 +67,14 @@ class Keys(Mapping[str, Any]):
             raise UserError(f"{self.header.path} has {what} {self.prefix}{key}: get the file again{near}")
         return value
 
+    def by_layer(self, key: str, n_layers: int) -> list[Any]:
+        """The values of a key that may have one for each layer."""
+        value = self.get(key)
+        values = value if isinstance(value, list) else [value] * n_layers
+        if len(values) < n_layers:
+            raise UserError(f"{key} has {len(values)} of {n_layers} layers: get the file again")
+        return values[:n_layers]
+
     def has(self, name: str) -> bool:
         """Whether the file has a tensor of this name."""
         return name in self.header.tensors

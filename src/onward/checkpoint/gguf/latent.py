@@ -52,7 +52,7 @@ class LatentArchitecture(Architecture):
                 yield name, tensor
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        result = dict(tensors)
+        result = super().stored(tensors)
         for name in tensors:
             if name.endswith("attn_k_b.weight") and (values := name.replace("k_b", "v_b")) in result:
                 result[name.replace("k_b", "kv_b")] = joined(result.pop(name), result.pop(values))

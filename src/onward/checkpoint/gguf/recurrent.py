@@ -114,7 +114,8 @@ class RecurrentArchitecture(Architecture):
             yield name, -tensor.float().exp() if name.endswith(".ssm_a") else tensor
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
-        return {name: log_of(own) if name.endswith(".ssm_a") else own for name, own in tensors.items()}
+        parts = super().stored(tensors)
+        return {name: log_of(own) if name.endswith(".ssm_a") else own for name, own in parts.items()}
 
 
 def log_of(own: StoredTensor) -> StoredTensor:
@@ -151,15 +152,6 @@ def mamba(part: Mamba2, their: str, our: str) -> Iterator[Row]:
     yield from linear(f"{their}.ssm_out", f"{our}.out")
 
 
-def by_layer(keys: Keys, key: str, n_layers: int) -> list[Any]:
-    """The values of a key that may have one for each layer."""
-    value = keys.get(key)
-    values = value if isinstance(value, list) else [value] * n_layers
-    if len(values) < n_layers:
-        raise UserError(f"{key} has {len(values)} of {n_layers} layers: get the file again")
-    return values[:n_layers]
-
-
 def attention_keys(c: DecoderConfig) -> dict[str, Any]:
     """The heads of keys and values of each layer: none in layers with a state."""
     parts = [at(c.attention, layer) for layer in range(c.n_layers)]
@@ -174,7 +166,7 @@ def lfm2(keys: Keys, sizes: Parts) -> Parts:
     conv, part = ShortConvolution(keys.number("shortconv.l_cache")), self_attention(keys, qk_norm="head")
     if keys.number("attention.sliding_window", 0):
         part = replace(part, window=keys.number("attention.sliding_window"))
-    heads = by_layer(keys, "attention.head_count_kv", sizes["n_layers"])
+    heads = keys.by_layer("attention.head_count_kv", sizes["n_layers"])
     return plain(keys, sizes) | {"attention": tuple(part if one else conv for one in heads)}
 
 
@@ -217,7 +209,7 @@ def delta(keys: Keys, sizes: Parts) -> Parts:
     part = replace(part, gate=SigmoidGate(bias=part.bias))
     count, step = sizes["n_layers"], keys.number("full_attention_interval", 4)
     usual = [bool((i + 1) % step) for i in range(count)]
-    recurrent = by_layer(keys, "attention.recurrent_layers", count) if "attention.recurrent_layers" in keys else usual
+    recurrent = keys.by_layer("attention.recurrent_layers", count) if "attention.recurrent_layers" in keys else usual
     layers = tuple(layer if one else part for one in recurrent)
     return plain(keys, sizes) | rms(keys, offset=1.0) | {"attention": layers}
 
@@ -278,7 +270,7 @@ def granitehybrid(keys: Keys, sizes: Parts) -> Parts:
     if keys.number("ssm.inner_size") != 2 * sizes["d_model"]:
         raise UserError("ssm.inner_size is not twice embedding_length, which llama.cpp requires in this architecture")
     parts, layer = granite(keys, sizes), mamba_layer(keys, keys.number("attention.layer_norm_rms_epsilon"))
-    heads = by_layer(keys, "attention.head_count_kv", sizes["n_layers"])
+    heads = keys.by_layer("attention.head_count_kv", sizes["n_layers"])
     shared = keys.number("expert_shared_feed_forward_length", 0)
     mlp = {"mlp": replace(parts["mlp"], d_shared=shared)} if keys.number("expert_count", 0) else {}
     return parts | mlp | {"attention": tuple(parts["attention"] if one else layer for one in heads)}
@@ -291,7 +283,7 @@ def granitehybrid_keys(c: DecoderConfig) -> dict[str, Any]:
 def nemotron_h(keys: Keys, sizes: Parts) -> Parts:
     eps = keys.number("attention.layer_norm_rms_epsilon", keys.number("attention.layer_norm_epsilon"))
     heads, widths = (
-        by_layer(keys, key, sizes["n_layers"]) for key in ("attention.head_count_kv", "feed_forward_length")
+        keys.by_layer(key, sizes["n_layers"]) for key in ("attention.head_count_kv", "feed_forward_length")
     )
     part, layer = self_attention(keys), mamba_layer(keys, eps)
     mixers = [part if one else NoAttention() if width else layer for one, width in zip(heads, widths)]

@@ -11,11 +11,20 @@ from onward.base.errors import UserError
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.tensors import rows
 from onward.config.decoder import DecoderConfig, Rotary, at
-from onward.config.scaling import LinearScaling, Llama3Scaling, LongRoPEScaling, Scaling, YaRNScaling, yarn_magnitude
+from onward.config.scaling import (
+    LinearScaling,
+    Llama3Scaling,
+    LongRoPEScaling,
+    ProportionalScaling,
+    Scaling,
+    YaRNScaling,
+    yarn_magnitude,
+)
 from onward.model.frequencies import scaled_frequencies
 
 FREQS, LONG, SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 MOST = 1 << 16  # factors
+UNROTATED = 1e30  # divides the frequencies of pairs that are not rotated
 KINDS = "none", "linear", "yarn", "longrope"
 
 
@@ -108,12 +117,18 @@ def rope_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_tensors(c: DecoderConfig) -> dict[str, torch.Tensor]:
-    """Tensors with factors of the rotary frequencies, fp32, if the scaling needs any."""
-    position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
-    match position.scaling if position else None:
-        case Llama3Scaling() as part:
-            assert position is not None
-            return {FREQS: divisors(part, position.theta, position.rope_dim(c.d_head))}
-        case LongRoPEScaling(short=short, long=long):
-            return {LONG: torch.tensor(long), SHORT: torch.tensor(short)}
+    """Tensors with factors of the rotary frequencies, fp32, if the scaling of a layer needs any."""
+    for layer in range(c.n_layers):
+        position = at(c.position, layer)
+        if not isinstance(position, Rotary):
+            continue
+        rope_dim = position.rope_dim(at(c.attention, layer).rope_width(c))
+        match position.scaling:
+            case Llama3Scaling() as part:
+                return {FREQS: divisors(part, position.theta, rope_dim)}
+            case ProportionalScaling(fraction=fraction):
+                rotated = round(fraction * rope_dim / 2)
+                return {FREQS: torch.tensor([1.0] * rotated + [UNROTATED] * (rope_dim // 2 - rotated))}
+            case LongRoPEScaling(short=short, long=long):
+                return {LONG: torch.tensor(long), SHORT: torch.tensor(short)}
     return {}
