@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from onward.families._rope_keys import conflicts, unknown_keys
+
 HARMLESS = re.compile(
     # the file itself
     r"architectures|model_type|(torch_)?dtype|transformers_version|quantization_config|auto_map|tokenizer_class"
@@ -25,12 +27,7 @@ HARMLESS = re.compile(
     r"|no_rope_layer_interval|_sliding_window_pattern"
 )
 
-OF_ROPE = re.compile(
-    r"rope_(type|theta)|type|partial_rotary_factor|original_max_position_embeddings|factor|attention_factor"
-    r"|(low|high)_freq_factor|(short|long)_factor|beta_(fast|slow)|truncate|((short|long)_)?mscale|mscale_all_dim"
-    r"|\w+_attention"
-    r"|finetuned|mrope_\w+"  # harmless
-)
+ROPE = "rope_parameters", "rope_scaling"
 NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 
 
@@ -63,33 +60,18 @@ class RecordedKeys(Mapping[str, Any]):
     def warn(self) -> None:
         """Warn of unread keys, and of a rope_scaling that differs from rope_parameters."""
         odd = self.unread()
-        for table in self.seen & {"rope_parameters", "rope_scaling"}:
-            odd += [f"{table}.{key}" for key in self.hf.get(table) or () if not OF_ROPE.fullmatch(key)]
+        if tables := [table for key in ROPE if key in self.seen and (table := self.hf.get(key))]:
+            odd += unknown_keys({key: self.hf.get(key) or {} for key in ROPE})
         if odd:
             message = f"config.json has keys that Onward does not know and ignores: {', '.join(map(repr, odd))}"
             warnings.warn(message, UnreadKeys, stacklevel=1)  # one place: shown once
-        if {"rope_parameters", "rope_scaling"} <= self.seen and (differing := " and ".join(conflicts(self.hf))):
+        if len(tables) == 2 and (differing := " and ".join(conflicts(self.hf))):
             warnings.warn(
                 f"config.json has a rope_scaling that differs from rope_parameters in {differing}: Onward takes "
                 "rope_scaling, and rope_theta and partial_rotary_factor from rope_parameters; remove the wrong one",
                 UnreadKeys,
                 stacklevel=1,
             )
-
-
-def conflicts(hf: Mapping[str, Any]) -> list[str]:
-    """The keys of rope_scaling and rope_parameters with different values, if a config.json has both tables; theta and
-    the rotated fraction are keys of rope_parameters only."""
-    new, old = hf.get("rope_parameters"), hf.get("rope_scaling")
-    if not new or not old:
-        return []
-    defaults = {"rope_type": "default", "original_max_position_embeddings": hf.get("max_position_embeddings")}
-    first, second = (
-        {"rope_type": table["type"]} | table if "type" in table else table
-        for table in (new.get("full_attention") or new, old)
-    )
-    keys = [key for key in {**second, **first} if key not in ("type", "rope_theta", "partial_rotary_factor")]
-    return [key for key in keys if first.get(key, defaults.get(key)) != second.get(key, defaults.get(key))]
 
 
 class UnreadKeys(UserWarning):

@@ -1,16 +1,14 @@
 """Layers of different types in a config.json, in both directions: their windows and their rotary positions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, at
-from onward.families import HF, require
-from onward.families._rope import named, rope, rotary
+from onward.config.decoder import DecoderConfig, SelfAttention, at
+from onward.families import HF
 
 LOCAL, FULL = "sliding_attention", "full_attention"
-UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
 
 
 def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
@@ -31,24 +29,3 @@ def layer_types(c: DecoderConfig) -> dict[str, Any]:
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     length = {"sliding_window": max(windows)} if any(windows) else {}
     return {"layer_types": [LOCAL if window else FULL for window in windows], **length}
-
-
-def rotary_by_type(hf: HF, old: Mapping[str, HF], *, context: int) -> dict[str, Rotary]:
-    """The rotary positions of each type of layers, such as "sliding_attention", whose rope_parameters has a table for
-    each. `old` maps the types to the keys of transformers before 5; a rope_scaling among them changes the table."""
-    given = hf.get("rope_parameters") or {}
-    if odd := [key for key in given if key not in old]:
-        raise UserError(f"config.json has rope_parameters.{odd[0]}: give a table for each of {', '.join(old)}")
-    tables = {kind: named(given.get(kind) or {}) | named(keys.get("rope_scaling") or {}) for kind, keys in old.items()}
-    return {
-        kind: rotary({**keys, "rope_parameters": tables[kind], "rope_scaling": None}, context=context)
-        for kind, keys in old.items()
-    }
-
-
-def rope_by_type(c: DecoderConfig, types: Sequence[str], missing: Mapping[str, Rotary]) -> dict[str, Any]:
-    """The keys of a config.json for rotary positions that depend on the type of a layer. `types` are those of the
-    layers, `missing` the positions of types that no layer has."""
-    of = {**missing} | {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(types)}
-    tables = {kind: rope(position)["rope_parameters"] for kind, position in of.items()}
-    return {"rope_scaling": None} | rope(of[FULL]) | {"rope_parameters": tables}

@@ -51,11 +51,6 @@ def rope_table(hf: HF) -> dict[str, Any]:
     return {key: parameters[key] for key in LASTING if key in parameters} | dict(given)
 
 
-def named(table: HF) -> dict[str, Any]:
-    """A table of rotary positions with its kind under transformers 5's name: rope_type, not type."""
-    return ({"rope_type": table["type"]} if "type" in table else {}) | dict(table)
-
-
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
     """The scaling in rope_parameters or rope_scaling. `original` is the context length in training, `context` the
     extended one."""

@@ -5,7 +5,8 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Rotary
 from onward.families import HF, gemma2, only, with_defaults
-from onward.families._layers import FULL, LOCAL, UNREAD, layer_types, rope_by_type, rotary_by_type
+from onward.families._layers import FULL, LOCAL, layer_types
+from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}

@@ -23,7 +23,8 @@ from onward.config.routing import SoftmaxRouting
 from onward.config.scaling import ProportionalScaling
 from onward.families import HF, Row, activation, linear, llama, only, require, with_defaults
 from onward.families._experts import FUSED_ROWS
-from onward.families._layers import FULL, LOCAL, layer_types, rope_by_type, rotary_by_type, windowed_layers
+from onward.families._layers import FULL, LOCAL, layer_types, windowed_layers
+from onward.families._rope_by_type import rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 if TYPE_CHECKING:
