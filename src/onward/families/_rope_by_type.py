@@ -36,4 +36,4 @@ def rope_by_type(c: DecoderConfig, types: Sequence[str], missing: Mapping[str, R
     layers, `missing` the positions of types that no layer has."""
     of = {**missing} | {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(types)}
     tables = {kind: rope(position)["rope_parameters"] for kind, position in of.items()}
-    return rope(of[FULL]) | {"rope_parameters": tables}
+    return {"rope_scaling": None} | rope(of[FULL]) | {"rope_parameters": tables}
