@@ -12,6 +12,7 @@ from onward.config.decoder import DecoderConfig, Experts, Gated, NoPosition, RMS
 from onward.config.routing import SigmoidRouting
 from onward.families import HF, Row, linear, llama, require, with_defaults
 from onward.families._experts import FUSED_ROWS, LLAMA
+from onward.families._interleaved import neighbor_names
 from onward.families._layers import FULL
 from onward.families._rope import a_rotary
 from onward.families.llama import shape
@@ -113,7 +114,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    for row in llama.neighbor_names(c):
+    for row in neighbor_names(c, llama.names(c)):
         yield (str(row[0]).replace(".mlp.", ".feed_forward."), *row[1:])  # type: ignore[misc]
     for i in range(c.n_layers):
         their, our = f"model.layers.{i}.feed_forward", f"blocks.{i}.mlp"
