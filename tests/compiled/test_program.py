@@ -32,6 +32,7 @@ from support.adapters import LORA, stirred
 from support.decoders import DECODERS
 
 REFUSED = {  # what a step is not compiled for
+    "chunks": "a mask of chunks",
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
 }
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # relative to the largest logit

@@ -188,7 +188,7 @@ DECODERS = {
         mlp=(Gated(d_ff=24), Plain(d_ff=12), Experts(d_ff=10, count=3, backend="loop"), Gated()),
     ),
     "gates and factors by position": config(
-        n_layers=5,
+        n_layers=4,
         n_kv_heads=2,
         attention=(
             SelfAttention(gate=SigmoidGate(bias=True), query_scale=LogScale(original=3)),
@@ -202,8 +202,14 @@ DECODERS = {
                 query_scale=LogScale(0.5, 2, 1),
             ),
             SelfAttention(qk_norm="head", norm_rotated=True, qk_norm_part=LayerNorm(), gate=SigmoidGate(per="head")),
-            SelfAttention(window=5, chunked=True, qk_norm="head", qk_norm_part=RMSNorm(weight=False)),
         ),
+    ),
+    "chunks": config(
+        attention=(
+            SelfAttention(window=5, chunked=True, qk_norm="head", qk_norm_part=RMSNorm(weight=False)),
+            SelfAttention(query_scale=LogScale(original=3, offset=1)),
+        ),
+        position=(Rotary(), NoPosition()),
     ),
     "shared keys": config(
         n_layers=6,
