@@ -77,14 +77,6 @@ def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], 
     return lowered
 
 
-def softplus(code: Code, x: Any, *_: float) -> Any:
-    """log(1 + exp(x)), without an exponential that overflows."""
-    positive = elementwise.relu(code, x)
-    size = code.fadd(positive, elementwise.relu(code, code.fneg(x)))
-    small = elementwise.by_element(code, "expf", code.fneg(size))
-    return code.fadd(positive, elementwise.by_element(code, "log1pf", small))
-
-
 def power(code: Code, x: Any, exponent: float) -> Any:
     if exponent != 2:
         raise NotCompilable(f"a power of {exponent}")
@@ -151,12 +143,7 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "silu": unary(lambda code, x: code.fmul(x, elementwise.sigmoid(code, x))),
     "tanh": unary(elementwise.tanh),
     "gelu": gelu,
-<<<<<<< HEAD
     "exp": unary(elementwise.exp),
-=======
-    "softplus": unary(softplus),
-    "exp": unary(lambda code, x: elementwise.by_element(code, "expf", x)),
->>>>>>> attention
     "log": unary(lambda code, x: elementwise.by_element(code, "logf", x)),
     "floor": unary(lambda code, x: elementwise.by_element(code, "floorf", x)),
     "cos": unary(lambda code, x: elementwise.by_element(code, "cosf", x)),
