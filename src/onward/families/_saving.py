@@ -35,8 +35,8 @@ def require(part: object, /, *kinds: type[Part]) -> Part:
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
     """The keys of a config.json for a decoder, added to `original`; None if the family cannot express it: its `to_hf`
-    raises a UserError, such as Inexpressible, or its `config` reads another decoder from these keys. Values of `original` that describe the
-    same decoder in other words stay."""
+    raises a UserError, such as Inexpressible, or its `config` reads another decoder from these keys. Values of
+    `original` that describe the same decoder in other words stay."""
     try:
         ours = family.to_hf(config)
     except UserError:
