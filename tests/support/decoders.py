@@ -223,7 +223,8 @@ DECODERS = {
             SelfAttention(window=4, shares_kv=True),
         ),
         position=tuple(
-            Rotary(theta=100, scaling=ProportionalScaling(0.5)) if layer in (1, 4) else Rotary() for layer in range(6)
+            Rotary(theta=100, scaling=ProportionalScaling(0.5, 2.0)) if layer in (1, 4) else Rotary()
+            for layer in range(6)
         ),
     ),
     "gated delta": config(

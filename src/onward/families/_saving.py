@@ -35,11 +35,11 @@ def require(part: object, /, *kinds: type[Part]) -> Part:
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
     """The keys of a config.json for a decoder, added to `original`; None if the family cannot express it: its `to_hf`
-    raises Inexpressible, or its `config` reads another decoder from these keys. Values of `original` that describe the
-    same decoder in other words stay."""
+    raises a UserError, such as Inexpressible, or its `config` reads another decoder from these keys. Values of
+    `original` that describe the same decoder in other words stay."""
     try:
         ours = family.to_hf(config)
-    except Inexpressible:
+    except UserError:
         return None
     others = {key: value for key, value in original.items() if key != "rope_scaling"}  # which would outdo ours
     for hf in {**ours, **original}, {**others, **ours}:

@@ -150,12 +150,6 @@ def build_block(part: parts.Block, config: DecoderConfig, layer: int = 0) -> nn.
     raise no_module(part)
 
 
-def layer_inputs(config: DecoderConfig) -> nn.Module | None:
-    """Build the module from ids (B, T) and x (B, T, D) to the vectors of the tokens for each layer, or None."""
-    own = getattr(at(config.block, 0), "layer_inputs", None)
-    return own(config) if own else None
-
-
 def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:
     """Return the arguments of the constructor of a layer's block: attention, feed-forward, and a function that makes
     norms."""

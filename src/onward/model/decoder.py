@@ -17,7 +17,7 @@ from onward.base.notebook import Shown
 from onward.config.decoder import DecoderConfig, at
 from onward.model import activations
 from onward.model.activations import NORM, Activation, Child, Declarations, Output
-from onward.model.build import build_block, build_norm, build_position, initialize, layer_inputs
+from onward.model.build import build_block, build_norm, build_position, initialize
 from onward.model.cache import CacheView, KVCache
 from onward.model.context import AttentionContext, attention_contexts, rotates
 from onward.model.layers import Linear
@@ -43,7 +43,8 @@ class Decoder(Shown, nn.Module):
         self.embed_norm = build_norm(c.embed_norm, c) if c.embed_norm else nn.Identity()
         self.position = build_position(at(c.position, 0), c)
         self.dropout = nn.Dropout(c.dropout)
-        self.layer_inputs = layer_inputs(c)
+        inputs = getattr(at(c.block, 0), "layer_inputs", None)
+        self.layer_inputs: nn.Module | None = inputs(c) if inputs else None
         self.blocks = nn.ModuleList(build_block(at(c.block, layer), c, layer) for layer in range(c.n_layers))
         self.norm = build_norm(c.final_norm or at(c.norm, c.n_layers - 1), c, c.n_layers - 1)
         self.embed_out = Linear(c.d_model, c.d_embed, bias=False) if narrow else nn.Identity()

@@ -9,7 +9,7 @@ from torch import nn
 
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, at
-from onward.model.build import build_block, layer_inputs
+from onward.model.build import build_block
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
 
@@ -21,7 +21,7 @@ def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
         rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
         rest.blocks = nn.ModuleList()
         if rest.layer_inputs is not None:
-            rest.layer_inputs = layer_inputs(config)  # of all layers
+            rest.layer_inputs = at(config.block, 0).layer_inputs(config)  # type: ignore[attr-defined]  # of all layers
         blocks = [build_block(at(config.block, layers[0]), config, layers[0]) for layers in kinds(config)]
         return [*zip(blocks, map(len, kinds(config))), (rest, 1)]
 
