@@ -130,8 +130,4 @@ def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Te
         if carried.documents is not None:
             values = values.masked_fill((carried.positions < taps - 1 - tap)[..., None], 0)
         y = y + values
-<<<<<<< HEAD
-=======
-    biases: list[Tensor] = [one.bias for one in convolutions if one.bias is not None]
->>>>>>> state
     return y + torch.cat(biases) if biases else y
