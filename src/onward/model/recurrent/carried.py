@@ -57,6 +57,11 @@ class Carried:
             self.cache.write(name, states.reshape(*states.shape[:2], *self.cache.states[name].shape[2:]), self.call)
 
 
+def by_token(outputs: Tensor) -> Tensor:
+    """Reorder outputs (B, G, R, T, F) to (B, T, H, F), where H = G R."""
+    return outputs.movedim(3, 1).flatten(2, 3)
+
+
 class Recurrence(nn.Module):
     """The recurrence of `recurrence.py` as a module, so that forward hooks can reach its outputs (B, T, H, F), in the
     order of value heads: one step at a time for as few tokens as states are kept, else in chunks. Hooks of `last` reach
@@ -68,7 +73,7 @@ class Recurrence(nn.Module):
 
     def forward(self, tokens: Tokens, carried: Carried) -> Tensor:
         if carried.cache is not None and (outputs := carried.cache.recur("state", **tokens.each())) is not None:
-            return outputs
+            return by_token(outputs)
         shape = *tokens.v.shape[:3], tokens.k.size(-1), tokens.v.size(-1)  # (B, G, R, E, F)
         state = carried.before("state", tokens.v.new_zeros(shape))
         if carried.call is None:
@@ -78,7 +83,7 @@ class Recurrence(nn.Module):
             carried.keep("state", states)
             state = states[:, -1]
         self.last(state.flatten(1, 2))
-        return outputs.movedim(3, 1).flatten(2, 3)
+        return by_token(outputs)
 
     def continued(self, tokens: Tokens, state: Tensor, call: StateIndices, kept: int) -> tuple[Tensor, Tensor]:
         """Compute the outputs (B, G, R, T, F) from the states before the first token, and the states after the last
