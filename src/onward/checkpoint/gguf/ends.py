@@ -35,8 +35,8 @@ def end_ids(keys: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
     found = dict.fromkeys([i for i in by_key.values() if i is not None])
     found |= dict.fromkeys([ids[text] for text in NAMED if text in ids])
     for text, groups in EXCEPTIONS:
-        texts = {tokens[i] for i in found}
-        if text in texts and all(texts & group for group in groups):
+        ending = {tokens[i] for i in found}
+        if text in ending and all(ending & group for group in groups):
             del found[ids[text]]
     return list(found)
 
