@@ -8,12 +8,12 @@ MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer 
     "forward pass": (1994, 14),
     "forward pass, kernels off": (1877, 13),
     "engine step": (1216, 7),
-    "lm.generate": (4391, 31),
-    "onward generate": (6823, 52),
+    "lm.generate": (4399, 31),
+    "onward generate": (7067, 55),
     "training step": (1707, 12),
     "loss": (463, 3),
     "sampler": (424, 4),
-    "family": (515, 5),
+    "family": (622, 6),
 }
 
 

@@ -72,7 +72,7 @@ def test_tokens_end_answers_by_key_and_by_name(extra, roles, wanted, tmp_path: P
 def test_llama_cpp_ends_answers_at_the_same_tokens(extra, roles, wanted, tmp_path: Path) -> None:
     keys = vocabulary(*extra) | {f"{name}_token_id": i for name, i in roles.items()}
     with opened(file_of(tmp_path / "x.gguf", **keys), 64, vocab_only=True) as model:
-        import llama_cpp
+        import llama_cpp  # type: ignore[import-not-found]
 
         vocab = llama_cpp.llama_model_get_vocab(model._model.model)
         found = [i for i in range(len(keys["tokens"])) if llama_cpp.llama_vocab_is_eog(vocab, i)]

@@ -25,7 +25,7 @@ from support.decoders import DECODERS, decoder
 from support.families import CASES, NAMES
 
 FIRST = {name: next(hf for case, hf in CASES.items() if case.startswith(f"{name}: ")) for name in NAMES}
-TRANSPOSED = {"gpt2", "openai_gpt"}  # their files hold matrices (I, O)
+TRANSPOSED = {"openai_gpt"}  # whose files hold matrices (I, O); a GPT-2 is saved as gpt_bigcode, which has them (O, I)
 WIDE = DecoderConfig(vocab_size=40, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=100)
 TOKENS = torch.arange(12)[None]
 
@@ -109,9 +109,9 @@ def test_config_names_the_layers_that_stay_and_the_head_of_another_precision(tmp
 
 
 def test_a_transposed_format_is_left_for_our_own_with_a_warning(tmp_path: Path) -> None:
-    save_model(decoder(DECODERS["gpt2"]), tmp_path / "plain")
+    save_model(decoder(read(FIRST["openai_gpt"].to_dict())[1]), tmp_path / "plain")
     model, hf = load_model(tmp_path / "plain", quantize="int8")
-    with pytest.warns(OwnLayout, match="gpt2 stores weights in an order"):
+    with pytest.warns(OwnLayout, match="openai-gpt stores weights in an order"):
         save_model(model, tmp_path / "int8", hf)
 
 

@@ -16,8 +16,10 @@ from onward import (
     DecoderConfig,
     Engine,
     Gated,
+    GatedDeltaNet,
     LayerNorm,
     Learned,
+    Mamba2,
     NoPosition,
     PagedKVCache,
     Parallel,
@@ -30,6 +32,7 @@ from onward import (
     Sandwich,
     SelfAttention,
     SharedNorm,
+    ShortConvolution,
     Sinusoidal,
 )
 from onward.compiled.steps import POOLS
@@ -38,6 +41,12 @@ from onward.generation import LookupDraft
 from support.decoders import decoder
 
 VOCABULARY, LENGTH, ROWS = 19, 40, 3
+RECURRENT = (
+    GatedDeltaNet(n_heads=1, n_value_heads=2, d_key=5, d_value=4),
+    GatedDeltaNet(decay="element", rank=3, negative=True, gate="sigmoid"),
+    Mamba2(d_head=8, d_state=3),
+    ShortConvolution(),
+)
 
 
 def random_config(random: Random) -> DecoderConfig:
@@ -66,7 +75,7 @@ def random_config(random: Random) -> DecoderConfig:
         position=random.choice([Rotary(), Rotary(fraction=0.5), Learned(), Sinusoidal(), NoPosition()]),
         norm=random.choice([RMSNorm(), RMSNorm(offset=1.0), LayerNorm(), LayerNorm(bias=False)]),
         block=random.choice([PreNorm(), Parallel(), SharedNorm(), Sandwich()]),
-        attention=(attention(), attention()),
+        attention=(random.choice([attention(), *RECURRENT]), attention()),
         mlp=random.choice([Gated, Plain])(act=activation, bias=random.random() < 0.5),
         head_bias=random.random() < 0.3,
         logit_softcap=random.choice([None, 5.0]),
@@ -115,7 +124,7 @@ def answers(model: Decoder, seed: int, compile_after: int | None) -> list[tuple[
     cache is so small that requests are preempted."""
     random, cache, draft = Random(seed), None, None
     if random.random() < 0.5:
-        cache = BlockManager(PagedKVCache(model.config, ROWS, LENGTH, 6, blocks=16, block_size=4))
+        cache = BlockManager(PagedKVCache(model.config, ROWS, LENGTH, 6, blocks=16, block_size=4, keep=4))
     if random.random() < 0.4:
         draft = LookupDraft(random.randint(1, 4), 1)
     engine = Engine(model, rows=ROWS, cache=cache, draft=draft, compile_after=compile_after)

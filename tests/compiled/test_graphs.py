@@ -39,7 +39,8 @@ def paged(config: DecoderConfig) -> CacheManager:
 
 
 @pytest.mark.parametrize(
-    ("name", "manager"), [("gemma2", contiguous), ("alibi in windows", paged), ("llama", quantized)]
+    ("name", "manager"),
+    [("gemma2", contiguous), ("alibi in windows", paged), ("llama", quantized), ("gated delta", paged)],
 )
 def test_graphs_of_all_lengths_give_the_logits_of_plain_steps(
     name: str, manager: Callable[[DecoderConfig], CacheManager]

@@ -46,10 +46,12 @@ def model_of(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decod
 def check_steps(name: str, dtype: torch.dtype, quantized: bool) -> None:
     """Compiled steps of three rows, some of which go back, equal plain ones."""
     model = model_of(DECODERS[name], dtype)
-    caches = [KVCache(model.config, 3, 24, 3, quantized=quantized, dtype=dtype) for _ in range(2)]
+    caches = [KVCache(model.config, 3, 24, 3, keep=8, quantized=quantized, dtype=dtype) for _ in range(2)]
     programs = {width: compile_step(model, caches[0], (3, width)) for width in (1, 3)}
     steps = [*((n, 1) for n in range(7)), (7, 3), (10, 1), (10, 1), (8, 3), (5, 1), (6, 1)]
     with torch.inference_mode():
+        for cache in caches:  # the second row is a token ahead
+            model(torch.tensor([[1]]), torch.tensor([[0]]), cache.view(1, 2))
         for step, width in steps:
             tokens = torch.randint(0, model.config.vocab_size, (3, width))
             positions = torch.tensor([[step], [step + 1], [step]]) + torch.arange(width)

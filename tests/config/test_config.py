@@ -4,7 +4,18 @@ from typing import Any
 
 import pytest
 
-from onward import Experts, Llama3Scaling, Plain, Rotary, SelfAttention, Sinusoidal, UserError
+from onward import (
+    Experts,
+    FeedForwardOnly,
+    Llama3Scaling,
+    NoAttention,
+    Plain,
+    PreNorm,
+    Rotary,
+    SelfAttention,
+    Sinusoidal,
+    UserError,
+)
 
 from support.decoders import config
 
@@ -19,6 +30,8 @@ IMPOSSIBLE: list[tuple[dict[str, Any], str]] = [
     ({"mlp": Experts(count=2, top_k=3)}, "top_k is 3"),
     ({"position": Rotary(scaling=Llama3Scaling(low_frequency=4.0))}, "must be less than high_frequency"),
     ({"attention": ()}, "attention names no part"),
+    ({"attention": NoAttention()}, "block is pre_norm and attention none in layer 0"),
+    ({"block": (PreNorm(), FeedForwardOnly())}, "block is feed_forward_only and attention self in layer 1"),
     ({"mlp": ()}, "mlp names no part"),
     ({"dropout": 1.0}, "dropout is 1.0"),
     ({"dropout": float("nan")}, "dropout is nan"),

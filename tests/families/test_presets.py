@@ -11,6 +11,8 @@ from onward.families import modules, presets
 from onward.planning import active_parameters
 from onward.planning.parameters import parameters
 
+from support.families import CASES  # noqa: F401 (its files tell transformers of classes that it maps elsewhere)
+
 PARAMETERS = {  # known from the papers, the model cards or transformers
     "bloom-560m": 559_214_592,
     "bloom": 176_247_271_424,

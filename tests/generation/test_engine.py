@@ -3,6 +3,7 @@
 from copy import copy
 from dataclasses import replace
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -123,10 +124,11 @@ def requests_of(random: Random) -> list[Request]:
 
 def cache_of(model: Decoder, random: Random, rows: int, chunk: int) -> CacheManager:
     kind = random.choice(["whole", "growing", "paged", "scarce"])
+    options: dict[str, Any] = {"keep": 3, "device": device()}
     if kind in ("whole", "growing"):
-        return CacheManager(KVCache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0, device=device()))
+        return CacheManager(KVCache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0, **options))
     blocks = 24 // 4 + chunk // 4 + 2 if kind == "scarce" else 200  # hardly more than one request needs
-    return BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4, device=device()))
+    return BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4, **options))
 
 
 @pytest.mark.parametrize("mix", first(60, range(200)))

@@ -29,7 +29,9 @@ class Lists(CacheManager):
     def fits(self, row: int, length: int) -> bool:
         return sum(len(held) for r, held in enumerate(self.held) if r != row) + length <= self.capacity
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, adapter: str = "") -> int | None:
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
+    ) -> int | None:
         self.held[row] = []
         return 0 if self.fits(row, len(tokens)) else None
 

@@ -1,4 +1,4 @@
-"""The rows of a search: prompts are read in chunks, into a cache that grows."""
+"""The rows of a search: texts are read in chunks, into a cache that grows, and go on token by token."""
 
 from dataclasses import replace
 
@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from onward.generation.cache.manager import CHUNK, STEP
-from onward.generation.search.search import prefill
+from onward.generation.search.search import SearchRows
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 
 NEW = 3
-NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns"
+NAMES = "llama", "gemma2", "everything about scores", "deepseek", "scaled turns", "gated delta", "mamba2"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -20,11 +20,9 @@ def test_rows_of_a_search_have_the_hidden_states_of_a_call_without_a_cache(name:
     model = decoder(replace(DECODERS[name], context_length=CHUNK + NEW + 1))
     text = token_ids(model.config, 1, model.config.context_length)[0].tolist()
     assert STEP < CHUNK
-    for lengths in (CHUNK - 1, 7), (STEP - 1, CHUNK + 1):  # the cache grows after the prompt; two chunks
-        search, states = prefill(model, [text[:length] for length in lengths], NEW, rows=2)
-        for i in range(NEW):
-            starts = [length + i for length in lengths]
-            for pieces, hidden in zip(states, search.forward([[text[start]] for start in starts], starts)):
-                pieces.append(hidden)
-        for length, pieces in zip(lengths, states):
-            assert_close(torch.cat(pieces), model.hidden(torch.tensor([text[: length + NEW]]))[0])
+    for lengths in (CHUNK - 1, 7), (STEP - 1, CHUNK + 1), (5, 4):  # the cache grows after the prompt; two chunks
+        rows = SearchRows(model, 2, CHUNK + NEW + 1)
+        for new in range(NEW + 1):
+            texts = [text[: length + new] for length in lengths]
+            plain = [model.hidden(torch.tensor([one]))[0, -1] for one in texts]
+            assert_close(rows.read(texts), torch.stack(plain))

@@ -1,5 +1,7 @@
 """Recurrent layers: their fast forms equal the published recurrence, written out token by token in fp64."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,11 +22,12 @@ def conv(weights: list[Tensor], x: Tensor, biases: list[Tensor]) -> Tensor:
     """silu of a causal convolution of each channel of x (T, X)."""
     weight, bias = torch.cat(weights)[:, 0], torch.cat(biases) if biases else 0
     taps = weight.size(1)
-    rows = [sum(x[t - j] * weight[:, taps - 1 - j] for j in range(min(taps, t + 1))) + bias for t in range(len(x))]
+    tap = lambda t, j: x[t - j] * weight[:, taps - 1 - j]
+    rows = [torch.stack([tap(t, j) for j in range(min(taps, t + 1))]).sum(0) + bias for t in range(len(x))]
     return torch.stack(rows)
 
 
-def gated_delta(m: nn.Module, part: GatedDeltaNet, x: Tensor) -> Tensor:
+def gated_delta(m: Any, part: GatedDeltaNet, x: Tensor) -> Tensor:
     """Yang et al. 2024, equation 10, and Kimi Linear, equation 1, for a document x (T, D)."""
     (keys, values), (d_key, d_value) = part.counts(C), part.widths(C)
     mixed = conv([m.q_conv.weight, m.k_conv.weight, m.v_conv.weight], torch.cat([m.q(x), m.k(x), m.v(x)], -1), [])
@@ -48,7 +51,7 @@ def gated_delta(m: nn.Module, part: GatedDeltaNet, x: Tensor) -> Tensor:
     return m.out(torch.stack(rows))
 
 
-def mamba2(m: nn.Module, part: Mamba2, x: Tensor) -> Tensor:
+def mamba2(m: Any, part: Mamba2, x: Tensor) -> Tensor:
     """Dao and Gu 2024, equation 16 and figure 6, for a document x (T, D)."""
     heads, groups, shared = part.count(C), part.n_groups, part.n_groups * part.d_state
     convs = [m.x_conv, m.b_conv, m.c_conv]
@@ -72,7 +75,7 @@ def mamba2(m: nn.Module, part: Mamba2, x: Tensor) -> Tensor:
     return m.out(torch.stack(rows))
 
 
-def short(m: nn.Module, part: ShortConvolution, x: Tensor) -> Tensor:
+def short(m: Any, part: ShortConvolution, x: Tensor) -> Tensor:
     return m.out(m.c(x) * conv([m.conv.weight], m.b(x) * m.x(x), [m.conv.bias] if part.bias else []))
 
 
@@ -111,7 +114,8 @@ def test_layer_computes_its_published_recurrence_in_each_document(name: str) -> 
 def test_chunks_have_the_results_and_gradients_of_steps(decay: int, corrects: bool) -> None:
     def inputs() -> tuple[Tokens, Tensor]:
         torch.manual_seed(0)
-        d, length = {"dtype": torch.float64, "requires_grad": True}, 150
+        d: dict[str, Any] = {"dtype": torch.float64, "requires_grad": True}
+        length = 150
         q, k = (torch.randn(2, 2, 1, length, 4, **d) for _ in range(2))
         v, rate = torch.randn(2, 2, 3, length, 5, **d), torch.randn(2, 2, 3, length, decay, **d)
         beta = torch.rand(2, 2, 3, length, 1, **d) if corrects else None

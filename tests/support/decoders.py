@@ -177,26 +177,6 @@ DECODERS = {
         attention=(SelfAttention(clip=0.5, qk_norm="heads"), SelfAttention(qk_norm="heads")),
         n_kv_heads=2,
     ),
-    "gated delta": config(
-        n_layers=4,
-        attention=(
-            GatedDeltaNet(n_heads=2, n_value_heads=4, d_key=6, d_value=3),
-            SelfAttention(window=4),
-            GatedDeltaNet(d_conv=2, negative=True, gate="sigmoid", norm_eps=0.1),
-            GatedDeltaNet(n_heads=2, d_key=5, decay="element", gate="sigmoid", rank=3),
-        ),
-    ),
-    "mamba2": config(
-        n_layers=3,
-        position=NoPosition(),
-        attention=(
-            Mamba2(n_heads=4, d_head=6, n_groups=2, d_state=5),
-            Mamba2(n_heads=2, d_head=4, d_state=7, conv_bias=False, bias=True, norm="before_gate"),
-            Mamba2(d_head=8, d_state=3, d_conv=3, norm="none", norm_eps=0.1, step_min=0.3),
-        ),
-        block=(AttentionOnly(), PreNorm(), PreNorm()),
-    ),
-    "short convolution": config(n_layers=3, attention=(ShortConvolution(), SelfAttention(), ShortConvolution(2, True))),
     "sizes per part": config(
         n_layers=4,
         n_kv_heads=2,
@@ -240,6 +220,26 @@ DECODERS = {
             Rotary(theta=100, scaling=ProportionalScaling(0.5)) if layer in (1, 4) else Rotary() for layer in range(6)
         ),
     ),
+    "gated delta": config(
+        n_layers=4,
+        attention=(
+            GatedDeltaNet(n_heads=2, n_value_heads=4, d_key=6, d_value=3),
+            SelfAttention(window=4),
+            GatedDeltaNet(d_conv=2, negative=True, gate="sigmoid", norm_eps=0.1),
+            GatedDeltaNet(n_heads=2, d_key=5, decay="element", gate="sigmoid", rank=3),
+        ),
+    ),
+    "mamba2": config(
+        n_layers=3,
+        position=NoPosition(),
+        attention=(
+            Mamba2(n_heads=4, d_head=6, n_groups=2, d_state=5),
+            Mamba2(n_heads=2, d_head=4, d_state=7, conv_bias=False, bias=True, norm="before_gate"),
+            Mamba2(d_head=8, d_state=3, d_conv=3, norm="none", norm_eps=0.1),
+        ),
+        block=(AttentionOnly(), PreNorm(), PreNorm()),
+    ),
+    "short convolution": config(n_layers=3, attention=(ShortConvolution(), SelfAttention(), ShortConvolution(2, True))),
     "everything about scores": config(
         position=(Alibi(), Rotary()),
         n_heads=6,

@@ -42,7 +42,6 @@ from onward import (
 from onward.config.scaling import yarn_magnitude
 from onward.families.gemma4_text import Gemma4Block, StreamExperts, StreamRouting
 from onward.families.gpt_oss import ClampedExperts
-from onward.families.stablelm import UnbiasedHeadNorms
 
 LENGTH = 40  # of the sequences compared: beyond windows, original contexts, and chunks of a prompt
 BIASED = SelfAttention(bias=True, out_bias=True)
@@ -164,7 +163,7 @@ COMPUTED = {  # by architecture: those after a colon are its odd cases
     "stablelm": small(norm=LayerNorm(), position=Rotary(fraction=0.25), attention=SelfAttention(bias=True), d_model=64),
     "stablelm: norms of heads": small(
         norm=LayerNorm(),
-        attention=UnbiasedHeadNorms(qk_norm="heads"),
+        attention=SelfAttention(qk_norm="heads", qk_norm_part=LayerNorm(bias=False)),
         position=Rotary(fraction=0.5),
         block=SharedNorm(),
         n_kv_heads=2,

@@ -9,9 +9,12 @@ from onward import (
     Alibi,
     Decoder,
     DecoderConfig,
+    DynamicScaling,
     Engine,
     Learned,
+    LongRoPEScaling,
     Request,
+    Rotary,
     Sampling,
     SelfAttention,
     next_token_distribution,
@@ -21,6 +24,7 @@ from onward.generation.drafts.verify import DRAW
 from onward.kernels.draws import draw
 
 from support.devices import on_device
+from support.recurrent import Fading
 
 PROMPTS = [[1], [4, 7, 1, 9, 30, 2, 2], [11, 12, 13], [5, 6]]
 GREEDY, WARM = Sampling(temperature=0), Sampling(temperature=1.3, top_k=20, top_p=0.95)
@@ -29,6 +33,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "learned": {"position": Learned()},
     "alibi": {"position": Alibi()},
     "windows": {"attention": (SelfAttention(window=5), SelfAttention())},
+    "recurrent": {"attention": (Fading(), SelfAttention(window=5))},
+    "longrope": {"position": Rotary(scaling=LongRoPEScaling((1.0, 1.5, 1.1, 1.3), (9.0, 4.0, 7.0, 5.0), original=13))},
+    "dynamic": {"position": (Rotary(), Rotary(scaling=DynamicScaling(factor=3.0, original=13)))},
 }
 
 

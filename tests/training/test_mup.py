@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from onward import Batch, Decoder, DecoderConfig, NoNorm, RMSNorm, Run, RunConfig, StepPlan, UserError
+from onward import Batch, Decoder, DecoderConfig, NoNorm, RMSNorm, Run, RunConfig, SelfAttention, StepPlan, UserError
 from onward.training.step.build import build_trainer
 from onward.training.step.mup import factors, factors_of, scale_weights
 
@@ -169,3 +169,10 @@ def test_decoder_whose_logits_no_weight_scales_is_refused() -> None:
     with pytest.raises(UserError, match="no weight in its final norm and a tied head"):
         factors(config, 16, 32)
     assert factors(replace(config, tied=False), 16, 32)["head.weight"].rate == 1 / 4
+
+
+def test_decoder_whose_scores_no_weight_scales_is_refused() -> None:
+    attention, norm = SelfAttention(qk_norm="head"), RMSNorm(weight=False)
+    config = DecoderConfig(vocab_size=9, d_model=64, n_layers=1, n_heads=2, attention=attention, norm=norm)
+    with pytest.raises(UserError, match="the norm of queries has no weight"):
+        factors(config, 16, 32)

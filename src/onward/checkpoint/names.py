@@ -5,7 +5,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -174,6 +174,10 @@ class ScratchBuffer:
         return tensor.untyped_storage().data_ptr() == self.bytes.untyped_storage().data_ptr()
 
 
+class LeftOut(UserWarning):
+    """Warning that tensors of a checkpoint are not loaded, because Onward does not compute with them."""
+
+
 class MixedDtypes(UserWarning):
     """Warning that stored weights of different dtypes are loaded as one dtype."""
 
@@ -228,8 +232,8 @@ def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
     """The stored tensors for the names in `wanted`, tensors on the meta device; files may leave out the family's
-    prefix."""
-    left, matched = dict(stored), {}
+    prefix, and all biases of routers."""
+    left, matched = with_routing_biases(family, config, wanted, stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)
         for part, other in getattr(family, "ALSO", {}).items():
@@ -245,9 +249,35 @@ def find(
         for their, *_ in rows(family, config, {"head.weight": torch.empty(0)}):
             left.pop(str(their), None)
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
-    if extra := [name for name in left if not re.search(ignored, name)]:
-        raise UserError(f"the checkpoint has a tensor {min(extra)} that the model of its config.json does not have")
+    extra = [name for name in left if not re.search(ignored, name)]
+    later = prediction_layers(extra, config.n_layers)
+    if unknown := {*extra} - {*later}:
+        raise UserError(f"the checkpoint has a tensor {min(unknown)} that the model of its config.json does not have")
+    if later:
+        message = f"Layers for multi-token prediction are left out, with tensors such as {min(later)}"
+        warnings.warn(LeftOut(message), stacklevel=2)
     return matched
+
+
+def with_routing_biases(
+    family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> dict[str, StoredTensor]:
+    """The stored tensors, and zeros for the routing biases if none is stored: such a model was trained without."""
+    ours = {f"blocks.{layer}.mlp.router.routing_bias": None for layer in range(config.n_layers)}
+    biases = {str(their) for their, *_ in rows(family, config, ours)} & wanted.keys()
+    if any(name in stored or name.removeprefix(family.BASE) in stored for name in biases):
+        return dict(stored)
+    zeros = lambda start, end: torch.zeros(end - start)
+    return {**stored, **{name: StoredTensor(list(wanted[name].shape), "F32", zeros) for name in biases}}
+
+
+def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
+    """The tensors of layers for multi-token prediction, which published models call mtp or number on from their own
+    `n_layers` layers."""
+    found = {name: match[1] for name in names if (match := re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name))}
+    numbers = {int(number) for number in found.values() if number}
+    following = {n_layers + i for i in range(len(numbers))}
+    return [name for name, number in found.items() if not number or int(number) in following]
 
 
 def aligned(tensor: Tensor) -> bool:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from onward.compiled.calls import Call, unreadable_is_not_compilable
-from onward.compiled.recording import Attention, Write
+from onward.compiled.recording import Advance, Attention, Write
+from onward.kernels.llvm.compiler import Arguments
 from onward.kernels.memory import Unreadable, address, buffer, rows_address
 from onward.model.cache import KVCache
-from onward.model.layer_cache import SCALE, LayerCache
+from onward.model.layer_cache import SCALE, LayerCache, NoStates
+from onward.model.states import RowStates
 
 
 class Binding:
@@ -33,9 +35,10 @@ class Binding:
         if the number of threads has changed. Raises NotCompilable if kernels cannot read the new layers."""
         if self.layers != cache.layers or self.threads != torch.get_num_threads():
             with unreadable_is_not_compilable():
-                self.bind(list(cache.layers), torch.get_num_threads())
+                self.bind(cache, torch.get_num_threads())
 
-    def bind(self, layers: list[LayerCache], threads: int) -> None:
+    def bind(self, cache: KVCache, threads: int) -> None:
+        layers = list(cache.layers)
         if self.kinds != [(layer.table is not None, layer.quantized) for layer in layers]:
             raise Unreadable("a cache of another kind")
         queries = [call.record.q for call in self.calls if isinstance(call.record, Attention)]
@@ -46,6 +49,9 @@ class Binding:
             arguments, record = call.arguments, call.record
             arguments.threads = threads if call.parallel else 1
             if record is None:
+                continue
+            if isinstance(record, Advance):
+                self.bind_states(arguments, cache.states, record)
                 continue
             layer = layers[record.layer]
             arguments.slots = layer.slots
@@ -62,6 +68,12 @@ class Binding:
                         setattr(arguments, field, value)
                 arguments.row_slots, arguments.scratch, arguments.length = layer.slots, scratch, length
         self.layers, self.threads = layers, threads
+
+    def bind_states(self, arguments: Arguments, states: NoStates, record: Advance) -> None:
+        state = states.layers[record.layer][record.name] if isinstance(states, RowStates) else record.y
+        if len(state) < self.rows or not isinstance(states, RowStates):
+            raise Unreadable(f"states of {len(state)} rows for a step of {self.rows}")
+        arguments.state, arguments.slots = address(state, state.dtype, *state.shape), state.size(1)
 
     def entry(self, layer: LayerCache, name: str, dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, int]:
         """Return the addresses of a cache entry, (B or more, S, *shape) or (blocks, S, *shape), and of its scales (0:

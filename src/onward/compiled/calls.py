@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.compiled.interface import NotCompilable
-from onward.compiled.recording import Attention, Write
+from onward.compiled.recording import Advance, Attention, Write
 from onward.kernels.llvm.compiler import Arguments, Emit
 from onward.kernels.memory import Unreadable, address
 
@@ -27,7 +27,8 @@ class Call:
     emit: Emit
     arguments: Arguments
     parallel: bool = False  # whether several threads are faster than one
-    record: Write | Attention | None = None  # access to the cache, whose memory may move
+    record: Write | Attention | Advance | None = None  # access to the cache, whose memory may move
+    memory: Tensor | None = None  # that the call alone reads
 
 
 @contextmanager

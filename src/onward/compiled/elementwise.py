@@ -115,6 +115,12 @@ def rows_of(operation: Operation) -> list[Call]:
     return [each((operation.function, number), formula, operation.result, [numbers, x, y])]
 
 
+def softplus(operation: Operation) -> list[Call]:
+    if operation.arguments[1:] or operation.options:
+        raise NotCompilable("a softplus with other options")
+    return unary(elementwise.softplus)(operation)
+
+
 def gelu(operation: Operation) -> list[Call]:
     approximate = operation.options.get("approximate", "none") == "tanh"
     return unary(elementwise.gelu_tanh if approximate else elementwise.gelu)(operation)
@@ -132,11 +138,12 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "relu": unary(elementwise.relu),
     "clamp": unary(clamp, None, None),
     "hardtanh": unary(clamp, -1.0, 1.0),
+    "softplus": softplus,
     "sigmoid": unary(elementwise.sigmoid),
     "silu": unary(lambda code, x: code.fmul(x, elementwise.sigmoid(code, x))),
     "tanh": unary(elementwise.tanh),
     "gelu": gelu,
-    "exp": unary(lambda code, x: elementwise.by_element(code, "expf", x)),
+    "exp": unary(elementwise.exp),
     "log": unary(lambda code, x: elementwise.by_element(code, "logf", x)),
     "floor": unary(lambda code, x: elementwise.by_element(code, "floorf", x)),
     "cos": unary(lambda code, x: elementwise.by_element(code, "cosf", x)),

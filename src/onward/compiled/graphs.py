@@ -101,7 +101,7 @@ class GraphStep(CompiledStep):
         slots = max(MIN_SLOTS, 1 << (length - 1).bit_length())
         if slots not in self.graphs:
             view = cache.view(0, len(tokens), slots)
-            with torch.cuda.device_of(self.tokens):
+            with torch.cuda.device_of(self.tokens), cache.states.preserved():  # the step is run before it is captured
                 self.graphs[slots] = self.capture(lambda: self.step(model, self.tokens, self.positions, view))
         return self.graphs[slots]()
 

@@ -11,8 +11,9 @@ from onward.compiled.calls import DTYPES, Call, contiguous_address, unreadable_i
 from onward.compiled.elementwise import ELEMENTWISE
 from onward.compiled.interface import NotCompilable
 from onward.compiled.needed import label, name_of, tensors_in
-from onward.compiled.recording import Attention, Operation, StepRecord, Write
+from onward.compiled.recording import Attention, Convolved, Operation, Recurred, StepRecord, Write
 from onward.compiled.rows import ROWS
+from onward.compiled.states import convolved, recurred
 from onward.kernels.llvm import cached_attention, writes
 from onward.kernels.memory import address
 from onward.model.cache import KVCache
@@ -33,6 +34,10 @@ def lower(records: Sequence[StepRecord], cache: KVCache, positions: Tensor) -> l
                 calls.append(write(record, cache.layers[record.layer], positions))
             elif isinstance(record, Attention):
                 calls.append(attend(record, cache.layers[record.layer], positions))
+            elif isinstance(record, Recurred):
+                calls.append(recurred(record, positions))
+            elif isinstance(record, Convolved):
+                calls.append(convolved(record, positions))
             else:
                 calls += operation_calls(record)
     return calls

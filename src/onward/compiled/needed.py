@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from onward.compiled.interface import NotCompilable
-from onward.compiled.recording import Attention, Operation, Recording, StepRecord, Write
+from onward.compiled.recording import Advance, Attention, Operation, Recording, StepRecord, Write
 
 FACTORIES = {"new_full", "new_zeros", "new_ones", "new_empty", "zeros_like", "ones_like", "empty_like", "full_like"}
 
@@ -37,6 +37,8 @@ def reads_and_writes(record: StepRecord) -> tuple[set[int], set[int]]:
         return memory(record.vectors), set()
     if isinstance(record, Attention):
         return memory([record.q, record.sinks, record.slopes]), memory(record.y)
+    if isinstance(record, Advance):
+        return memory(list(vars(record).values())) - memory(record.y), memory(record.y)
     reads, result = memory([record.arguments, record.options]), memory(record.result)
     if record.function._schema.is_mutable:
         return reads, memory(record.arguments[0])
@@ -63,7 +65,7 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[StepRecord]:
     kept = []
     for record in recording.records:
         reads, writes = reads_and_writes(record)
-        if isinstance(record, Write | Attention) or reads & changing:
+        if isinstance(record, Write | Attention | Advance) or reads & changing:
             if isinstance(record, Operation) and writes & constant:
                 raise NotCompilable(f"{label(record)} in place of a constant")
             changing |= writes
@@ -72,7 +74,7 @@ def needed(recording: Recording, weights: Sequence[Tensor]) -> list[StepRecord]:
             constant |= writes
     live, result = memory(recording.result), list[StepRecord]()
     for record, reads, writes in reversed(kept):
-        if isinstance(record, Write) or writes & live:
+        if isinstance(record, Write | Advance) or writes & live:
             live |= reads
             result.append(record)
     return result[::-1]

@@ -60,5 +60,6 @@ class Program(CompiledStep):
         if self.uses_adapters and self.chosen:
             self.chosen.write_to(self.recording.adapters)
         self.binding.follow(cache)
+        cache.states.note(positions)
         self.linked.run()
         return self.recording.result

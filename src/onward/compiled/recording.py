@@ -22,6 +22,7 @@ from onward.model.adapters import Selection
 from onward.model.cache import CacheView, KVCache
 from onward.model.layer_cache import SCALE, CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
+from onward.model.states import StateIndices, StateLayerCache, StateSlots
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +62,36 @@ class Operation:
     result: Any
 
 
-StepRecord = Write | Attention | Operation
+@dataclass(frozen=True, eq=False)
+class Advance:
+    """The record of a recurrent layer that advances its state `name` in the cache, to be repeated by a compiled step; y
+    is its output, in fp32."""
+
+    layer: int
+    name: str
+    y: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Recurred(Advance):
+    """The record of a recurrence over the new tokens, see `model/recurrent/recurrence.py`; y is (B, G, R, T, F)."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor  # a, not its logarithm
+    beta: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Convolved(Advance):
+    """The record of a causal convolution over the new tokens; y is (B, T, X)."""
+
+    x: Tensor  # (B, T, X)
+    weight: Tensor  # (K, X), in fp32
+
+
+StepRecord = Write | Attention | Recurred | Convolved | Operation
 VALUE_READS = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the recorded value
 HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.data_ptr}
 
@@ -163,6 +193,39 @@ class RecordedEntry(CacheEntry):
         return y
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RecordedStates(StateLayerCache):
+    """The cache of a layer with states while a decoding step is recorded: it records how these advance."""
+
+    index: int
+    recorder: Recorder
+
+    def slot_indices(self, positions: Tensor) -> StateSlots:
+        first = positions[:, :1]  # the kernels find the slots from the positions
+        call = StateIndices(first, first, first[:, 0] == 0, positions, positions, None)
+        return StateSlots(write=(positions, positions), key_positions=positions, states=call)
+
+    def read(self, name: str, call: StateIndices) -> Tensor:
+        raise NotCompilable("a layer that reads its states as tensors")
+
+    def recur(self, name: str, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None = None) -> Tensor:
+        q, k, v, decay = (t.contiguous() for t in (q, k, v, decay.exp()))
+        if any(t.dtype != torch.float32 for t in (q, k, v, decay, self.states[name])):
+            raise NotCompilable("a recurrence in another dtype than fp32")
+        y = torch.zeros_like(v)
+        self.recorder.records.append(
+            Recurred(self.index, name, y, q, k, v, decay, None if beta is None else beta.contiguous())
+        )
+        return y
+
+    def convolve(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
+        if x.dtype != self.states[name].dtype:
+            raise NotCompilable("states in another dtype than the model")
+        y, x = torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format), x.contiguous()
+        self.recorder.records.append(Convolved(self.index, name, y, x, weight.t().contiguous()))
+        return y
+
+
 @dataclass(frozen=True, eq=False)
 class Recording:
     """The recorded operations of one decoding step, in order, and the tensors that the step reads and writes."""
@@ -189,7 +252,12 @@ def record_step(
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()
     for index, layer in enumerate(view.layers):
-        layers.append(RecordedLayer(layer.entries, layer.window, layer.wraps, index=index, recorder=recorder))
+        base = RecordedLayer(layer.entries, layer.window, layer.wraps, index=index, recorder=recorder)
+        if isinstance(layer, StateLayerCache):
+            given = {name: getattr(layer, name) for name in ("entries", "window", "states", "rows", "leads")}
+            layers.append(RecordedStates(**given, base=base, index=index, recorder=recorder))
+        else:
+            layers.append(base)
     rope_length, adapters = view.rope_length.clone(), torch.zeros(shape[0], dtype=torch.float32)
     with torch.no_grad(), (chosen or Selection()).read_from(adapters), HostReads(), recorder:
         result = run(tokens, positions, replace(view, layers=layers, rope_length=rope_length))

@@ -74,10 +74,12 @@ def reduced(operation: Operation) -> list[Call]:
     if not last or operation.result.dtype != torch.float32:
         raise NotCompilable(f"a {name_of(operation)} over other dimensions than the last")
     factor = 1 / x.size(-1) if name_of(operation) == "mean" else 1.0
+    source, x = x, x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
     arguments = elementwise.SumArguments(
         out=contiguous_address(operation.result), x=contiguous_address(x), items=x.numel() // x.size(-1)
     )
-    return [Call(("sum", factor, x.size(-1), x.dtype), elementwise.row_sums(Layout.of(x), factor), arguments)]
+    emitted, copies = elementwise.row_sums(Layout.of(x), factor), [] if x is source else [copied(source, x)]
+    return [*copies, Call(("sum", factor, x.size(-1), x.dtype), emitted, arguments, memory=x)]
 
 
 def chosen_product(operation: Operation) -> list[Call]:

@@ -27,7 +27,7 @@ CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, 
 
 def layout(model: Decoder, cache: KVCache) -> CacheLayout:
     """Return the layout of a cache for a model: a compiled step fits every cache of the same layout."""
-    return model.dtype, type(cache), cache.layers[0].quantized
+    return model.dtype, type(cache), any(layer.quantized for layer in cache.layers)
 
 
 class StepPool:
@@ -97,7 +97,7 @@ def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
         for name, tensor in layer.entries.items()
         if name.endswith(SCALE) or not layer.quantized
     ]
-    return known and not cache.states and all(tensor.dtype == dtype for tensor in tensors)
+    return known and all(tensor.dtype == dtype for tensor in tensors)
 
 
 class CompiledSteps:

@@ -19,11 +19,12 @@ from onward.config.block_parts import PreNorm, RMSNorm
 from onward.config.feedforward_parts import *  # noqa: F403
 from onward.config.feedforward_parts import XIELU, Gated, Plain
 from onward.config.latent_parts import *  # noqa: F403
-from onward.config.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each, kv_source
+from onward.config.part_types import Attention, Block, FeedForward, Norm, P, Position, at, each
 from onward.config.position_parts import *  # noqa: F403
 from onward.config.position_parts import Rotary
 from onward.config.ranges import Factor, Rate, Size, SizeOrZero
 from onward.config.recurrent_parts import *  # noqa: F403
+from onward.config.shared_keys import check_shared_keys
 
 
 @named
@@ -90,19 +91,8 @@ class DecoderConfig(Shown):
         for name in names:
             for part in each(getattr(self, name)):
                 part.check(self)
-        check_shared_kv(self)
-
-
-def check_shared_kv(config: DecoderConfig) -> None:
-    """Raise a UserError if a layer shares keys and values that no earlier layer has in its sizes and positions."""
-    for layer in range(config.n_layers if any(part.shares_kv for part in each(config.attention)) else 0):
-        source = kv_source(config, layer)
-        kinds = [(at(config.attention, i).heads(config)[1:], at(config.position, i)) for i in (source, layer)]
-        if kinds[0] != kinds[1]:
-            raise UserError(
-                f"attention.shares_kv: layer {layer} uses the keys and values of layer {source}, which has other sizes "
-                "or positions: give both the same n_kv_heads, d_head, d_value and position"
-            )
+        if any(part.shares_kv for part in each(self.attention)):
+            check_shared_keys(self)
 
 
 def shortest(parts: tuple[P, ...], n_layers: int) -> P | tuple[P, ...]:

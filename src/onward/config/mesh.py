@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
@@ -117,6 +118,12 @@ class Mesh:
                 f"mesh {str(self)!r} cannot divide the decoder into stages, because some layers use keys and values of "
                 "others: use pipeline=1"
             )
+        for axis, size in {"pipeline": self.pipeline, "context": self.context, "tensor": self.tensor}.items():
+            if size > 1 and any(part.states(config) for part in each(config.attention)):
+                raise UserError(
+                    f"mesh {str(self)!r} cannot divide recurrent layers over the {axis} axis: use {axis}=1, and the "
+                    "axes replicate or shard"
+                )
         uneven = undivided(config, self.tensor)
         if uneven:
             known = [n for n in range(1, config.n_heads + 1) if not undivided(config, n)]
@@ -171,10 +178,10 @@ def divided_heads(config: DecoderConfig, n: int) -> DecoderConfig:
     """Return a decoder with the heads and the feed-forward units of one of `n` processes of a tensor axis. Each process
     has at least one key/value head, if need be a copy."""
 
-    def own(value: object) -> dict[str, int]:
+    def own(value: object) -> dict[str, Any]:
         return {name: max(1, size // n) for name in DIVIDED if (size := getattr(value, name, 0))}
 
-    parts = {
+    parts: dict[str, Any] = {
         name: tuple(replace(part, **own(part)) for part in each(getattr(config, name))) for name in ("attention", "mlp")
     }
     return replace(config, **own(config), **parts)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
-from onward.base.errors import UserError
 from onward.base.fields import Part, changed_fields, text
 
 P = TypeVar("P", bound=Part)
@@ -47,6 +46,8 @@ class ConfigFields(Protocol):
     def d_ff(self) -> int: ...
     @property
     def context_length(self) -> int: ...
+    @property
+    def position(self) -> Position | tuple[Position, ...]: ...
     @property
     def attention(self) -> Attention | tuple[Attention, ...]: ...
     @property
@@ -134,15 +135,15 @@ class Attention(DecoderPart):
         (n_kv_heads, d_head), ...}; {} if it stores none."""
         raise NotImplementedError
 
+    def heads(self, config: ConfigFields) -> HeadSizes:
+        """Return the sizes of the heads of a layer with this part: its own sizes, or those of the config."""
+        return HeadSizes(config.n_heads, config.n_kv_heads, config.d_head, config.d_head)
+
     def states(self, config: ConfigFields) -> States:
         """Return the shape of each state that the cache keeps for each row and layer, by name, and its least dtype,
         such as {"state": ((heads, d_key, d_value), "float32")}; None is the dtype of the cache. Self-attention has
         none."""
         return {}
-
-    def heads(self, config: ConfigFields) -> HeadSizes:
-        """Return the sizes of the heads of a layer with this part: its own sizes, or those of the config."""
-        return HeadSizes(config.n_heads, config.n_kv_heads, config.d_head, config.d_head)
 
     def rope_width(self, config: ConfigFields) -> int:
         """Return the width of the part of each query and key to which rotary positions apply: d_head for
@@ -156,20 +157,10 @@ class Attention(DecoderPart):
         heads = self.heads(config)
         return 2 * heads.n_heads * (heads.d_head + heads.d_value)
 
-
-def kv_source(config: ConfigFields, layer: int) -> int:
-    """Return the layer whose keys and values `layer` uses: itself or, if it shares them, the nearest one before with
-    its own keys and values and the same window."""
-    part = at(config.attention, layer)
-    if not part.shares_kv:
-        return layer
-    for earlier in reversed(range(layer)):
-        other = at(config.attention, earlier)
-        if (other.shares_kv, other.window, other.chunked) == (False, part.window, part.chunked):
-            return earlier
-    raise UserError(
-        f"attention.shares_kv: layer {layer} has no layer before it with the same window, whose keys to use"
-    )
+    def state_flops(self, config: ConfigFields) -> int:
+        """Return the floating-point operations for one token that change and read the states, besides products with
+        weights; 0 for a part without states."""
+        return 0
 
 
 class FeedForward(DecoderPart):

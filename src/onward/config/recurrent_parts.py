@@ -3,8 +3,9 @@ torch."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from onward.base.errors import UserError
 from onward.config.part_types import Attention, ConfigFields, States
@@ -14,6 +15,8 @@ from onward.config.ranges import Epsilon, NotNegative, Size, SizeOrZero
 @dataclass(frozen=True)
 class Recurrent(Attention, kind=""):
     """Base class of the token mixers whose cache is a state of each row: it has the same size at any length."""
+
+    corrects: ClassVar[bool] = False  # whether a token first reads the value that it replaces
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return {}
@@ -25,14 +28,21 @@ class Recurrent(Attention, kind=""):
         """Return the number of channels of the short convolution."""
         raise NotImplementedError
 
+    def state_flops(self, config: ConfigFields) -> int:
+        """Return the operations of a step's products: addition and reading, and with `corrects` one more reading."""
+        numbers = math.prod(self.states(config).get("state", ((0,), None))[0])
+        return numbers * (6 if self.corrects else 4)
+
 
 @dataclass(frozen=True)
 class GatedDeltaNet(Recurrent, kind="gated_delta"):
-    """A matrix per head that each token decays, and in which it replaces the value of its key (Gated DeltaNet, Yang et
-    al. 2024, arXiv:2412.06464). Queries, keys and values pass a short convolution; queries and keys have length 1.
+    """A matrix per head, in which each token replaces the value of its key (Gated DeltaNet, Yang et al. 2024,
+    arXiv:2412.06464). The matrix decays; queries, keys and values pass a short convolution; keys have length 1.
 
     With `decay` "element", `rank` and a sigmoid gate it is Kimi Delta Attention (arXiv:2510.26692).
     """
+
+    corrects: ClassVar[bool] = True
 
     n_heads: SizeOrZero = 0  # number of query and key heads; 0: the config's n_heads
     n_value_heads: SizeOrZero = 0  # number of value heads, a multiple of n_heads; 0: n_heads
@@ -48,7 +58,8 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
     def without_repeated_sizes(self, config: ConfigFields) -> Self:
         same = {"n_heads": config.n_heads, "n_value_heads": self.n_heads or config.n_heads}
         same |= {"d_key": config.d_head, "d_value": self.d_key or config.d_head}
-        return replace(self, **{name: 0 for name, size in same.items() if getattr(self, name) == size})
+        repeated: dict[str, Any] = {name: 0 for name, size in same.items() if getattr(self, name) == size}
+        return replace(self, **repeated)
 
     def counts(self, config: ConfigFields) -> tuple[int, int]:
         """Return the numbers of key heads and of value heads."""

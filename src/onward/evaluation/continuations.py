@@ -158,7 +158,7 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
     rest = [tokens[len(context) :] for tokens, context in zip(inputs, contexts)]
     most, chunk = max(map(len, inputs)), max(CHUNK, *map(len, rest))
     config = cache_config(model)
-    cache = KVCache(config, len(inputs), most, min(chunk, most), device=model.device, dtype=model.dtype)
+    cache = KVCache(config, len(inputs), most, min(chunk, most), keep=1, device=model.device, dtype=model.dtype)
     if common:
         prefill(model, cache, [unique[0][0][:common]], [0])
         copy_rows(cache, [0] * len(unique), common)
@@ -199,7 +199,8 @@ def forward(
     width = max(map(len, pieces))
     tokens = torch.tensor([[*piece, *[0] * (width - len(piece))] for piece in pieces], device=model.device)
     positions = torch.tensor(starts, device=model.device)[:, None] + torch.arange(width, device=model.device)
-    return model.hidden(tokens, positions, cache.view(first, first + len(pieces), max(starts) + width))
+    counts = torch.tensor([len(piece) for piece in pieces], device=model.device)
+    return model.hidden(tokens, positions, cache.view(first, first + len(pieces), max(starts) + width, counts))
 
 
 def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
@@ -207,6 +208,7 @@ def copy_rows(cache: KVCache, sources: Sequence[int], length: int) -> None:
     mask hides it until later tokens overwrite it."""
     if list(sources) == list(range(len(sources))):
         return
+    cache.states.copy(sources, range(len(sources)))
     for layer in cache.layers:
         for entry in layer.entries.values():
             used = entry[:, :length]

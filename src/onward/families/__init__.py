@@ -31,18 +31,34 @@ from onward.base import fields
 from onward.base.errors import UserError
 from onward.base.fields import nearest
 from onward.config.decoder import DecoderConfig, Experts, Gated, Plain
+from onward.families._foreign import refuse_foreign
 from onward.families._interface import HF, Family, Fix, Names, Row  # noqa: F401  # which family files import from here
+from onward.families._interleaved import interleaved  # noqa: F401
 from onward.families._keys import RecordedKeys
 from onward.families._refusals import refusal
 from onward.families._saving import Inexpressible, keys_of, require  # noqa: F401
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from onward.families._wrappers import TextPart
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
 # tried first by `express`
-FIRST = "llama", "gpt2", "mistral", "qwen3", "qwen2", "mixtral", "qwen3_moe", "phi3", "gptj", "opt"
+FIRST = (
+    "llama",
+    "gpt2",
+    "mistral",
+    "ministral",
+    "qwen3",
+    "qwen2",
+    "mixtral",
+    "qwen3_moe",
+    "phi3",
+    "gptj",
+    "opt",
+    "deepseek_v2",
+    "deepseek_v3",
+)
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -108,9 +124,16 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def family(model_type: str) -> Family:
-    """Return the family module for a model_type, a value in config.json. Raises a UserError that suggests the nearest
-    known one."""
+    """Return the family module for a model_type, a value in config.json. Raises a UserError that says which part is
+    missing, or suggests the nearest known one."""
     if model_type not in families():
+        from onward.families._unread import UNREAD
+
+        if reason := UNREAD.get(model_type):
+            raise UserError(
+                f"Cannot read model_type {model_type!r}, because {reason}: docs/models-of-transformers.md lists the "
+                "models that Onward reads"
+            )
         raise UserError(
             f"model_type {model_type!r} is not a family that Onward knows (docs/families.md shows how to add one): "
             f"{nearest(model_type, families())}"
@@ -118,9 +141,20 @@ def family(model_type: str) -> Family:
     return families()[model_type]
 
 
+def text_part(hf: HF) -> TextPart | None:
+    """The text decoder in the config.json of a model that also sees images or hears; None for a model of text."""
+    if str(hf.get("model_type")) in families():
+        return None
+    from onward.families._wrappers import text_part
+
+    return text_part(hf)
+
+
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """(family, decoder's configuration) of a config.json, whose path is `where`. Warns of keys that were not read,
-    unless they are known to be harmless."""
+    """(family, decoder's configuration) of a config.json, whose path is `where`: those of the text decoder in a model
+    that also sees images or hears. Raises a UserError for a key that was not read and changes the decoder of another
+    family; warns of other unread keys, unless they are known to be harmless."""
+    hf = part.keys if (part := text_part(hf)) else hf
     keys = RecordedKeys(hf)
     try:
         kind = family(str(keys.get("model_type")))
@@ -130,6 +164,8 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
         config = decoder_of(kind, keys)
     except UserError as error:
         raise UserError(refusal(partial(decoder_of, kind), hf, error, where)) from None
+    if unread := keys.unread():
+        refuse_foreign(hf, unread, config, where, {name: partial(decoder_of, one) for name, one in families().items()})
     keys.warn()
     return kind, config
 
@@ -174,27 +210,6 @@ def linear(their: str, our: str | list[str], *fix: Fix) -> Iterator[Row]:
     for leaf in ("weight", "bias"):
         ours = [f"{o}.{leaf}" for o in our] if isinstance(our, list) else f"{our}.{leaf}"
         yield (f"{their}.{leaf}", ours, fix[0]) if fix else (f"{their}.{leaf}", ours)
-
-
-def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
-    """Return a pair of functions that reorder the rows of query and key projections: from files whose rotary positions
-    pair elements 2 i and 2 i + 1 of a head (GPT-J, RoFormer) to Onward's pairs i and i + rope_dim / 2, and back.
-
-    The `rope_dim` rotated elements of each head begin at element `start`. Weights are (H * d_head, D), biases (H *
-    d_head). The attention scores stay the same.
-    """
-    end = start + rope_dim
-    order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
-    back = sorted(range(d_head), key=order.__getitem__)
-
-    def reorder(t: Tensor, rows: list[int]) -> Tensor:
-        if t.is_meta:  # the shape stays, and an index on the meta device takes half a second of imports
-            return t
-        import torch
-
-        return t.unflatten(0, (-1, d_head)).index_select(1, torch.tensor(rows, device=t.device)).flatten(0, 1)
-
-    return lambda t: reorder(t, order), lambda t: reorder(t, back)
 
 
 def with_defaults(hf: HF, defaults: HF) -> HF:

@@ -5,6 +5,8 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from onward.families._rope_keys import conflicts, unknown_keys
+
 HARMLESS = re.compile(
     # the file itself
     r"architectures|model_type|(torch_)?dtype|transformers_version|quantization_config|auto_map|tokenizer_class"
@@ -16,11 +18,22 @@ HARMLESS = re.compile(
     # training and computation
     r"|\w*initializer_\w+|init_(std|device|config)|\w*dropout\w*|\w*_pdrop|layerdrop|gradient_checkpointing|\w*aux_loss\w*"
     r"|seq_aux|num_nextn_predict_layers|router_jitter_noise|pretraining_tp|ep_size|chunk_size_feed_forward|is_decoder"
-    r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose"
-    r"|(mamba_)?chunk_size|time_step_(min|max|floor|rank)|rescale_prenorm_residual|residual_in_fp32|num_logits_to_keep|use_mamba_kernels|mamba_ssm_(cache_)?dtype|mtp_\w+|moe_shared_expert_overlap|z_loss_coefficient|linear_(a_log|dt)_\w+"
+    r"|learned_pos_emb|embedding_fraction|_?attn_implementation\w*|(scale_)?attention_softmax_in_fp32"
+    r"|reorder_and_upcast_attn|slow_but_exact|\w+_fusion|verbose|(mamba_)?chunk_size|time_step_(min|max|floor|rank)"
+    r"|rescale_prenorm_residual|residual_in_fp32|num_logits_to_keep|use_mamba_kernels|mamba_ssm_(cache_)?dtype"
+    r"|(num_|use_)?mtp(_\w+)?|moe_shared_expert_overlap|z_loss_coefficient|linear_(a_log|dt)_\w+"
     # repeated by other keys
-    r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token|no_rope_layer_interval|_sliding_window_pattern"
+    r"|max_sequence_length|seq_length|n_ctx|qk_head_dim|initial_context_length|experts_per_token"
+    r"|no_rope_layer_interval|_sliding_window_pattern"
 )
+
+ROPE = "rope_parameters", "rope_scaling"
+NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether a value of an unread key says no more than a missing key: a layer type that any layer has is none."""
+    return value in NOTHING or (isinstance(value, list) and {str(entry) for entry in value} == {"full_attention"})
 
 
 class RecordedKeys(Mapping[str, Any]):
@@ -39,13 +52,26 @@ class RecordedKeys(Mapping[str, Any]):
     def __len__(self) -> int:
         return len(self.hf)
 
+    def unread(self) -> list[str]:
+        """The keys that were not read, unless they are empty or known to be harmless."""
+        unread = [key for key, value in self.hf.items() if key not in self.seen and not is_nothing(value)]
+        return [key for key in unread if not HARMLESS.fullmatch(key)]
+
     def warn(self) -> None:
-        """Warn of keys that were not read, unless they are empty or known to be harmless."""
-        nothing: tuple[Any, ...] = (None, False, [], {}, "")
-        unread = [key for key, value in self.hf.items() if key not in self.seen and value not in nothing]
-        if odd := [key for key in unread if not HARMLESS.fullmatch(key)]:
+        """Warn of unread keys, and of a rope_scaling that differs from rope_parameters."""
+        odd = self.unread()
+        if tables := [table for key in ROPE if key in self.seen and (table := self.hf.get(key))]:
+            odd += unknown_keys({key: self.hf.get(key) or {} for key in ROPE})
+        if odd:
             message = f"config.json has keys that Onward does not know and ignores: {', '.join(map(repr, odd))}"
             warnings.warn(message, UnreadKeys, stacklevel=1)  # one place: shown once
+        if len(tables) == 2 and (differing := " and ".join(conflicts(self.hf))):
+            warnings.warn(
+                f"config.json has a rope_scaling that differs from rope_parameters in {differing}: Onward takes "
+                "rope_scaling, and rope_theta and partial_rotary_factor from rope_parameters; remove the wrong one",
+                UnreadKeys,
+                stacklevel=1,
+            )
 
 
 class UnreadKeys(UserWarning):

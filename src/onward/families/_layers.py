@@ -1,4 +1,4 @@
-"""Layers with and without a window in a config.json, in both directions."""
+"""Layers of different types in a config.json, in both directions: their windows and their rotary positions."""
 
 from collections.abc import Sequence
 from dataclasses import replace

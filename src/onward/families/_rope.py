@@ -1,12 +1,12 @@
 """Rotary positions in a config.json, in both directions: the keys of transformers 5 (rope_parameters) and earlier."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.config.decoder import DecoderConfig, Rotary, at, each
+from onward.config.decoder import DecoderConfig, Rotary, each
 from onward.config.scaling import (
     DynamicScaling,
     LinearScaling,
@@ -17,43 +17,51 @@ from onward.config.scaling import (
     YaRNScaling,
     yarn_magnitude,
 )
-from onward.families import HF, require
-from onward.families._layers import FULL
+from onward.families._interface import HF
+from onward.families._saving import require
 
-UNREAD = {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10_000.0}  # hides a family's own keys
+LASTING = ("rope_theta", "partial_rotary_factor")
 KINDS = ("default", "linear", "proportional", "dynamic", "yarn", "llama3", "longrope")
 
 
-def rotary(hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0) -> Rotary:
-    """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys."""
+def rotary(
+    hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0, original: int | None = None
+) -> Rotary:
+    """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys,
+    `original` is the context length in training of families that have it outside the table."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
         "partial_rotary_factor": hf.get("partial_rotary_factor", fraction),
-        **(hf.get("rope_scaling") or {}),
-        **(hf.get("rope_parameters") or {}),
+        **rope_table(hf),
     }
-    original = hf.get("original_max_position_embeddings") or keys.get("original_max_position_embeddings") or context
+    original = original or keys.get("original_max_position_embeddings") or context
     scaled = scaling(keys, original, context)
     fraction = 1.0 if isinstance(scaled, ProportionalScaling) else keys["partial_rotary_factor"]
     return Rotary(keys["rope_theta"], fraction, scaled)
 
 
-def rotary_by_type(hf: HF, old: Mapping[str, HF], *, context: int) -> dict[str, Rotary]:
-    """The rotary positions of each type of layers, such as "sliding_attention", whose rope_parameters has a table for
-    each. `old` maps the types to the keys of transformers before 5."""
-    given = hf.get("rope_parameters") or {}
-    if odd := [key for key in given if key not in old]:
-        raise UserError(f"config.json has rope_parameters.{odd[0]}: give a table for each of {', '.join(old)}")
-    return {kind: rotary({**keys, "rope_parameters": given.get(kind)}, context=context) for kind, keys in old.items()}
+def rope_table(hf: HF) -> dict[str, Any]:
+    """The table of rotary positions: rope_scaling in place of rope_parameters, as in transformers, but with the theta
+    and the rotated fraction of rope_parameters, which belong to the weights."""
+    parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
+    if tables := [key for key, value in {**parameters, **given}.items() if isinstance(value, Mapping)]:
+        raise UserError(f"config.json has a table {tables[0]} for rotary positions: this family has one for all layers")
+    if not given:
+        return dict(parameters)
+    return {key: parameters[key] for key in LASTING if key in parameters} | dict(given)
 
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
     """The scaling in rope_parameters or rope_scaling. `original` is the context length in training, `context` the
     extended one."""
-    kind = keys.get("rope_type", keys.get("type", "default"))
+    kind = keys.get("rope_type", keys.get("type"))
+    if kind is None and (factors := [key for key in keys if key.endswith("factor") and key not in LASTING]):
+        raise UserError(
+            f"config.json has {factors[0]} for rotary positions without their rope_type: {nearest('', KINDS)}"
+        )
     factor = context / original if keys.get("factor") is None else keys["factor"]
     match kind:
-        case "default":
+        case "default" | None:
             return None
         case "linear":
             return LinearScaling(factor)
@@ -81,14 +89,6 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 def a_rotary(c: DecoderConfig) -> Rotary:
     """The rotary positions of the first layer that has some; the default ones if no layer has."""
     return next((position for position in each(c.position) if isinstance(position, Rotary)), Rotary())
-
-
-def rope_by_type(c: DecoderConfig, types: Sequence[str], missing: Mapping[str, Rotary]) -> dict[str, Any]:
-    """The keys of a config.json for rotary positions that depend on the type of a layer. `types` are those of the
-    layers, `missing` the positions of types that no layer has."""
-    of = {**missing} | {kind: require(at(c.position, layer), Rotary) for layer, kind in enumerate(types)}
-    tables = {kind: rope(position)["rope_parameters"] for kind, position in of.items()}
-    return {"rope_scaling": None} | rope(of[FULL]) | {"rope_parameters": tables}
 
 
 def rope(part: object) -> dict[str, Any]:

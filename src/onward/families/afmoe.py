@@ -6,8 +6,8 @@ from typing import Any
 
 from onward.config.attention_options import SigmoidGate
 from onward.config.decoder import DecoderConfig, Gated, NoPosition, Sandwich, SelfAttention, at
-from onward.families import HF, Row, linear, llama, require, with_defaults
-from onward.families._experts import mixture_keys, mixture_names, renamed, sigmoid_mixture
+from onward.families import HF, Row, linear, llama, renamed, require, with_defaults
+from onward.families._experts import mixture_keys, mixture_names, sigmoid_mixture
 from onward.families._layers import layer_types, windowed_parts
 from onward.families._rope import a_rotary
 from onward.families.llama import shape

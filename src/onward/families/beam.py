@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
 from onward.config.attention_options import PowerScale, SigmoidGate
-from onward.config.decoder import DecoderConfig, Gated, NoPosition, Rotary, Sandwich, SelfAttention, at
-from onward.families import HF, Row, gemma2, llama, require, with_defaults
-from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, renamed, sigmoid_mixture
+from onward.config.decoder import DecoderConfig, Experts, Gated, NoPosition, Rotary, Sandwich, SelfAttention, at
+from onward.families import HF, Row, gemma2, llama, renamed, require, with_defaults
+from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"beam": "BeamForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {"beam": {}}
-ANCESTORS = {"beam": "qwen3-235b-a22b"}
+PRESETS: dict[str, HF] = {}
+ANCESTORS: dict[str, str] = {}
 DEFAULTS = shape(5120, 20_480, 52, 48, 8) | {
     "vocab_size": 151_936,
     "head_dim": 128,
@@ -82,12 +82,14 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     for layer, kind in enumerate(kinds["layer_types"]):
         position = at(c.position, layer)
         tables[kind] = rope(position)["rope_parameters"] if isinstance(position, Rotary) else None
-    keys = llama.keys(replace(c, position=Rotary())) | mixture_keys(c, EXPERTS) | dense_or_sparse(c)
+    mlp = (at(c.mlp, layer) for layer in range(c.n_layers))
+    shared = replace(c, mlp=tuple(replace(p, d_shared=p.width(c)) if isinstance(p, Experts) else p for p in mlp))
+    keys = llama.keys(replace(c, position=Rotary())) | mixture_keys(shared, EXPERTS) | dense_or_sparse(c)
     for name in "rope_theta", "n_shared_experts", "first_k_dense_replace":
         del keys[name]
     return keys | {
         "layer_types": kinds["layer_types"],
-        "sliding_window": kinds["sliding_window"] or DEFAULTS["sliding_window"],
+        "sliding_window": kinds.get("sliding_window") or DEFAULTS["sliding_window"],
         "rope_parameters": tables,
         "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
         "final_logit_softcapping": c.logit_softcap,

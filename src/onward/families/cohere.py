@@ -6,6 +6,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Rotary, SelfAttention, SharedNorm, at
 from onward.families import HF, Row, interleaved, llama, require, with_defaults
+from onward.families._interleaved import neighbor_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"cohere": "CohereForCausalLM"}
@@ -56,7 +57,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    yield from llama.neighbor_names(c)
+    yield from neighbor_names(c, llama.names(c))
     into, back = interleaved(c.d_head, require(c.position, Rotary).rope_dim(c.d_head))
     norms = lambda t: into(t.flatten()), lambda t: back(t).unflatten(0, (-1, c.d_head))  # theirs is one tensor (H, E)
     for i in range(c.n_layers):

@@ -6,6 +6,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, NoPosition, SelfAttention
 from onward.families import HF, Row, cohere, llama, only, require, with_defaults
+from onward.families._interleaved import neighbor_names
 from onward.families._layers import layer_types, windowed_parts
 from onward.families._rope import a_rotary
 from onward.families.llama import shape
@@ -44,4 +45,4 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    return llama.neighbor_names(c)
+    return neighbor_names(c, llama.names(c))

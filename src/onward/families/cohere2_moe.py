@@ -11,6 +11,7 @@ from onward.config.decoder import DecoderConfig, Experts, Gated, LayerNorm, NoPo
 from onward.config.routing import SigmoidRouting, SoftmaxRouting
 from onward.families import HF, Row, cohere, llama, require, with_defaults
 from onward.families._experts import KINDS, dense_or_sparse, mixture_names
+from onward.families._interleaved import neighbor_names
 from onward.families._layers import layer_types, windowed_parts
 from onward.families._rope import a_rotary
 
@@ -70,7 +71,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return (
         keys
         | dense_or_sparse(c)
-        | {key: value for key, value in layer_types(c).items() if value}
+        | layer_types(c)
         | {
             "num_experts": experts.count,
             "num_experts_per_tok": experts.top_k,
@@ -84,7 +85,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    yield from llama.neighbor_names(c)
+    yield from neighbor_names(c, llama.names(c))
     halved = any(
         isinstance(part, Experts) and part.router.scale == 0.5 for part in (at(c.mlp, i) for i in range(c.n_layers))
     )

@@ -7,7 +7,8 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, NoPosition, Rotary, SelfAttention, at
 from onward.families import HF, cohere, llama, only, require, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
-from onward.families._rope import UNREAD, rope, rotary
+from onward.families._rope import rope, rotary
+from onward.families._rope_by_type import UNREAD
 
 ARCHITECTURES = {"cohere_compass_text": "CohereCompassForCausalLM"}
 BASE = "model."

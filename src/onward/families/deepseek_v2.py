@@ -22,7 +22,7 @@ from onward.families import (
     with_defaults,
 )
 from onward.families._experts import mixture, mixture_keys, mixture_names
-from onward.families._rope import rope, rotary
+from onward.families._rope import rope, rope_table, rotary
 
 ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
 BASE = "model."
@@ -94,7 +94,7 @@ def decoder(hf: HF, router: Routing) -> DecoderConfig:
     size = sizes(hf, SIZES)
     position: Any = rotary(hf, context=size["context_length"])
     attention = sizes(hf, ATTENTION)
-    mscale_all_dim = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}.get("mscale_all_dim")
+    mscale_all_dim = rope_table(hf).get("mscale_all_dim")
     if position.scaling and mscale_all_dim:
         magnitude = yarn_magnitude(position.scaling.factor, mscale_all_dim)
         attention["scale"] = (attention["d_nope"] + attention["d_rope"]) ** -0.5 * magnitude**2

@@ -11,9 +11,9 @@ from onward.families import HF, Row, deepseek_v2, only, with_defaults
 from onward.families._experts import ROUTER
 from onward.families.deepseek_v2 import YARN
 
-ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM"}
+ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 BASE = "model."
-IGNORED = r"^model\.layers\.61\."  # multi-token prediction
+IGNORED = ""
 RELEASED = {
     "max_position_embeddings": 163_840,
     "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},
@@ -48,6 +48,7 @@ class LatentAttentionHalves(LatentAttention, kind="latent_halves", internal=True
 def config(hf: HF) -> DecoderConfig:
     hf = with_defaults(hf, DEFAULTS)
     only(hf, scoring_func="sigmoid", topk_method="noaux_tc")
+    only(hf, head_dim=hf.get("head_dim") and hf.get("qk_rope_head_dim", 64))  # transformers rotates this many elements
     return paired(hf, deepseek_v2.decoder(hf, SigmoidRouting(*(hf[key] for key in ROUTER))))
 
 

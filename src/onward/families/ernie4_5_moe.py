@@ -8,6 +8,7 @@ from onward.config.decoder import DecoderConfig, Experts, Gated, SelfAttention, 
 from onward.config.routing import SoftmaxRouting
 from onward.families import HF, Row, ernie4_5, llama, only, require, with_defaults
 from onward.families._experts import mixture_names
+from onward.families._interleaved import neighbor_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"}
@@ -78,6 +79,6 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    yield from llama.neighbor_names(c)
+    yield from neighbor_names(c, llama.names(c))
     for their, our, *_ in mixture_names(c, routing_bias=BIAS):
         yield (their, our, (lambda t: t[0], lambda t: t[None])) if BIAS in str(their) else (their, our)

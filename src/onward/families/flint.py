@@ -55,7 +55,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     return (
         llama.keys(rotated)
         | keys
-        | {key: value for key, value in layer_types(c).items() if value}
+        | layer_types(c)
         | {
             "attention_bias": require(at(c.attention, 0), SelfAttention).bias,
             "shared_expert_intermediate_size": part.d_shared,

@@ -6,7 +6,7 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Rotary
 from onward.families import HF, gemma2, only, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types
-from onward.families._rope import rope_by_type, rotary_by_type
+from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}
@@ -33,7 +33,9 @@ names = gemma2.names
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, attn_logit_softcapping=None)
-    c = gemma2.layered(with_defaults(hf, DEFAULTS), hf.get("sliding_window_pattern", 6), qk_norm="head")
+    c = gemma2.layered(
+        with_defaults(UNREAD, with_defaults(hf, DEFAULTS)), hf.get("sliding_window_pattern", 6), qk_norm="head"
+    )
     old: dict[str, dict[str, Any]] = {
         LOCAL: {"rope_theta": hf.get("rope_local_base_freq", 10_000.0)},
         FULL: {"rope_theta": hf.get("rope_theta", 1_000_000.0), "rope_scaling": hf.get("rope_scaling")},

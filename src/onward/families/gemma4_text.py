@@ -24,7 +24,7 @@ from onward.config.scaling import ProportionalScaling
 from onward.families import HF, Row, activation, linear, llama, only, require, with_defaults
 from onward.families._experts import FUSED_ROWS
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_layers
-from onward.families._rope import rope_by_type, rotary_by_type
+from onward.families._rope_by_type import rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         **kinds,
         "rms_norm_eps": require(c.norm, RMSNorm).eps,
         "rope_parameters": rope_by_type(c, kinds["layer_types"], missing)["rope_parameters"],
-        "sliding_window": kinds["sliding_window"] or DEFAULTS["sliding_window"],
+        "sliding_window": kinds.get("sliding_window") or DEFAULTS["sliding_window"],
         "hidden_activation": activation(mlps[0]),
         "attention_bias": full.bias,
         "attention_k_eq_v": any(part.values_are_keys for part in parts),

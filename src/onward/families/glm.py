@@ -6,6 +6,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, Row, llama, require, with_defaults
+from onward.families._interleaved import neighbor_names
 from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
@@ -36,7 +37,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    for row in llama.neighbor_names(c):
+    for row in neighbor_names(c, llama.names(c)):
         if not str(row[0]).endswith(("gate_proj.weight", "up_proj.weight")):
             yield row
     for i in range(c.n_layers):

@@ -62,7 +62,7 @@ class ClampedExperts(Experts, kind="clamped_experts", internal=True):
 def config(hf: HF) -> DecoderConfig:
     only(hf, hidden_act="silu")
     hf = with_defaults(hf, DEFAULTS)
-    if hf.get("rope_parameters") is None and not hf.get("rope_scaling"):  # {} means no scaling
+    if hf.get("rope_parameters") is None:  # {} means no scaling
         hf = with_defaults({"rope_parameters": YARN}, hf)
     c = llama.config(hf)
     bias = hf.get("attention_bias", True)

@@ -6,6 +6,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, Row, llama, require, with_defaults
+from onward.families._interleaved import neighbor_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"helium": "HeliumForCausalLM"}
@@ -33,4 +34,4 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    return llama.neighbor_names(c)
+    return neighbor_names(c, llama.names(c))

@@ -15,7 +15,7 @@ RELEASED = {
     "head_dim": 128,
     "max_position_embeddings": 262_144,
     "tie_word_embeddings": True,
-    "rope_scaling": {"type": "dynamic", "alpha": 1000.0},
+    "rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0},
 }
 SMALL = RELEASED | {"vocab_size": 120_818}
 PRESETS: dict[str, HF] = {

@@ -16,8 +16,8 @@ from onward.config.decoder import (
     at,
 )
 from onward.config.routing import SigmoidRouting
-from onward.families import HF, Fix, Row, deepseek_v2, deepseek_v3, linear, require, with_defaults
-from onward.families._experts import dense_or_sparse, experts, mixture_keys, renamed
+from onward.families import HF, Fix, Row, deepseek_v2, deepseek_v3, linear, renamed, require, with_defaults
+from onward.families._experts import dense_or_sparse, experts, mixture_keys
 from onward.families._layers import FULL
 from onward.families._recurrent import LINEAR, layers, one, types, without_attention
 from onward.families._rope import a_rotary
@@ -66,7 +66,7 @@ FLAT: Fix = (lambda t: t.flatten(), lambda t: t[None, None, :, None])
 
 def config(hf: HF) -> DecoderConfig:
     given, old = with_defaults(renamed(hf, OWN), deepseek_v3.DEFAULTS | DEFAULTS), hf.get("linear_attn_config") or {}
-    sizes = {our: old.get(key, hf.get(NEW[key], default)) for our, (key, default) in DELTA.items()}
+    sizes: dict[str, Any] = {our: old.get(key, hf.get(NEW[key], default)) for our, (key, default) in DELTA.items()}
     router = SigmoidRouting(
         *(given[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
     )

@@ -55,14 +55,14 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    mlp, windows = require(c.mlp, Experts), layer_types(c)
-    if not windows["sliding_window"] and not isinstance(at(c.position, 0), Rotary):
-        del windows["sliding_window"]  # of a length that no layer has
+    mlp, layers = require(c.mlp, Experts), layer_types(c)
+    everywhere = "sliding_window" not in layers and isinstance(at(c.position, 0), Rotary)
     keys = llama.keys(replace(c, position=a_rotary(c)))
     del keys["intermediate_size"]
     return (
         keys
-        | windows
+        | layers
+        | ({"sliding_window": None} if everywhere else {})
         | {
             "moe_intermediate_size": c.d_ff,
             "num_experts": mlp.count,

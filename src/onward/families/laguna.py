@@ -6,7 +6,7 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.config.attention_options import SoftplusGate
-from onward.config.decoder import DecoderConfig, Experts, SelfAttention, at
+from onward.config.decoder import DecoderConfig, Experts, Gated, SelfAttention, at
 from onward.config.routing import SigmoidRouting
 from onward.families import HF, Row, linear, llama, only, require, with_defaults
 from onward.families._experts import KINDS, dense_or_sparse, mixture_names
@@ -31,7 +31,7 @@ DEFAULTS = shape(2048, 8192, 40, 48, 8) | {
     "moe_routed_scaling_factor": 1.0,
     "moe_router_logit_softcapping": 0.0,
 }
-WHOLE = {"rope_parameters": {}, "rope_scaling": None, "partial_rotary_factor": 1.0}
+WHOLE: HF = {"rope_parameters": {}, "rope_scaling": None, "partial_rotary_factor": 1.0}
 ROPE = {FULL: {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5}, LOCAL: {"rope_theta": 10_000.0}}
 
 
@@ -53,6 +53,7 @@ def config(hf: HF) -> DecoderConfig:
     )
     tables = hf.get("rope_parameters") or ROPE
     of = {kind: rotary({"rope_parameters": tables.get(kind)}, context=c.context_length) for kind in ROPE}
+    plain = require(c.mlp, Gated)
     experts = Experts(
         count=given["num_experts"],
         top_k=given["num_experts_per_tok"],
@@ -68,7 +69,7 @@ def config(hf: HF) -> DecoderConfig:
             replace(part, window=given["sliding_window"] * local, n_heads=count) for local, count in zip(near, heads)
         ),
         position=tuple(of[LOCAL if local else FULL] for local in near),
-        mlp=tuple(experts if kind == KINDS[1] else c.mlp for kind in kinds),
+        mlp=tuple(experts if kind == KINDS[1] else plain for kind in kinds),
     )
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Gated, LayerNorm, RMSNorm, Rotary, SelfAttention, at
-from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, interleaved, linear, require, sizes
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, RMSNorm, SelfAttention, at
+from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, linear, require, sizes
 from onward.families._rope import a_rotary, rope, rotary
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
@@ -78,7 +78,7 @@ ANCESTORS = {
 
 def config(hf: HF) -> DecoderConfig:
     c = partly_rotated(hf)
-    if (fraction := require(c.position, Rotary).fraction) != 1.0:
+    if (fraction := a_rotary(c).fraction) != 1.0:
         raise UserError(f"config.json has partial_rotary_factor {fraction}: this family rotates whole heads")
     return c
 
@@ -127,11 +127,3 @@ def names(c: DecoderConfig) -> Iterator[Row]:
             yield from linear(f"{their}.self_attn.{name}", f"{our}.attn.{name}")
         for name in "gate", "up", "down":
             yield from linear(f"{their}.mlp.{name}_proj", f"{our}.mlp.{name}")
-
-
-def neighbor_names(c: DecoderConfig) -> Iterator[Row]:
-    """Llama's names for files whose rotary positions pair elements 2 i and 2 i + 1 of a head (see `interleaved`)."""
-    turned = interleaved(c.d_head, a_rotary(c).rope_dim(c.d_head))
-    for their, our, *_ in names(c):
-        rotated = str(our).rpartition(".")[0].endswith(("attn.q", "attn.k"))
-        yield (their, our, turned) if rotated else (their, our)

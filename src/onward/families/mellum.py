@@ -7,7 +7,7 @@ from onward.config.decoder import DecoderConfig, Gated, RMSNorm, Rotary, SelfAtt
 from onward.families import HF, activation, llama, qwen2_moe, require, with_defaults
 from onward.families._experts import KINDS, dense_or_sparse
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
-from onward.families._rope import UNREAD, rope_by_type, rotary_by_type
+from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mellum": "MellumForCausalLM"}

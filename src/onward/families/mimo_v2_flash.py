@@ -26,7 +26,7 @@ DEFAULTS = shape(4096, 16_384, 48, 64, 4) | {
     "num_experts_per_tok": 8,
     "n_shared_experts": 0,
 }
-WHOLE = {"rope_parameters": {}, "rope_scaling": None, "partial_rotary_factor": 1.0}
+WHOLE: HF = {"rope_parameters": {}, "rope_scaling": None, "partial_rotary_factor": 1.0}
 ROPE = {kind: {"rope_theta": theta, "partial_rotary_factor": 0.334} for kind, theta in ((FULL, 5e6), (LOCAL, 1e4))}
 
 

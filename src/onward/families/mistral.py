@@ -5,6 +5,7 @@ from typing import Any
 
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, llama, require, with_defaults
+from onward.families._layers import windowed_parts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mistral": "MistralForCausalLM"}
@@ -31,6 +32,15 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
+    c = uniform(hf)
+    if "layer_types" not in hf:
+        return c
+    window = hf.get("sliding_window", 4096)  # Ministral
+    return replace(c, attention=windowed_parts(hf, SelfAttention(), window, [window is not None] * c.n_layers))
+
+
+def uniform(hf: HF) -> DecoderConfig:
+    """The decoder with the same window in each layer, whatever the layer_types."""
     c = llama.config(with_defaults(hf, DEFAULTS))
     return replace(
         c, attention=SelfAttention(window=hf.get("sliding_window", 4096) or 0), mlp=Gated(act=require(c.mlp, Gated).act)

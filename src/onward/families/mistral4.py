@@ -44,14 +44,15 @@ def config(hf: HF) -> DecoderConfig:
     if int(head * given) != part:
         raise UserError(f"config.json has {FRACTION} {given}: Onward supports only qk_rope_head_dim / {head}")
     whole = with_defaults({"rope_parameters": table, "rope_scaling": None, FRACTION: 1.0}, hf)
-    renormalize, *others = (hf[key] for key in ROUTER)
-    c = deepseek_v2.decoder(whole, SoftmaxRouting(renormalize, *others, group_top_k=2))
+    renormalize, scale, groups, kept = (hf[key] for key in ROUTER)
+    c = deepseek_v2.decoder(whole, SoftmaxRouting(renormalize, scale, groups, kept, group_top_k=2))
     latent = replace(require(c.attention, LatentAttention), query_scale=log_scale(hf))
     return deepseek_v3.paired(hf, replace(c, attention=latent))
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    part, keys = require(c.attention, LatentAttention), deepseek_v3.to_hf(c)
+    part = require(c.attention, LatentAttention)
+    keys = {key: value for key, value in deepseek_v3.to_hf(c).items() if key != "topk_method"}
     fraction = {FRACTION: part.d_rope / (part.d_nope + part.d_rope)}
     tables = {name: keys[name] | fraction for name in ("rope_parameters", "rope_scaling") if name in keys}
     return with_log_scale(keys | tables | fraction, part.query_scale)

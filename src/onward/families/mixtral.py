@@ -21,7 +21,7 @@ DEFAULTS = {"sliding_window": None, "rms_norm_eps": 1e-5, "rope_theta": 1e6}
 
 
 def config(hf: HF) -> DecoderConfig:
-    c = mistral.config(with_defaults(hf, DEFAULTS))
+    c = mistral.uniform(with_defaults(hf, DEFAULTS))
     count = hf.get("num_experts", hf.get("num_local_experts", 8))
     return replace(c, mlp=Experts(count=count, top_k=hf.get("num_experts_per_tok", 2), act=require(c.mlp, Gated).act))
 

@@ -6,7 +6,7 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Rotary, SelfAttention, at
 from onward.families import HF, llama, olmo2, require, with_defaults
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
-from onward.families._rope import UNREAD, rope_by_type, rotary_by_type
+from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"olmo3": "Olmo3ForCausalLM"}

@@ -6,7 +6,7 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Gated, RMSNorm, Rotary, SelfAttention
 from onward.config.scaling import LongRoPEScaling
 from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, llama, only, require, sizes, with_defaults
-from onward.families._rope import rope, rotary
+from onward.families._rope import rope, rope_table, rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"phi3": "Phi3ForCausalLM"}
@@ -98,14 +98,15 @@ LAYER = {
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, full_attn_mod=1, interpolate_factor=1)  # keys of Phi 4 mini
-    scaling = {**(hf.get("rope_parameters") or {}), **(hf.get("rope_scaling") or {})}
-    if scaling.get("rope_type", scaling.get("type")) in ("su", "yarn"):  # the names in the first release
-        scaling["rope_type"] = "longrope"
-    keys = with_defaults({"rope_parameters": scaling}, with_defaults(hf, DEFAULTS))
+    table = rope_table(hf)
+    if table.get("rope_type", table.get("type")) in ("su", "yarn"):  # the names in the first release
+        table["rope_type"] = "longrope"
+    keys = with_defaults({"rope_parameters": table, "rope_scaling": None}, with_defaults(hf, DEFAULTS))
+    context, original = keys["max_position_embeddings"], keys["original_max_position_embeddings"]
     act: Any = hf.get("hidden_act", "silu")
     return DecoderConfig(
         **sizes(keys, SIZES),
-        position=rotary(keys, context=keys["max_position_embeddings"]),
+        position=rotary(keys, context=context, original=original),
         attention=SelfAttention(window=hf.get("sliding_window") or 0),
         mlp=Gated(act=ACTIVATIONS.get(act, act)),
         norm=RMSNorm(eps=hf.get("rms_norm_eps", 1e-5)),

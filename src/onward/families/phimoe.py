@@ -10,6 +10,7 @@ from onward.config.decoder import DecoderConfig, Experts, LayerNorm, RMSNorm, Se
 from onward.config.ranges import Positive
 from onward.config.routing import Routing
 from onward.families import HF, mixtral, only, require, with_defaults
+from onward.families._rope import rope_table
 from onward.families.llama import shape
 
 if TYPE_CHECKING:
@@ -63,11 +64,12 @@ def config(hf: HF) -> DecoderConfig:
 
 def scaled(hf: HF) -> dict[str, Any]:
     """The rope_parameters of config.json, whose magnitude has names of its own."""
-    keys = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
+    keys = {"original_max_position_embeddings": hf.get("original_max_position_embeddings")} | rope_table(hf)
     magnitude, long = keys.pop("short_mscale", None), keys.pop("long_mscale", None)
     if magnitude != long:
         raise UserError(f"config.json has short_mscale {magnitude} and long_mscale {long}: Onward needs equal ones")
-    return {"rope_parameters": keys | ({} if magnitude is None else {"attention_factor": magnitude})}
+    magnitudes = {} if magnitude is None else {"attention_factor": magnitude}
+    return {"rope_parameters": keys | magnitudes, "rope_scaling": None}
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def spread(
 ) -> SelfAttention | tuple[SelfAttention, ...]:
     """`part` in each layer, with a sliding window, if used, in those of `layer_types` or where `local(layer)` is
     true."""
-    window = hf.get("sliding_window", 4096) if hf.get("use_sliding_window", False) else None
+    size = hf.get("sliding_window", 4096)  # which releases without windows have as well
+    window = size if hf.get("use_sliding_window", False) else None
     return windowed_parts(hf, part, window, [local(layer) for layer in range(layers)])
 
 

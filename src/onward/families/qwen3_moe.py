@@ -36,7 +36,8 @@ def config(hf: HF) -> DecoderConfig:
     count = hf.get("num_local_experts", given["num_experts"])  # as transformers 5 calls it when it saves
     given = with_defaults({"num_experts": count}, given)
     c = llama.config(given)
-    window = (hf.get("use_sliding_window", False) and hf.get("sliding_window", 4096)) or 0
+    size = hf.get("sliding_window", 4096) or 0
+    window = size if hf.get("use_sliding_window", False) else 0
     attention = replace(require(c.attention, SelfAttention), qk_norm="head", window=window)
     c = replace(c, attention=attention, mlp=Gated(act=require(c.mlp, Gated).act))
     return replace(c, mlp=qwen2_moe.sparse(given, c))

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Gated, NoPosition, Rotary, SelfAttention, at
 from onward.families import HF, llama, qwen2, require, with_defaults
 
@@ -32,7 +33,9 @@ def config(hf: HF) -> DecoderConfig:
     if rotated is None:
         rotated = [(layer + 1) % hf.get("no_rope_layer_interval", 4) for layer in range(c.n_layers)]
     rotary, attention = require(c.position, Rotary), require(c.attention, SelfAttention)
-    rotated = [bool(rotated[layer]) for layer in range(c.n_layers)]
+    if len(rotated) != c.n_layers:
+        raise UserError(f"config.json has no_rope_layers for {len(rotated)} of {c.n_layers} layers: give one per layer")
+    rotated = list(map(bool, rotated))
     return replace(
         c,
         position=tuple(rotary if rotated else NoPosition() for rotated in rotated),

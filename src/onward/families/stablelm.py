@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Gated, LayerNorm, PreNorm, Rotary, SelfAttention, SharedNorm, at
-from onward.config.part_types import ConfigFields
+from onward.config.decoder import DecoderConfig, Gated, LayerNorm, PreNorm, Rotary, SelfAttention, SharedNorm
 from onward.families import ACTIVATIONS, HF, Row, activation, llama, require, sizes, with_defaults
 from onward.families._rope import rope, rotary
 from onward.families.llama import shape
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 ARCHITECTURES = {"stablelm": "StableLmForCausalLM"}
 BASE = "model."
@@ -30,34 +28,19 @@ SIZES = {our: key for our, key in llama.SIZES.items() if our != "d_head"} | {"dr
 DEFAULTS = shape(2560, 6912, 32, 32, 32) | {"vocab_size": 50_304, "max_position_embeddings": 4096}
 
 
-@dataclass(frozen=True)
-class UnbiasedHeadNorms(SelfAttention, kind="unbiased_head_norms", internal=True):
-    """Self-attention whose LayerNorms of queries and keys have no bias, while the other norms of the block have one
-    (StableLM)."""
-
-    def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.attention import SelfAttentionModule
-        from onward.model.build import layer_norms
-
-        norm: Any = at(config.norm, layer)
-        return SelfAttentionModule(self, config, layer_norms(replace(config, norm=replace(norm, bias=False)), layer))
-
-    def check(self, config: ConfigFields) -> None:
-        super().check(config)
-        if not all(isinstance(at(config.norm, layer), LayerNorm) for layer in range(config.n_layers)):
-            raise UserError(f"attention.{self.kind} needs norm=layer: choose that, or attention=self")
-
-
 def config(hf: HF) -> DecoderConfig:
     keys = with_defaults(hf, DEFAULTS)
     act: Any = hf.get("hidden_act", "silu")
-    bias = hf.get("use_qkv_bias", False)
+    norm = LayerNorm(eps=hf.get("layer_norm_eps", 1e-5))
+    attention = SelfAttention(bias=hf.get("use_qkv_bias", False))
+    if hf.get("qk_layernorm"):
+        attention = replace(attention, qk_norm="heads", qk_norm_part=replace(norm, bias=False))
     return DecoderConfig(
         **sizes(keys, SIZES),
         position=rotary(hf, context=keys["max_position_embeddings"], fraction=0.25),
-        attention=UnbiasedHeadNorms(qk_norm="heads", bias=bias) if hf.get("qk_layernorm") else SelfAttention(bias=bias),
+        attention=attention,
         mlp=Gated(act=ACTIVATIONS.get(act, act)),
-        norm=LayerNorm(eps=hf.get("layer_norm_eps", 1e-5)),
+        norm=norm,
         block=SharedNorm() if hf.get("use_parallel_residual") else PreNorm(),
     )
 

@@ -1,4 +1,4 @@
-"""Checks of requests, and of masks of tokens, against the model that answers."""
+"""Checks of requests, caches and masks of tokens against the model that answers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig
 from onward.generation.request import Request
 from onward.generation.sampling import check_vocabulary
+from onward.model.cache import KVCache
 from onward.model.decoder import check_ids, described
 
 
@@ -53,6 +54,25 @@ def check_request(request: Request, config: DecoderConfig, length: int, slide: b
         hint = "" if slide is None else ", or let the context slide (slide=True, --context-overflow slide)"
         raise ContextOverflow(
             f"Cannot fit {fit}, because this model's maximum context length is {length} tokens: {change}{hint}"
+        )
+
+
+def check_cache(cache: KVCache, config: DecoderConfig, rows: int, num_draft_tokens: int) -> None:
+    """Raise a UserError if an engine cannot answer `rows` requests at a time in a cache, for a model with `config`,
+    or not verify `num_draft_tokens` draft tokens of each."""
+    if not 1 <= rows <= cache.rows:
+        raise UserError(f"rows is {rows}: it must be at least 1, and at most the rows of the cache")
+    if len(cache.layers) != config.n_layers:
+        raise UserError("the cache belongs to another model: make one from this model's config")
+    if num_draft_tokens and cache.chunk <= num_draft_tokens:
+        raise UserError(
+            f"Cannot verify {num_draft_tokens} draft tokens, because a call adds at most {cache.chunk} tokens to this "
+            f"cache: make one with a chunk of {num_draft_tokens + 1}"
+        )
+    if cache.states and cache.keep < num_draft_tokens:
+        raise UserError(
+            f"Cannot verify {num_draft_tokens} draft tokens, because the states of this cache can be rolled back by "
+            f"{cache.keep} tokens: make one with keep={num_draft_tokens}"
         )
 
 

@@ -13,6 +13,7 @@ from onward.generation.engine.engine import Engine
 from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.request import Request, random_seed
 from onward.generation.schemas import SchemaWarning, prepared
+from onward.text.media import refuse_media
 from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
 
@@ -31,7 +32,10 @@ def prompts_of(prompt: str | Sequence[Prompt]) -> list[Prompt]:
 
 
 def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
-    """Return the token ids of a prompt; for an empty prompt, the beginning-of-text token."""
+    """Return the token ids of a prompt; for an empty prompt, the beginning-of-text token. Raises a UserError for tokens
+    of images or sound."""
+    if tokenizer.media:
+        refuse_media(tokenizer.media, prompt)
     tokens = tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
     return tokens or tokenizer.begin([])
 

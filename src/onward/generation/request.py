@@ -64,6 +64,7 @@ class Request:
     error: Exception | None = None  # why the request failed: a UserError, or the exception of a user's function
     start: int = 0  # index in prompt + tokens where the context begins
     num_cached: int = 0  # number of tokens of the context whose keys and values are in the cache
+    last_length: int = 0  # number of tokens of the context up to which the row can be continued
     num_shared: int = 0  # number of prompt tokens that were in the cache when the request was admitted
     computed_by: str | None = None  # key of the model and adapter that cached these tokens; None: not shared
     num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft's cache

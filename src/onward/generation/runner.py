@@ -26,6 +26,7 @@ from onward.model.decoder import Decoder
 
 BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
+Pieces = Sequence[Sequence[int]]  # tokens of each row
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
 PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # so far, by kind
 
@@ -57,13 +58,15 @@ class Runner:
         self.selection: Selection | None = None  # None while the model has no adapters
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
-    def view(self, first: int, end: int, length: int) -> CacheView:
+    def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
         """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`; the
-        length is rounded up, so that views can be reused."""
+        length is rounded up, so that views can be reused. `counts` of each row are tokens, which change its states."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
         key = first, end, -(-length // BUCKET) * BUCKET
+        if counts and self.cache.states:
+            return self.cache.view(*key, counts=tensor_on(self.model.device, counts))
         if key not in self.views:
             if len(self.views) >= MAX_VIEWS:
                 self.views.clear()
@@ -86,19 +89,19 @@ class Runner:
         return self.selection.use(adapters) if self.selection and adapters else nullcontext()
 
     def forward_rows(
-        self, first: int, pieces: Sequence[Sequence[int]], starts: Sequence[int], adapters: Sequence[str] = ()
+        self, first: int, pieces: Pieces, starts: Sequence[int], adapters: Sequence[str] = (), idle: Sequence[int] = ()
     ) -> Tensor:
         """Run the model on `pieces`, the next tokens of each row from row `first` on; piece i begins at position
         starts[i]. Returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
-        that the model uses at present."""
-        width = max(map(len, pieces))
+        that the model uses at present. The pieces in `idle` are padding, which their rows do not keep."""
+        width, lengths = max(map(len, pieces)), [0 if i in idle else len(piece) for i, piece in enumerate(pieces)]
         # padding repeats a row's own last token: NaN from a token never reaches another row
         tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
-        view = self.view(first, first + len(pieces), max(starts) + width)
+        view = self.view(first, first + len(pieces), max(starts) + width, lengths if min(lengths) < width else ())
         with self.using(adapters):
             return self.model.hidden(tokens, positions, view)
 
-    def inputs(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def inputs(self, pieces: Pieces, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
         tokens, device = tensor_on(self.model.device, pieces), self.model.device
         return tokens, tensor_on(device, starts)[:, None] + torch.arange(tokens.size(1), device=device)
 

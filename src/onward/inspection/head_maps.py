@@ -12,6 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from onward.inspection.inputs import logits
 from onward.model.decoder import Decoder
+from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
 
@@ -19,11 +20,15 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
     """Return the attention weights (H, T, T) of each layer for one sequence of token ids, without dropout.
 
     Row q, column k: the weight with which token q attends to token k. Rows sum to 1 (to less with sinks); weights above
-    the diagonal, of later tokens, are exactly 0.
+    the diagonal, of later tokens, are exactly 0. A layer without attention weights, such as a recurrent one, has no
+    heads.
     """
-    with trace(model, "blocks.*.attn.weights") as t:
+    names = {layer: f"blocks.{layer}.attn.weights" for layer in range(model.config.n_layers)}
+    known = activation_names(model).keys()
+    with trace(model, "embed", *(name for name in names.values() if name in known)) as t:
         logits(model, tokens)
-    return [t[f"blocks.{layer}.attn.weights"][0] for layer in range(model.config.n_layers)]
+    none = torch.zeros(0, len(tokens), len(tokens), device=model.device)
+    return [t[name][0] if name in known else none for name in names.values()]
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:

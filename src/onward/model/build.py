@@ -8,21 +8,18 @@ Shapes: B batch, T tokens in this call, D d_model, N tokens, K experts per token
 import math
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from onward.base.errors import UserError
-from onward.base.fields import Part
+from onward.base.fields import Part, changed_fields
 from onward.config import decoder as parts
 from onward.config import routing
-from onward.config.attention_options import QueryScale
-from onward.config.decoder import DecoderConfig, at
-from onward.model import blocks, norms
-from onward.model.attends import QueryScaledAttend
+from onward.config.decoder import DecoderConfig, at, each
+from onward.model import blocks, extended, norms
+from onward.model.attention import SelfAttentionModule
 from onward.model.experts import ExpertsModule, LogitBiasRoutingModule, SigmoidRoutingModule, SoftmaxRoutingModule
-from onward.model.extended import GatedLatentAttentionModule, self_attention
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import (
@@ -34,6 +31,10 @@ from onward.model.layers import (
 )
 from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
 from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
+
+EXTENDED = {  # fields of attention whose steps plain attention does not have
+    *("value_scale", "value_norm", "values_are_keys", "qk_norm_part", "norm_rotated", "gate", "query_scale"),
+}
 
 
 def build_position(part: parts.Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
@@ -75,13 +76,12 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
     if part.build is not None:
         return part.build(config, layer)
     match part:
+        case parts.SelfAttention() | parts.LatentAttention() if is_extended(part, config):
+            return extended.attention(part, config, layer, build_norm)
         case parts.SelfAttention():
-            kinds = part.qk_norm_part or at(config.norm, layer), part.value_norm or parts.NoNorm()
-            qk_norm, value_norm = (partial(build_norm, norm, config, layer) for norm in kinds)
-            return with_query_scale(self_attention(part, config, layer, qk_norm, value_norm), part.query_scale)
+            return SelfAttentionModule(part, config, layer_norms(config, layer))
         case parts.LatentAttention():
-            latent = GatedLatentAttentionModule if part.gate else LatentAttentionModule
-            return with_query_scale(latent(part, config), part.query_scale)
+            return LatentAttentionModule(part, config)
         case parts.GatedDeltaNet():
             return GatedDeltaNetModule(part, config)
         case parts.Mamba2():
@@ -91,11 +91,9 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
     raise no_module(part)
 
 
-def with_query_scale(module: Any, part: QueryScale | None) -> nn.Module:
-    """Give an attention module a factor of its queries; None is no factor."""
-    if part:
-        module.attend = QueryScaledAttend(part, module.attend)
-    return module  # type: ignore[no-any-return]
+def is_extended(part: parts.Attention, config: DecoderConfig) -> bool:
+    """Whether a layer may have steps beyond those of plain attention."""
+    return not EXTENDED.isdisjoint(changed_fields(part)) or any(other.shares_kv for other in each(config.attention))
 
 
 def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:

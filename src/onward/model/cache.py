@@ -75,8 +75,10 @@ class KVCache:
     tokens before it: a row can be rolled back by that many, padding included. Beyond, on a CPU, a call raises a
     UserError. A call whose padding is longer must say in `view` how many tokens each row has.
 
-    `rope_length` (rows,) is the greatest length that each row will reach, on which rotary scalings may depend. It is
-    `length` by default, may be set when a row is given to a request, and must not change while the row is continued.
+    `rope_length` (rows,) is the number of tokens for which the rotary positions of each row are scaled, by dynamic NTK
+    or LongRoPE; other scalings ignore it. It is `length` by default, may be set when a row is given to a request, and
+    must not change while the row is continued. An Engine sets it to the number of tokens of the row, and computes the
+    row again when the scaling changes.
 
     >>> cache = KVCache(config, rows=1, length=16, chunk=8)
     >>> logits = model(tokens, positions, cache)
@@ -98,7 +100,7 @@ class KVCache:
         dtype: torch.dtype | None = None,
     ) -> None:
         device = known_device(device) if device else None
-        self.config, self.length, self.chunk, self.step = config, length, chunk, step
+        self.config, self.length, self.chunk, self.step, self.keep = config, length, chunk, step, keep
         self.capacity = 0 if step else length  # positions below it have slots
         self.rope_length = torch.full((rows,), length, device=device)
         self.layers: list[LayerCache] = []

@@ -5,14 +5,14 @@ Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from onward.config.decoder import Alibi, DecoderConfig, Position, Rotary, at
-from onward.config.part_types import kv_source
 from onward.config.scaling import Scaling
+from onward.config.shared_keys import kv_source
 from onward.kernels.operations import rotate
 from onward.model.alibi import score_bias
 from onward.model.cache import CacheView
@@ -39,7 +39,7 @@ class AttentionContext:
     rotation: tuple[Tensor, Tensor] | None = None  # cosines and sines, each (B, T, 1, rope_dim / 2)
     cache: LayerCache | None = None  # the layer's keys and values of earlier tokens; None: no cache
     indices: SlotIndices | None = None  # the slots that this call writes and reads
-    shared: SharedKeys | None = None  # keys and values that other layers use, too; None outside of a decoder
+    shared: SharedKeys = field(default_factory=SharedKeys)  # keys and values that other layers use, too
     inputs: Tensor | None = None  # vectors of the tokens for this layer, (B, T, P), of a block with `layer_inputs`
 
     @property
@@ -96,7 +96,8 @@ def attention_contexts(
         rotation_key = position, attention.rope_width(config)
         if rotation_key not in rotations:
             rotations[rotation_key] = rotation(*rotation_key, angle_positions, rope_length)
-        contexts.append(AttentionContext(masks[mask_key], rotations[rotation_key], layer_cache, slot_indices, shared))
+        rotated = rotations[rotation_key]
+        contexts.append(AttentionContext(masks[mask_key], rotated, layer_cache, slot_indices, shared=shared))
     return contexts
 
 

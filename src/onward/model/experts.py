@@ -197,6 +197,20 @@ class ExpertsModule(nn.Module):
         return adapted(self, name).to(dtype), None if bias is None else bias.to(dtype)
 
 
+class InputWeightedExpertsModule(ExpertsModule):
+    """A mixture of experts, x (..., D) -> (..., D), whose weights multiply the inputs of the experts, not the
+    outputs."""
+
+    def mix_chosen(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        scaled = (tokens[:, None] * weights[..., None].type_as(tokens)).flatten(0, 1)
+        y = super().mix_chosen(scaled, torch.ones_like(weights).view(-1, 1), experts.view(-1, 1))
+        return y.unflatten(0, experts.shape).sum(1)
+
+    def activations(self) -> Declarations:
+        # units and outputs of single experts are those of weighted inputs, which tracing does not compute
+        return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
+
+
 Stack = tuple[Tensor, Tensor | None]  # weights (X, O, I), biases (X, O)
 Combine = Callable[[Tensor, Tensor], Tensor]
 

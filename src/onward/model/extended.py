@@ -5,6 +5,7 @@ Shapes: B batch, T tokens in this call, S keys, D d_model, H heads, K key/value 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,9 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.config.attention_options import OutputGate, SoftplusGate
-from onward.config.decoder import DecoderConfig, LatentAttention, SelfAttention
-from onward.config.part_types import kv_source
+from onward.config.decoder import DecoderConfig, LatentAttention, NoNorm, SelfAttention, at
+from onward.config.shared_keys import kv_users
 from onward.model.activations import Activation, ContextVectors, Declarations, Output
+from onward.model.attends import QueryScaledAttend
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.latent import LatentAttentionModule
@@ -23,11 +25,26 @@ from onward.model.layers import Linear, NewNorm, outputs_of
 from onward.model.scales import Scale
 
 
+def attention(
+    part: SelfAttention | LatentAttention, config: DecoderConfig, layer: int, build_norm: NewNorm
+) -> nn.Module:
+    """Return the module of a layer's attention; `build_norm` makes norms from a part, the config, the layer and a
+    width."""
+    if isinstance(part, LatentAttention):
+        latent = GatedLatentAttentionModule if part.gate else LatentAttentionModule
+        module: Any = latent(part, config)
+    else:
+        norms = part.qk_norm_part or at(config.norm, layer), part.value_norm or NoNorm()
+        module = self_attention(part, config, layer, *(partial(build_norm, norm, config, layer) for norm in norms))
+    if part.query_scale:
+        module.attend = QueryScaledAttend(part.query_scale, module.attend)
+    return module  # type: ignore[no-any-return]
+
+
 def self_attention(
     part: SelfAttention, config: DecoderConfig, layer: int, norm: NewNorm, value_norm: NewNorm
 ) -> nn.Module:
-    """Return the module of a layer's self-attention: plain, or with further steps."""
-    shared_by = [i for i in range(layer + 1, config.n_layers) if kv_source(config, i) == layer]
+    shared_by = kv_users(config, layer)
     if part.shares_kv:
         kind: type[ExtendedSelfAttentionModule] = SharingSelfAttentionModule
     elif part.values_are_keys:

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens in this call, S slots, K key/value heads, E d_head, P b
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -154,6 +154,11 @@ class NoStates:
     """The states of the rows of a cache, as the cache of a model without recurrent layers has them: none. `RowStates`
     are those of other models."""
 
+    layers: Sequence[dict[str, Tensor]]  # of each layer by name, each (rows, K + 1, ...)
+
+    def __init__(self) -> None:
+        self.layers = ()
+
     def __bool__(self) -> bool:
         return False
 
@@ -170,6 +175,19 @@ class NoStates:
     def holds(self, row: int, length: int) -> bool:
         """Whether a row can continue after its first `length` tokens; on an accelerator this waits for the device."""
         return True
+
+    def note(self, positions: Tensor) -> None:
+        """Note that the first rows advance at `positions` (B, T) outside the model, as in a compiled step."""
+
+    def preserved(self) -> AbstractContextManager[object]:
+        """A context after which the states are as before."""
+        return nullcontext()
+
+    def snapshot_bytes(self) -> int:
+        return 0
+
+    def forget(self, row: int) -> None:
+        """Let a row have no states, as its request has left; the next one begins at position 0 or from a snapshot."""
 
     def snapshot(self, row: int, length: int) -> Snapshot:
         """Copy the states of a row after its first `length` tokens, at least one. Raises a UserError if they are not

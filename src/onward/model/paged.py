@@ -93,7 +93,7 @@ class PagedKVCache(KVCache):
     ) -> None:
         device = known_device(device) if device else None
         self.config, self.length, self.capacity, self.chunk, self.step = config, length, length, chunk, 0
-        self.block_size = block_size
+        self.block_size, self.keep = block_size, keep
         self.rope_length = torch.full((rows,), length, device=device)
         columns = -(-(length + chunk) // block_size)
         self.num_blocks: dict[int, int] = {}  # by window, without the null block and the one for padding

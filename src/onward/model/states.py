@@ -9,7 +9,8 @@ writes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ class StateIndices:
 class RowStates(NoStates):
     """The states of all layers and rows of a cache, and which ones are there."""
 
-    layers: list[dict[str, Tensor]]  # of each layer by name, each (rows, K + 1, ...)
+    layers: Sequence[dict[str, Tensor]]  # of each layer by name, each (rows, K + 1, ...)
     held: Tensor  # (rows, K + 1), the position after which the state in each slot stands; < 0: no state
     counts: Tensor | None = None  # (B,), tokens of each row in the next call, the others are padding; None: all
     call: StateIndices | None = None  # what the current call reads and writes
@@ -110,6 +111,24 @@ class RowStates(NoStates):
     def holds(self, row: int, length: int) -> bool:
         return not length or bool((self.held[row] == length - 1).any())
 
+    def note(self, positions: Tensor) -> None:
+        self.view(slice(0, len(positions)), None).advance(positions)
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        kept = [(t, t.clone()) for t in (self.held, *(t for layer in self.layers for t in layer.values()))]
+        try:
+            yield
+        finally:
+            for tensor, before in kept:
+                tensor.copy_(before)
+
+    def snapshot_bytes(self) -> int:
+        return self.nbytes() // self.held.numel()
+
+    def forget(self, row: int) -> None:
+        self.held[row] = -1
+
     def snapshot(self, row: int, length: int) -> Snapshot:
         if not self.holds(row, length):
             held = sorted(p + 1 for p in self.held[row].tolist() if p >= 0)
@@ -152,6 +171,9 @@ class StateLayerCache(LayerCache):
         keys = self.base.slot_indices(positions)
         return StateSlots(write=keys.write, key_positions=keys.key_positions, blocks=keys.blocks, states=call)
 
+    def locate(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return self.base.locate(positions)
+
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
         return self.base.update(name, vectors, indices)
 
@@ -159,6 +181,18 @@ class StateLayerCache(LayerCache):
         """Return the state `name` of each row before the first token of this call, (B, ...)."""
         state = self.states[name][call.rows[:, 0], call.before[:, 0]]
         return state.masked_fill_(call.fresh.view(-1, *[1] * (state.ndim - 1)), 0)
+
+    def recur(
+        self, name: str, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None = None
+    ) -> Tensor | None:
+        """Return the outputs (B, G, R, T, F) of the recurrence of `recurrent/recurrence.py` over this call's tokens, if
+        this cache advances the state `name` in its own memory; None: the layer reads and writes it."""
+        return None
+
+    def convolve(self, name: str, x: Tensor, weight: Tensor) -> Tensor | None:
+        """Return x (B, T, X), in at least fp32, after a convolution with `weight` (X, K), if this cache advances the
+        state `name` in its own memory; None: the layer reads and writes it."""
+        return None
 
     def write(self, name: str, states: Tensor, call: StateIndices) -> None:
         """Keep the states `name` after the last W tokens of each row, (B, W, ...): those after the tokens at

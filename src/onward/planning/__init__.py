@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from onward.planning.laws import LAWS, REFIT, LossLaw, flops_for, smaller_models
     from onward.planning.machine import peak_flops
     from onward.planning.memory import cache_bytes, generation_memory, training_memory, weight_bytes
-    from onward.planning.parameters import active_parameters, cache_bytes_per_token
+    from onward.planning.parameters import active_parameters, cache_bytes_per_token, state_bytes
 else:
     from onward.base.public import lazily
 
@@ -39,6 +39,7 @@ __all__ = [
     "part_sizes",
     "peak_flops",
     "smaller_models",
+    "state_bytes",
     "training_flops",
     "training_memory",
     "weight_bytes",

@@ -14,7 +14,7 @@ from typing import Any
 from onward.base import fields
 from onward.base.fields import Part, text
 from onward.config.decoder import Attention, AttentionOnly, DecoderConfig, at, each
-from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, parameters
+from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, parameters, state_bytes
 
 NEUTRAL = (0, 1, None, "none", "auto")  # defaults that add, scale, cap or share nothing, and need no mention
 MOST = 4  # different values of a field over the layers that are listed; the others are counted
@@ -92,6 +92,8 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
     yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
     first, last = cache_bytes_per_token(config), cache_bytes_per_token(config, length=config.context_length)
     yield Fact("key/value bytes per token", first, "in all layers, at 16 bits per element")
+    if states := state_bytes(config):
+        yield Fact("state bytes per row", states, "in all recurrent layers, at any length; matrices at 32 bits")
     yield Fact(
         "key/value bytes, windows full", last, "once layers with a window overwrite their oldest token", first == last
     )
@@ -135,6 +137,8 @@ def grouping(config: DecoderConfig) -> str:
 def sharing(part: Attention, config: DecoderConfig) -> str:
     if "latent" in part.entries(config):
         return "latent: the keys and values of all heads are projections of one vector"
+    if not part.entries(config):
+        return "no keys and values: a state of fixed size" if part.states(config) else "no keys and values"
     heads = part.heads(config)
     shared = heads.n_heads // heads.n_kv_heads
     if shared == 1:

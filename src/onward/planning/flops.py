@@ -79,10 +79,11 @@ def weight_flops(config: DecoderConfig) -> int:
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
     """Count the operations per token, summed over layers, of attention to `keys` keys and values; a layer with a window
-    attends to at most its window. `decoding` says that the keys are in a cache, so that latent attention works on its
-    latents."""
+    attends to at most its window, and recurrent layers change and read their states. `decoding` says that the keys are
+    in a cache, so that latent attention works on its latents."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    return sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
+    states = sum(part.state_flops(config) for part in parts)
+    return states + sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
 
 
 def flops_per_token(config: DecoderConfig, keys: float) -> float:
@@ -94,7 +95,8 @@ def causal_attention_flops(config: DecoderConfig, length: int) -> float:
     """Count the operations per token of causal attention: the mean over a text of `length` tokens, each of which
     attends to itself and the tokens before it, within the window."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    return sum(part.key_flops(config) * mean_keys(length, part.window, part.chunked) for part in parts)
+    states = sum(part.state_flops(config) for part in parts)
+    return states + sum(part.key_flops(config) * mean_keys(length, part.window, part.chunked) for part in parts)
 
 
 def mean_keys(length: int, window: int = 0, chunked: bool = False) -> float:

@@ -20,7 +20,7 @@ from onward.data.windows import Batch
 from onward.generation.cache.manager import CHUNK
 from onward.kernels.quantized import GROUP
 from onward.planning.dry import dry_step
-from onward.planning.parameters import modules, parameters
+from onward.planning.parameters import modules, parameters, state_bytes
 from onward.transforms.quantize import choose_layers
 
 HOLES = 0.28  # of activations, gradients and temporary tensors on a CPU: 0.14 to 0.41 were measured
@@ -46,12 +46,20 @@ def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quan
 
 
 def cache_bytes(
-    config: DecoderConfig, rows: int, length: int, dtype: torch.dtype, *, quantized: bool = False, chunk: int = 0
+    config: DecoderConfig,
+    rows: int,
+    length: int,
+    dtype: torch.dtype,
+    *,
+    quantized: bool = False,
+    chunk: int = 0,
+    keep: int = 0,
 ) -> int:
     """Compute the bytes of a KVCache for `rows` rows of `length` tokens, with prompts read in chunks of `chunk` tokens.
-    Layers with a window keep about as many tokens as the window, latent attention keeps one latent per token, and a
-    `quantized` cache keeps int8 with one scale per vector."""
-    total = 0
+    Layers with a window keep about as many tokens as the window, latent attention keeps one latent per token, a
+    `quantized` cache keeps int8 with one scale per vector, and recurrent layers keep the states of `keep` + 1
+    positions."""
+    total = (keep + 1) * state_bytes(config, dtype.itemsize)
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
         slots = chunk + (min(part.window, length) if part.window else length)

@@ -82,3 +82,10 @@ def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, leng
     parts = (at(config.attention, layer) for layer in range(config.n_layers))
     growing = (part for part in parts if not 0 < part.window <= length)
     return bytes_per_number * sum(math.prod(shape) for part in growing for shape in part.entries(config).values())
+
+
+def state_bytes(config: DecoderConfig, bytes_per_number: int = 2) -> int:
+    """Compute the bytes of the states of one row at one position, those of recurrent layers: they do not depend on the
+    row's length. States with a dtype of their own, fp32, take 4 bytes per number or more."""
+    states = [state for i in range(config.n_layers) for state in at(config.attention, i).states(config).values()]
+    return sum(math.prod(shape) * (max(4, bytes_per_number) if own else bytes_per_number) for shape, own in states)

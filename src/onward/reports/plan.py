@@ -40,7 +40,7 @@ from onward.planning.memory import (
     most,
     training_memory,
 )
-from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters
+from onward.planning.parameters import active_parameters, cache_bytes_per_token, parameters, state_bytes
 from onward.planning.traffic import Collective, collectives
 from onward.reports.plan_lines import Line, memory_lines, number, size, time_lines, traffic_lines, vocabulary_line
 from onward.training.step.loss import CrossEntropy
@@ -141,16 +141,20 @@ class Planned:
         dtype = DTYPES[self.dtype]
         kept = self.quantize or self.dtype
         yield line("weights", memory.weights, f"parameters x bytes in {kept}")
-        per_token = cache_bytes(config, 1, 1, dtype, quantized=self.quantized_cache)
+        states = state_bytes(config, dtype.itemsize)
+        per_token = cache_bytes(config, 1, 1, dtype, quantized=self.quantized_cache) - states
         how = "int8 and a scale for each vector" if self.quantized_cache else f"{dtype.itemsize} bytes"
         yield line("KV cache per token", per_token, f"cached numbers of all layers x {how}")
         if any(0 < at(config.attention, layer).window < self.context for layer in range(config.n_layers)):
             last = cache_bytes_per_token(config, dtype.itemsize, self.context)
             yield line("KV cache per token, windows full", last, "layers with a window overwrite their oldest token")
+        if states:
+            yield line("states of a row", states, "recurrent layers, the same at any length; in fp32")
         yield line(
             "KV cache",
             memory.cache,
-            f"per token x (tokens + a chunk of {memory.chunk}) x rows; layers with a window keep fewer tokens",
+            f"per token x (tokens + a chunk of {memory.chunk}) x rows{' + states' * (states > 0)}; "
+            "layers with a window keep fewer tokens",
         )
         yield line("activations", memory.activations, f"dry run of {memory.chunk} tokens of a prompt{self.allocator}")
         yield from self.fit(line, memory.peak, "weights + KV cache + activations")

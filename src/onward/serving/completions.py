@@ -20,6 +20,7 @@ from onward.serving.service import Service, service_of
 from onward.serving.shapes import Prompts, Whole
 from onward.serving.streams import DONE, event
 from onward.serving.usage import of_completion, usage_of
+from onward.text.media import refuse_media
 from onward.transforms.lora import use_adapter
 
 router = APIRouter(tags=["OpenAI"])
@@ -71,6 +72,7 @@ def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
     special = body.add_special_tokens is not False
     result = []
     for prompt in [given] if isinstance(given, str) else given:
+        refuse_media(tokenizer.media, prompt)  # type: ignore[arg-type]
         tokens = tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt
         result.append(truncated(prompt_tokens(tokenizer, tokens), body, served))  # type: ignore[arg-type]
     return result

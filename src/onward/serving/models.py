@@ -17,6 +17,7 @@ from onward.checkpoint.load import open_source
 from onward.config.decoder import DecoderConfig
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CHUNK
+from onward.generation.drafts.model_draft import NUM_DRAFT_TOKENS
 from onward.generation.engine.engine import Engine
 from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
@@ -128,6 +129,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         chunk,
         blocks=blocks,
         block_size=BLOCK,
+        keep=NUM_DRAFT_TOKENS if draft else options.lookup,
         device=lm.model.device,
         dtype=lm.model.dtype,
     )

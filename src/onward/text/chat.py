@@ -14,6 +14,7 @@ import tokenizers
 
 from onward.base.errors import UserError
 from onward.text.masked_string import GENERATED, TEMPLATE, MaskedString, codes_of, mask_of
+from onward.text.media import refuse_media
 from onward.text.messages import REASONING, Message, Messages, any_message, template_error
 from onward.text.template import compiled
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
@@ -130,6 +131,8 @@ class Chat:
             text = text[: talk.end_of(text, len(given) - 1, "content")]
             if not text:
                 raise UserError("Cannot continue the last message, because the chat template writes no text of it")
+        if self.tokenizer.media:
+            refuse_media(self.tokenizer.media, text)
         return [i for i, _, _ in self.tokens(text)]
 
     def conversations(

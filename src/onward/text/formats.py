@@ -7,48 +7,36 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, pre_tokenizers, processors
 
-from onward.base.errors import UserError
+from onward.text.merges import END, read_merges
 from onward.text.ranks import is_ranks, load_ranks, load_tekken
 from onward.text.sentencepiece import read_sentencepiece
 
-END = "<|endoftext|>"  # follows every document and, as in GPT-2, precedes the first
 OTHER_NAMES = "vocab.json", "tekken.json"
 OTHER_SUFFIXES = ".model", ".tiktoken"
 
 
-def read_other(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """(tokenizer, beginning-of-text, end-of-text and padding token) of a file with one of these names or suffixes;
-    unknown ones are None."""
+def read_other(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
+    """(tokenizer, its control tokens by name, such as bos_token) of a file with one of these names or suffixes, in a
+    folder with the other files `tables`."""
     if file.name == "vocab.json":
-        return byte_level(read_bpe(file.parent), use_regex=True), None, None, None
-    if file.name == "tekken.json":
-        return load_tekken(file)
-    return load_ranks(file) if is_ranks(file) else read_sentencepiece(file)
+        return read_merges(file.parent, tables)
+    read = load_tekken if file.name == "tekken.json" else load_ranks if is_ranks(file) else read_sentencepiece
+    inner, *texts = read(file)
+    return inner, {name: text for name, text in zip(("bos_token", "eos_token", "pad_token"), texts) if text is not None}
 
 
-def read_bpe(folder: Path) -> models.BPE:
-    vocab, merges = folder / "vocab.json", folder / "merges.txt"
-    if not merges.exists():
-        raise UserError(f"there is no merges.txt in {folder}, which {vocab.name} needs: copy or download it")
-    try:
-        return models.BPE.from_file(str(vocab), str(merges))
-    except Exception as error:  # the library raises nothing narrower
-        raise UserError(f"{vocab} and merges.txt are not a tokenizer ({error}): copy or download both again") from None
-
-
-def add_published(inner: tokenizers.Tokenizer, tables: Mapping[str, Mapping[str, Any]], file: Path) -> None:
-    listed = tables.get("tokenizer_config.json", {}).get("added_tokens_decoder")
-    for i, token in sorted(listed.items(), key=lambda pair: int(pair[0])) if isinstance(listed, dict) else ():
-        options = {name: bool(token.get(name)) for name in ("lstrip", "rstrip", "normalized", "special")}
-        added = tokenizers.AddedToken(str(token.get("content")), **options)
-        (inner.add_special_tokens if options["special"] else inner.add_tokens)([added])
-        if inner.token_to_id(added.content) != int(i):
-            raise UserError(
-                f"Cannot add the token {added.content!r} of tokenizer_config.json, because {file.name} gives it "
-                f"another id than {i}: copy or download both files again"
-            )
+def add_ends(inner: tokenizers.Tokenizer, config: Mapping[str, Any], bos: str | None, eos: str | None) -> None:
+    """Let the tokenizer put the beginning-of-text token before a text and the end-of-text token after it, as
+    tokenizer_config.json says for files that do not."""
+    first = bos if config.get("add_bos_token") else None
+    last = eos if config.get("add_eos_token") else None
+    if used := [token for token in (first, last) if token is not None]:
+        parts = [part for part in (first, "$A", last) if part is not None]
+        inner.post_processor = processors.TemplateProcessing(
+            parts, None, [(token, inner.token_to_id(token)) for token in used]
+        )
 
 
 def byte_level(model: models.Model, *, use_regex: bool) -> tokenizers.Tokenizer:

@@ -21,6 +21,7 @@ CL100K = (  # unlike Llama 3's, white space at the end of a text is one piece
     r"\s+\z|\s*[\r\n]|\s+(?!\S)|\s"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN35 = QWEN2.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _END = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _SHORT = rf"{CONTRACTION}?"

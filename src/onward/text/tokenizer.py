@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tokenizers
-from tokenizers import decoders, pre_tokenizers, processors
+from tokenizers import decoders, pre_tokenizers
 
 from onward.base.arguments import Range, checked, explained, shown, unchecked
 from onward.base.errors import UserError
 from onward.base.files import atomic_write, write_json
+from onward.text.added_tokens import add_published
 from onward.text.boundaries import continuing
-from onward.text.formats import END, OTHER_NAMES, OTHER_SUFFIXES, add_published, read_other
+from onward.text.formats import OTHER_NAMES, OTHER_SUFFIXES, add_ends, read_other
+from onward.text.media import media_tokens
+from onward.text.merges import END
 from onward.text.patterns import BYTE_OF
 
 UNKNOWN = "\ufffd"
@@ -24,6 +27,7 @@ SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which UTF-8 canno
 BYTE = re.compile(r"<0x[0-9A-F]{2}>")  # a byte token of SentencePiece's byte fallback
 CUT = re.compile(r"(?<=\S)\n(?=\S)")
 ACROSS = re.compile(r"[\nĊ][^\sĊĉčĠ]")  # a token that crosses such a line break, in characters or in byte symbols
+CONTROL_FILES = "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json"
 TokenId = Annotated[int, Range(0, 2**32 - 1)]
 PIECE = 1 << 16  # characters encoded at a time; the library is slow on very long strings and parallel over many
 
@@ -63,6 +67,7 @@ class Tokenizer:
         self.special = {i for i, token in inner.get_added_tokens_decoder().items() if token.special}
         self.cuttable = cuttable(inner)
         self.of_bytes = isinstance(inner.decoder, decoders.ByteLevel)
+        self.media = dict[int, str]()  # tokens for images or sound, by id: see `text.media`
 
     @classmethod
     @checked
@@ -74,18 +79,20 @@ class Tokenizer:
         file = (tokenizer_file(path) or path / "tokenizer.json") if path.is_dir() else path
         if not file.exists():
             raise UserError(f"there is no tokenizer.json in {path}: name a folder or file that contains one")
-        inner, first, last, filler = read_inner(file)
-        end, tables = END if inner.token_to_id(END) is not None else None, published(file.parent)
-        if file.name != "tokenizer.json":
-            add_published(inner, tables, file)
-        bos, eos = special_name(tables, "bos_token", inner) or first or end, special_name(tables, "eos_token", inner)
-        if bos and inner.post_processor is None and tables.get("tokenizer_config.json", {}).get("add_bos_token"):
-            inner.post_processor = processors.TemplateProcessing(f"{bos} $A", None, [(bos, inner.token_to_id(bos))])
+        tables = published(file.parent)
+        inner, names = read_inner(file, tables)
+        add_published(inner, tables, names, file.name)
+        end = END if inner.token_to_id(END) is not None else None
+        bos = special_name(tables, "bos_token", inner) or names.get("bos_token") or end
+        eos = special_name(tables, "eos_token", inner) or names.get("eos_token") or end
+        if file.name != "tokenizer.json" and inner.post_processor is None:
+            add_ends(inner, tables.get("tokenizer_config.json", {}), bos, eos)
         ends = [i for table in tables.values() for i in known_ids(table.get("eos_token_id"), inner)]
-        pad, templates = special_name(tables, "pad_token", inner) or filler, chat_templates(file.parent, tables)
-        tokenizer = cls(inner, bos, eos or last or end, pad=pad, ends=ends, templates=templates)
+        pad = special_name(tables, "pad_token", inner) or names.get("pad_token")
+        tokenizer = cls(inner, bos, eos, pad=pad, ends=ends, templates=chat_templates(file.parent, tables))
         if names_no_bos(tables):
             tokenizer.prefix_id = tokenizer.eos_id
+        tokenizer.media = media_tokens(tables, inner)
         return tokenizer
 
     @checked
@@ -95,6 +102,9 @@ class Tokenizer:
         with atomic_write(folder / "tokenizer.json") as new:
             self.inner.save(str(new))
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        first = self.inner.pre_tokenizer
+        if first is not None and b'"add_prefix_space":true' in first.__getstate__():
+            config["add_prefix_space"] = True  # some classes of transformers do not take it from tokenizer.json
         if self.templates:
             named = [{"name": name, "template": template} for name, template in self.templates.items()]
             config["chat_template"] = named if self.templates.keys() - {"default"} else self.templates["default"]
@@ -233,12 +243,13 @@ def tokenizer_file(folder: Path) -> Path | None:
     return next((file for file in [*named, *sorted(folder.glob("*.tiktoken"))] if file.exists()), None)
 
 
-def read_inner(file: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
-    """(tokenizer, beginning-of-text, end-of-text and padding token) of a file of any format; unknown ones are None."""
+def read_inner(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
+    """(tokenizer, its control tokens by name, such as bos_token) of a file of any format, in a folder with the other
+    files `tables`."""
     if file.name in OTHER_NAMES or file.suffix in OTHER_SUFFIXES:
-        return read_other(file)
+        return read_other(file, tables)
     try:
-        return tokenizers.Tokenizer.from_file(str(file)), None, None, None
+        return tokenizers.Tokenizer.from_file(str(file)), {}
     except Exception as error:  # the library raises nothing narrower
         if file.suffix == ".gguf":
             raise UserError(
@@ -252,7 +263,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
     """Parsed JSON files of a model's folder that may name control tokens, the most important first; unreadable files
     are left out."""
     tables = {}
-    for file in "tokenizer_config.json", "special_tokens_map.json", "generation_config.json", "config.json":
+    for file in (*CONTROL_FILES, "added_tokens.json", "chat_template.json"):  # the last: of models that see images
         try:
             table = json.loads((folder / file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
@@ -263,7 +274,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
 
 def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: tokenizers.Tokenizer) -> str | None:
     """Text of the control token called `key`, such as `bos_token`, in the first table that names it or its id."""
-    for table in tables.values():
+    for table in (tables.get(file, {}) for file in CONTROL_FILES):
         value = table.get(key)
         value = value.get("content") if isinstance(value, dict) else value
         if isinstance(value, str) and inner.token_to_id(value) is not None:
@@ -288,7 +299,7 @@ def known_ids(value: Any, inner: tokenizers.Tokenizer) -> list[int]:
 
 def chat_templates(folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
     """Chat templates of a folder by name; a single one is named `default`."""
-    value = tables.get("tokenizer_config.json", {}).get("chat_template")
+    value = next(filter(None, (table.get("chat_template") for table in tables.values())), None)
     named = value if isinstance(value, list) else [{"name": "default", "template": value}]
     templates = {t.get("name"): t.get("template") for t in named if isinstance(t, dict)}
     for file in folder / "chat_template.jinja", *folder.glob("additional_chat_templates/*.jinja"):

@@ -47,7 +47,6 @@ from onward.config.decoder import (
     SharedNorm,
     at,
 )
-from onward.families.stablelm import UnbiasedHeadNorms
 
 
 def gemma(keys: Keys, sizes: Parts) -> Parts:
@@ -153,11 +152,10 @@ def starcoder2(keys: Keys, sizes: Parts) -> Parts:
 
 def stablelm(keys: Keys, sizes: Parts) -> Parts:
     block = PreNorm() if keys.has("blk.0.ffn_norm.weight") else SharedNorm()
-    attention = self_attention(keys)
+    attention, norm = self_attention(keys), layer_norm(keys)
     if keys.has("blk.0.attn_q_norm.weight"):
-        attention = UnbiasedHeadNorms(qk_norm="heads", bias=attention.bias)
-    parts = layer_norm(keys) | {"position": rotary(keys, sizes), "attention": attention}
-    return parts | {"mlp": Gated(), "block": block}
+        attention = replace(attention, qk_norm="heads", qk_norm_part=replace(norm["norm"], bias=False))
+    return norm | {"position": rotary(keys, sizes), "attention": attention, "mlp": Gated(), "block": block}
 
 
 def stablelm_keys(c: DecoderConfig) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A model in a Hugging Face folder: config.json, and its weights as one safetensors file or as shards with an index."""
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Any
 from onward.base.errors import UserError
 from onward.base.files import read_json
 from onward.checkpoint.huggingface.quantized import dequantized
-from onward.checkpoint.huggingface.tied import head_differs
+from onward.checkpoint.huggingface.text_part import text_tensors
+from onward.checkpoint.huggingface.tied import head_differs, with_embedding
+from onward.checkpoint.names import LeftOut
 from onward.checkpoint.source import ModelSource, Outline, allocated
 from onward.checkpoint.weights import StoredTensor, refuse_pickles, stored_tensors
 from onward.config.decoder import DecoderConfig
-from onward.families import Family, read
+from onward.families import Family, read, text_part
 from onward.hub.folder import is_adapter
 from onward.text.tokenizer import Tokenizer, tokenizer_file
 
@@ -24,8 +27,9 @@ class ModelFolder(ModelSource):
         """The decoder without weights, and its tensors; quantized formats with which Onward does not compute are
         dequantized when read. Refuses files with far fewer parameters than config.json asks for, before anything large
         is allocated."""
-        hf = read_config(self.path)
-        stored = self.stored()
+        hf, stored = read_config(self.path), self.stored()
+        if part := text_part(hf):
+            hf = {"tie_word_embeddings": not any(name.startswith("lm_head.") for name in stored)} | part.keys
         if "quantization_config" in hf:
             stored = dequantized(hf, stored)
         tables = [hf, *(value for value in hf.values() if isinstance(value, dict))]
@@ -33,17 +37,24 @@ class ModelFolder(ModelSource):
         check_depth(max(depths, default=0), stored)  # before a family loops over the layers
         kind, config = read(hf, str(self.path / "config.json"))
         check_depth(config.n_layers, stored)
+        if part:
+            hf["architectures"] = [kind.ARCHITECTURES[hf["model_type"]]]
+            message = f"Only the text decoder of {self.path} is loaded: its encoders of images or sound are left out"
+            warnings.warn(LeftOut(message), stacklevel=2)
         model = allocated(config, stored)
-        if config.tied and head_differs(kind, config, stored):
-            config = replace(config, tied=False)
-            model = allocated(config, stored)
+        if config.tied:
+            stored = with_embedding(kind, config, stored)
+            if head_differs(kind, config, stored):
+                config = replace(config, tied=False)
+                model = allocated(config, stored)
         return Outline(hf, kind, config, stored, model)
 
     def family(self) -> tuple[Family, DecoderConfig]:
         return read(read_config(self.path))
 
     def stored(self) -> dict[str, StoredTensor]:
-        return stored_tensors(self.path)
+        part, stored = text_part(read_config(self.path)), stored_tensors(self.path)
+        return text_tensors(part, stored) if part else stored
 
     def tensor_types(self) -> list[str]:
         return [tensor.dtype for tensor in self.stored().values()]

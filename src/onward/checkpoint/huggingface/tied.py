@@ -15,11 +15,31 @@ class UntiedHead(UserWarning):
     """Warning that config.json ties the head to the embedding, although their stored weights differ."""
 
 
+def both_names(family: Names, config: DecoderConfig) -> list[str]:
+    """The names of embedding and head in a family's files."""
+    outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
+    table = rows(family, config, {"embed.weight": outline, "head.weight": outline})
+    theirs = {ours[0]: str(their) for their, ours, *_ in table}
+    return [theirs["embed.weight"], theirs["head.weight"]]
+
+
+def found(family: Names, name: str, stored: Mapping[str, StoredTensor]) -> StoredTensor | None:
+    return stored.get(name, stored.get(name.removeprefix(family.BASE)))
+
+
+def with_embedding(family: Names, config: DecoderConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The stored tensors, in which a matrix that embedding and head share has the name of the embedding: files may have
+    it under the head's name only."""
+    embedding, head = both_names(family, config)
+    if found(family, embedding, stored) or not (shared := found(family, head, stored)):
+        return stored
+    return {**stored, embedding: shared}
+
+
 def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, StoredTensor]) -> bool:
     """Whether the files hold a head that differs from the embedding, although config.json ties both; warns if so."""
-    outline = torch.empty(config.vocab_size, config.d_embed, device="meta")
-    names = [str(their) for their, *_ in rows(family, config, {"embed.weight": outline, "head.weight": outline})]
-    pair = [stored.get(name, stored.get(name.removeprefix(family.BASE))) for name in names]
+    names = both_names(family, config)
+    pair = [found(family, name, stored) for name in names]
     if None in pair or equal(*pair):  # type: ignore[arg-type]
         return False
     warnings.warn(

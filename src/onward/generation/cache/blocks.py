@@ -18,7 +18,8 @@ from torch import Tensor
 
 from onward.base.arguments import checked
 from onward.base.errors import UserError
-from onward.generation.cache.manager import CacheManager, rope_key
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.rotations import rope_key
 from onward.model.paged import NULL_BLOCK, PagedKVCache, max_blocks
 
 
@@ -175,11 +176,13 @@ class BlockManager(CacheManager):
         root = rope_key(cache.config, cache.length)
         self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
+    ) -> int | None:
         """Assign a row to a request, with the registered blocks of its longest cached prefix; see
         `CacheManager.allocate`."""
         self.free(row)
-        hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1])
+        hashes = self.chain([rope_key(self.cache.config, rope_length) + key.encode()], tokens[:-1][:most])
         num_shared, pools = self.longest_prefix(hashes[1:]), self.pools.values()
         prefixes = [pool.prefix_blocks(hashes[1 : 1 + num_shared]) for pool in pools]
         for pool, blocks in zip(pools, prefixes):
@@ -199,7 +202,7 @@ class BlockManager(CacheManager):
         for n, key in enumerate(hashes, 1):
             for window, pool in self.pools.items():
                 runs[window] = runs[window] + 1 if key in pool.hash_to_block else 0
-            if all(runs[w] >= n - pool.first_visible(n * self.block_size) for w, pool in self.pools.items()):
+            if runs and all(runs[w] >= n - pool.first_visible(n * self.block_size) for w, pool in self.pools.items()):
                 num_shared = n
         return num_shared
 
@@ -238,13 +241,16 @@ class BlockManager(CacheManager):
         for pool in self.pools.values():
             pool.assign(row, [])
         del self.hashes[row][1:]
+        self.cache.states.forget(row)
 
     def can_continue(self, row: int, position: int) -> bool:
         """Return whether a row has all blocks that queries from `position` on attend to."""
         return all(pool.can_continue(row, position) for pool in self.pools.values())
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Share the blocks of the first `length` positions of row `source`, and its rope_length, with row `target`."""
+        """Share the blocks of the first `length` positions of row `source` with row `target`, and copy its states and
+        its rope_length."""
+        self.cache.states.copy([source], [target])
         for pool in self.pools.values():
             blocks = pool.row_blocks[source][: -(-length // self.block_size)]
             pool.assign(target, [pool.acquire(block) for block in blocks])
@@ -263,6 +269,7 @@ class BlockManager(CacheManager):
             for row, blocks in enumerate(rows):
                 pool.assign(row, blocks)
         self.hashes[: len(index)] = [list(self.hashes[i]) for i in index]
+        self.cache.states.copy(index, range(len(index)))
         self.cache.rope_length[: len(index)] = self.cache.rope_length[torch.tensor(index)]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:

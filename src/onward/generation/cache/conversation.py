@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from onward.base.arguments import checked
 from onward.base.errors import UserError
-from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
+from onward.generation.cache.manager import CacheManager, common_prefix
+from onward.generation.cache.rotations import rope_key
 from onward.model.cache import KVCache
 
 
@@ -25,11 +26,13 @@ class ConversationCache(CacheManager):
         self.tokens: Sequence[int] = ()  # the tokens in the row
         self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
+    ) -> int | None:
         """Assign the row to a request, and keep the cached keys and values of the longest common prefix of `tokens` and
         the row's tokens; see `CacheManager.allocate`."""
         kind = key, rope_key(self.cache.config, rope_length)
-        length = min(common_prefix(tokens, self.tokens), len(tokens) - 1) if kind == self.kind else 0
+        length = common_prefix(tokens[:-1][:most], self.tokens) if kind == self.kind else 0
         if not self.can_continue(row, length):
             length = 0
         kept = self.dump(row, length) if length else {}

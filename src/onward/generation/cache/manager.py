@@ -7,17 +7,14 @@ Shapes: T tokens.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from onward.base.arguments import checked, unchecked
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, at
 from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import KVCache
-from onward.model.context import rotation
 from onward.model.decoder import Decoder
 from onward.model.divided import cache_config
 from onward.model.layer_cache import LayerCache
@@ -46,13 +43,14 @@ class CacheManager:
         self.starts = [0] * cache.rows  # of each row: where the last reserved call began
         self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
 
-    def allocate(self, row: int, tokens: Sequence[int], rope_length: int, key: str = "") -> int | None:
-        """Assign `row` to a request that begins with `tokens` and grows to at most `rope_length` tokens, the length for
-        which rotary positions are scaled. `key` names the model and the adapter: rows share cached keys and values only
-        if their `key` is equal.
+    def allocate(
+        self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
+    ) -> int | None:
+        """Assign `row` to a request that begins with `tokens`, with rotary positions scaled for `rope_length` tokens.
+        `key` names the model and the adapter: rows share cached keys and values only if it is equal.
 
-        Returns the number of leading tokens that the row already holds, which is always less than all of them; None if
-        there is not enough free memory at present.
+        Returns the number of leading tokens that the row already holds, always less than all of them and at most `most`
+        (None: no limit); None if there is not enough free memory at present.
         """
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
@@ -79,6 +77,7 @@ class CacheManager:
             for entry in cache.entries.values():
                 entry[row, : self.used[row]].zero_()
         self.starts[row] = self.used[row] = 0
+        self.cache.states.forget(row)
 
     def can_continue(self, row: int, position: int) -> bool:
         """Return whether a row still holds all positions that queries from `position` on attend to; layers with a
@@ -86,8 +85,9 @@ class CacheManager:
         return position >= self.starts[row] or not any(cache.window for cache in self.cache.layers)
 
     def fork(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of row `source`, and its rope_length, to row `target`."""
+        """Copy the first `length` positions of row `source`, its states and its rope_length, to row `target`."""
         self.cache.rope_length[target] = self.cache.rope_length[source]
+        self.cache.states.copy([source], [target])
         self.starts[target], self.used[target] = self.starts[source], self.used[source]
         for cache in self.cache.layers:
             for entry in cache.entries.values():
@@ -104,6 +104,7 @@ class CacheManager:
         entries = (entry for cache in self.cache.layers for entry in cache.entries.values())
         for tensor in [self.cache.rope_length, *entries]:
             tensor[: len(rows)] = tensor[rows]
+        self.cache.states.copy(index, range(len(index)))
         self.starts[: len(index)] = [self.starts[row] for row in index]
         self.used[: len(index)] = [self.used[row] for row in index]
 
@@ -131,25 +132,19 @@ class CacheManager:
         for layer, cache in enumerate(self.cache.view(row, row + 1).layers):
             first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0
             positions = torch.arange(first, length, device=self.cache.rope_length.device)[None]
-            yield layer, cache, cache.locate(positions)
+            if cache.entries:
+                yield layer, cache, cache.locate(positions)
 
 
-def growing_cache(model: Decoder, rows: int, length: int, chunk: int) -> CacheManager:
+def growing_cache(model: Decoder, rows: int, length: int, chunk: int, keep: int = 0) -> CacheManager:
     """Create a contiguous KV cache of `rows` rows in the model's dtype, and return its manager. The cache grows as
-    needed, up to `length` tokens per row; `chunk` is the maximum number of tokens per row in one call of the model."""
+    needed, up to `length` tokens per row; `chunk` is the maximum number of tokens per row in one call of the model.
+    States of recurrent layers can be rolled back by `keep` tokens."""
     config = cache_config(model) if ATTACHMENTS in vars(model) else model.config
-    cache = unchecked(KVCache)(config, rows, length, chunk, step=STEP, device=model.device, dtype=model.dtype)
+    cache = unchecked(KVCache)(
+        config, rows, length, chunk, step=STEP, keep=keep, device=model.device, dtype=model.dtype
+    )
     return unchecked(CacheManager)(cache)
-
-
-@lru_cache(maxsize=256)
-def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """Return the cosines and sines at position 1 as bytes. They are equal for two values of `rope_length`, the length
-    for which rotary positions are scaled, if cached keys are rotated equally and can be shared."""
-    first, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
-    widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
-    rotations = [rotation(position, width, first, length) for position, width in dict.fromkeys(widths)]
-    return repr([[t.tolist() for t in pair] for pair in rotations if pair]).encode()
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:

@@ -9,13 +9,13 @@ cached keys and values are neither used nor stored.
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Iterable, Sequence
 
-from onward.base.errors import UserError
 from onward.compiled.model_state import ModelState
-from onward.generation.cache.manager import CacheManager, common_prefix, rope_key
+from onward.config.decoder import each
+from onward.generation.cache.manager import CacheManager, common_prefix
 from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.cache.rotations import last_length, rope_key
 from onward.generation.request import Request
 
 SHORTEST = 16  # tokens of a context from which sharing it is worth reading the weights
@@ -33,6 +33,8 @@ class PrefixCache:
         self, manager: CacheManager, files: PrefixFiles | None = None, state: ModelState | None = None
     ) -> None:
         self.manager, self.files, self.state = manager, files, state
+        positions = each(manager.cache.config.position)
+        self.is_scaled = any(part.rotation or getattr(part, "scaling", None) for part in positions)
         self.keeps = files is not None or type(manager) is not CacheManager  # beyond the end of a request
         self.changes = 0  # `state.changes` at the last call of `model_changed`
         self.model: str | None = ""  # name of the model at the last admission; None: nothing is shared
@@ -103,16 +105,19 @@ class PrefixCache:
         lengths[row] = rope_length
         return best
 
-    def register(self, row: int, tokens: Sequence[int]) -> None:
-        self.manager.register_prefix(row, tokens)
+    def last_length(self, length: int, most: int) -> int:
+        """Return the greatest length, at most `most`, up to which a row of `length` tokens may grow in its cache."""
+        return last_length(self.manager.cache.config, length, most) if self.is_scaled else most
 
-    def keep(self, row: int, tokens: Sequence[int], key: str) -> None:
-        """Save the keys and values of a row, which holds `tokens`, to a file; `key` names the model and the adapter.
-        Does nothing without `files`, or if the model has changed since the last admission of a request. Warns if the
-        file cannot be written."""
-        if self.files is None or (self.state is not None and self.state.fingerprint() != self.model):
-            return
-        try:
-            self.files.save(self.manager, row, tokens, key)
-        except UserError as error:
-            warnings.warn(f"the prompt is not saved: {error}", stacklevel=2)
+    def piece(self, request: Request, most: int) -> int:
+        """How many tokens of a request to prefill in one call, at most `most`."""
+        return most
+
+    def register(self, row: int, request: Request) -> None:
+        self.manager.register_prefix(row, request.context[: request.num_cached])
+
+    def keep(self, row: int, request: Request) -> None:
+        """Save the keys and values of the cached tokens of a request, which are in `row`, to a file. Does nothing
+        without `files`, or if the model has changed since the last admission of a request."""
+        if self.files and (self.state is None or self.state.fingerprint() == self.model):
+            self.files.keep(self.manager, row, request.context[: request.num_cached], request.computed_by)

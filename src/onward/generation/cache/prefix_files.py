@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,13 +16,16 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.base.files import atomic_write
 from onward.compiled.fingerprint import fingerprint
-from onward.generation.cache.manager import CacheManager, rope_key
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.rotations import rope_key
 from onward.model.decoder import Decoder
+
+STATE = "state."  # prefix of the names of states
 
 
 class PrefixFiles:
     """A folder of prefilled prompts of one model, which a PrefixCache loads after a restart. Each file holds the keys
-    and values of one cache row, as safetensors.
+    and values of one cache row, and the states after its last token, as safetensors.
 
     A file's name is a hash of the tokens, a key that names the model and its adapter, the config, and the dtypes and
     shapes of the cache's entries. The key is by default the model's fingerprint, a hash of its structure and weights. A
@@ -49,7 +53,8 @@ class PrefixFiles:
         if not names or (key := key or fingerprint(self.model)) is None:
             return cached
         state = self.name_hash(manager, rope_length, key)
-        for n, token in enumerate(tokens, 1):
+        states = manager.cache.states
+        for n, token in enumerate(tokens[:-1] if states else tokens, 1):
             state.update(array("q", [token]))
             if min(n, len(tokens) - 1) > cached and state.hexdigest() in names:
                 saved.append((n, state.hexdigest()))
@@ -60,11 +65,19 @@ class PrefixFiles:
                 continue
             starts = *range(cached, n, chunk), n - 1
             if not all(manager.reserve(row, start, min(n, start + chunk)) for start in starts):
-                return manager.allocate(row, tokens, rope_length, key) or 0
+                return manager.allocate(row, tokens, rope_length, key, 0 if states else None) or 0
             manager.load(row, n, vectors)
+            states.restore(row, n, {name.removeprefix(STATE): t for name, t in vectors.items()})
             manager.register_prefix(row, tokens[:n])
             return min(n, len(tokens) - 1)
         return cached
+
+    def keep(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None) -> None:
+        """Save a prompt as `save` does; warns if the file cannot be written."""
+        try:
+            self.save(manager, row, tokens, key)
+        except UserError as error:
+            warnings.warn(f"the prompt is not saved: {error}", stacklevel=3)
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
         """Save the keys and values of the first tokens of a cache row, `tokens`, to a file; returns its path. The row
@@ -79,7 +92,9 @@ class PrefixFiles:
         state.update(array("q", tokens))
         path = self.folder / f"{state.hexdigest()}.safetensors"
         if read(path) is None:
-            vectors = {name: t.cpu() for name, t in manager.dump(row, len(tokens)).items()}
+            states = manager.cache.states.snapshot(row, len(tokens))
+            vectors = manager.dump(row, len(tokens)) | {STATE + name: t for name, t in states.items()}
+            vectors = {name: t.cpu() for name, t in vectors.items()}
             with atomic_write(path) as new:
                 new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
         return path

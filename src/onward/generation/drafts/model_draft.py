@@ -17,6 +17,7 @@ from onward.base.errors import UserError
 from onward.compiled.model_state import ModelState
 from onward.config.decoder import at
 from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.rotations import last_length
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.forward import compiled_logits
 from onward.generation.drafts.proposal import Proposal
@@ -29,12 +30,14 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.rows import Row, labeled
 
+NUM_DRAFT_TOKENS = 4  # of a proposal, unless another number is given
+
 
 class ModelDraft:
     """A draft for speculative decoding that proposes up to `num_draft_tokens` tokens, sampled from a smaller model with
     the same vocabulary."""
 
-    def __init__(self, model: Decoder, num_draft_tokens: int = 4) -> None:
+    def __init__(self, model: Decoder, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
         self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
@@ -51,12 +54,15 @@ class ModelDraft:
                 f"Cannot draft for a context of {length} tokens, because the draft has {limit} positions: "
                 "choose a draft with as many"
             )
-        self.vocab_size = vocab_size
-        self.manager = CacheManager(KVCache(model.config, rows, length, chunk, device=model.device, dtype=model.dtype))
+        self.vocab_size, self.length = vocab_size, length
+        keep = self.num_draft_tokens
+        cache = KVCache(model.config, rows, length, chunk, keep=keep, device=model.device, dtype=model.dtype)
+        self.manager = CacheManager(cache)
         if self.runner and self.runner.compiled:
             self.runner.compiled.release()
         self.state = ModelState(model)
         self.runner = Runner(model, self.manager.cache, self.state)
+        self.last_lengths = WeakKeyDictionary[Request, int]()  # of the rows of the draft model
         self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
@@ -78,11 +84,13 @@ class ModelDraft:
                 for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
                     new.append(min(token, self.vocab_size - 1))
                 if step + 1 < max(room):
-                    # a row without room for more is fed its last token once again
-                    more = [step + 1 < most for most in room]
-                    pieces = [new[-1:] if on else [r.last_token] for on, r, new in zip(more, requests, tokens)]
-                    starts = [r.num_context_tokens + (step if on else -1) for on, r in zip(more, requests)]
-                    last = self.forward(requests, pieces, starts)
+                    # a row without room for more is idle: it is fed padding at its next position
+                    idle = [i for i, most in enumerate(room) if step + 1 >= most]
+                    pieces = [
+                        [r.last_token] if i in idle else new[-1:] for i, (r, new) in enumerate(zip(requests, tokens))
+                    ]
+                    ends = [r.num_context_tokens + min(step, max(0, most - 1)) for r, most in zip(requests, room)]
+                    last = self.forward(requests, pieces, [min(end, self.length - 1) for end in ends], idle)
         for request, most in zip(requests, room):
             request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
         return [
@@ -107,6 +115,8 @@ class ModelDraft:
         """Run the draft model on the tokens of each request that its cache lacks; returns the logits (B, V) after each
         request's last token."""
         assert self.manager is not None
+        for row, request in enumerate(requests):
+            request.num_draft_cached = self.continued(row, request)
         cached = [min(r.num_draft_cached, r.num_cached) for r in requests]  # refused proposals are rolled back
         logits: Tensor | None = None
         while logits is None or any(n < r.num_context_tokens for r, n in zip(requests, cached)):
@@ -119,20 +129,38 @@ class ModelDraft:
             cached = [n + len(piece) for n, piece in zip(starts, pieces)]
         return logits
 
-    def forward(self, requests: Sequence[Request], pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
+    def continued(self, row: int, request: Request) -> int:
+        """Return how many tokens of a request its row can be continued from: none once the rotary positions of the
+        draft model are scaled otherwise, as the context has become longer."""
+        assert self.manager is not None
+        if request.num_draft_cached and request.num_context_tokens <= self.last_lengths[request]:
+            return request.num_draft_cached
+        length, cache = request.num_context_tokens, self.manager.cache
+        self.last_lengths[request] = last_length(cache.config, length, cache.length)
+        self.manager.allocate(row, request.context, length)
+        return 0
+
+    def forward(
+        self,
+        requests: Sequence[Request],
+        pieces: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        idle: Sequence[int] = (),
+    ) -> Tensor:
         """Run the draft model on `pieces`, the next tokens of each request; piece i begins at position starts[i].
-        Returns the logits (B, V) after each piece. Token ids outside the draft model's vocabulary are replaced by its
-        last id."""
+        Returns the logits (B, V) after each piece; the pieces in `idle` are padding. Token ids outside the draft
+        model's vocabulary are replaced by its last id."""
         assert self.manager is not None
         assert self.runner is not None
         last_id = self.model.config.vocab_size - 1
         for row, (piece, start) in enumerate(zip(pieces, starts)):
             self.manager.reserve(row, start, start + len(piece))
         pieces = [[min(token, last_id) for token in piece] for piece in pieces]
-        if (logits := compiled_logits(self.runner, pieces, starts)) is not None:
+        counted = idle and self.manager.cache.states
+        if not counted and (logits := compiled_logits(self.runner, pieces, starts)) is not None:
             return logits[:, -1]
         rows = [Row(None, len(piece), 0, r.start + start) for r, piece, start in zip(requests, pieces, starts)]
         with labeled(rows):
-            hidden = self.runner.forward_rows(0, pieces, starts)
+            hidden = self.runner.forward_rows(0, pieces, starts, idle=idle)
         with labeled(Row(None, 1, 0, row.start + row.tokens - 1) for row in rows):
             return self.runner.logits(torch.stack([row[len(piece) - 1] for row, piece in zip(hidden, pieces)]))

@@ -21,7 +21,8 @@ from onward.config.ranges import Size
 from onward.generation.cache.manager import CHUNK, CacheManager, growing_cache
 from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.cache.prefix_files import PrefixFiles
-from onward.generation.check_request import check_mask, check_request
+from onward.generation.cache.state_prefixes import StatePrefixCache
+from onward.generation.check_request import check_cache, check_mask, check_request
 from onward.generation.drafts.forward import decode_drafted
 from onward.generation.drafts.proposal import Draft, Proposal
 from onward.generation.drafts.times import SpeculationTimes
@@ -51,7 +52,8 @@ class Engine:
     with `slide`, the request continues from the later half of its context whenever the context is full. A `draft`
     proposes tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files`
     and loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has,
-    which by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`.
+    which by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`, and its
+    `keep` must be as many if the model has recurrent layers.
 
     While requests decode, a prompt of more than `prefill_budget` tokens (None: a chunk of the cache) is prefilled in
     pieces of this length; several shorter prompts are prefilled together, up to 4 times as many tokens. A piece waits
@@ -82,16 +84,9 @@ class Engine:
         check_mask(allowed, (model.config.vocab_size,))
         if rows is None:
             rows = ROWS if cache is None else cache.cache.rows
-        if rows < 1 or (cache and rows > cache.cache.rows):
-            raise UserError(f"rows is {rows}: it must be at least 1, and at most the rows of the cache")
-        if cache and len(cache.cache.layers) != model.config.n_layers:
-            raise UserError("the cache belongs to another model: make one from this model's config")
-        if cache and draft and cache.cache.chunk <= num_draft_tokens:
-            raise UserError(
-                f"Cannot verify {num_draft_tokens} draft tokens, because a call adds at most {cache.cache.chunk} "
-                f"tokens to this cache: make one with a chunk of {num_draft_tokens + 1}"
-            )
-        cache = cache or growing_cache(model, rows, length, max(min(CHUNK, length), num_draft_tokens + 1))
+        chunk = max(min(CHUNK, length), num_draft_tokens + 1)
+        cache = cache or growing_cache(model, rows, length, chunk, num_draft_tokens)
+        check_cache(cache.cache, model.config, rows, num_draft_tokens)
         self.model, self.length, self.slide, self.draft = model, min(length, cache.cache.length), slide, draft
         self.stop_token_ids = frozenset(stop_token_ids)
         if draft:
@@ -99,7 +94,7 @@ class Engine:
         self.state = ModelState(model)
         self.runner, self.sampler = Runner(model, cache.cache, self.state, compile_after), Sampler(allowed)
         self.scheduler = Scheduler(
-            PrefixCache(cache, files, self.state),
+            (StatePrefixCache if cache.cache.states else PrefixCache)(cache, files, self.state),
             rows,
             self.length,
             num_draft_tokens=num_draft_tokens,
@@ -203,7 +198,7 @@ class Engine:
             self.scheduler.pace.add(self.clock() - start, bool(schedule.decode), bool(schedule.prefill))
             if any(request.calls_user for request in requests):
                 self.state.confirmed = False
-            if not self.scheduler.active:
+            if not self.busy:
                 self.rest()
             return new
 

@@ -95,7 +95,7 @@ class Scheduler:
         self.check_model()
         self.admit()
         decode = self.decode()
-        room = [min(self.num_draft_tokens, r.remaining - 1, self.length - r.num_context_tokens) for r in decode]
+        room = [min(self.num_draft_tokens, r.remaining - 1, r.last_length - r.num_context_tokens) for r in decode]
         return Schedule(decode, room, self.prefill())
 
     def check_model(self) -> None:
@@ -114,13 +114,13 @@ class Scheduler:
             context = request.context
             if any(is_prefilling(other, request) for other in self.active[self.num_decoding :]):
                 return  # wait until that prompt is prefilled, to share it
-            rope_length = min(self.length, len(context) + request.remaining)
             computed_by = self.prefixes.key(request, self.active)
             cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
-            num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
+            num_cached = self.prefixes.allocate(row, context, len(context), cached, computed_by)
             if num_cached is not None:
                 request.num_cached = request.num_shared = num_cached
                 request.computed_by = computed_by
+                request.last_length = self.prefixes.last_length(len(context), self.length)
                 self.active.append(self.waiting.popleft())
             elif self.active:
                 return
@@ -154,19 +154,20 @@ class Scheduler:
             self.pace.crowd = max(1.0, (len(self.active) - start) / start)
             longest = min(chunk, int(self.prefill_budget * self.pace.crowd))
             most = min(chunk, TOGETHER * longest)
-        pieces: list[tuple[Request, list[int]]] = []
+        pieces, is_partial = list[tuple[Request, list[int]]](), False
         for row, request in enumerate(self.active[start:], start):
             rest = tokens_to_prefill(request)
-            piece = rest[:longest]
+            piece = rest[: self.prefixes.piece(request, longest)]
             width = max(len(p) for _, p in [*pieces, (request, piece)])
             total = sum(len(p) for _, p in pieces) + len(piece)
             too_wide = width * (len(pieces) + 1) > min(most, PADDING * total)
-            if not piece or (pieces and (too_wide or len(piece) < len(rest))):
-                break
+            if not piece or (pieces and (too_wide or is_partial != (len(piece) < len(rest)))):
+                break  # a complete prompt decodes next, so none that is not stands before it
             if not self.manager.reserve(row, request.num_cached, request.num_cached + len(piece)):
                 break
             pieces.append((request, piece))
-            if len(piece) < len(rest):
+            is_partial = len(piece) < len(rest)
+            if is_partial and len(piece) == longest:
                 break
         if not pieces and start == 0 and self.active:  # no decoding request will free memory
             self.preempt()
@@ -181,25 +182,24 @@ class Scheduler:
         first, sampling = self.num_decoding, list[int]()
         for index, (request, piece) in enumerate(schedule.prefill):
             request.num_cached += len(piece)
-            known = request.context[: request.num_cached]
             if request.computed_by is not None:
-                self.prefixes.register(first + index, known)
+                self.prefixes.register(first + index, request)
             if tokens_to_prefill(request):
                 continue
             self.num_decoding += 1  # if several prompts are prefilled, each is completed in one call
             if request.tokens:
                 continue
             if request.computed_by is not None:
-                self.prefixes.keep(first + index, known, request.computed_by)
+                self.prefixes.keep(first + index, request)
             request.num_cached -= 1  # as after a decoding step, before its token is counted
             sampling.append(index)
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
-        """Remove requests that are done from their rows; requests whose context is full return to the queue, to be
-        prefilled again from the later half of their context."""
+        """Remove requests that are done from their rows. A request returns to the queue, to be prefilled again, if its
+        context is full or too long for the rotary positions of its row."""
         for request in requests:
-            if request in self.active and (request.done or request.num_context_tokens > self.length):
+            if request in self.active and (request.done or request.num_context_tokens > request.last_length):
                 self.leave(self.active.index(request))
                 if not request.done:
                     self.waiting.appendleft(request)
@@ -209,7 +209,7 @@ class Scheduler:
         behind it move up, so that prompts are prefilled in the order of their arrival."""
         request = self.active[row]
         if request.computed_by is not None:
-            self.prefixes.register(row, request.context[: request.num_cached])
+            self.prefixes.register(row, request)
         request.num_cached = request.num_draft_cached = 0
         for manager in self.managers:
             manager.free(row)

@@ -18,7 +18,7 @@ from onward.generation.distribution import History, process_logits
 from onward.generation.failures import no_distribution_error
 from onward.generation.options import MAX_ANSWERS
 from onward.generation.sampling import Sampling
-from onward.generation.search.search import UNCHANGED, check_prompts, mask_without, prefill
+from onward.generation.search.search import UNCHANGED, SearchRows, check_prompts, mask_without
 from onward.model.decoder import Decoder, without_dropout
 
 EarlyStopping = bool | Literal["never"]
@@ -163,8 +163,8 @@ def beam_search(
         return [[Hypothesis([], 0.0, 0.0, False)] for _ in prompts]
     rules = StoppingRules(beams // groups, frozenset(stop_token_ids), max_new_tokens, length_penalty, early_stopping)
     with without_dropout(model):
-        search_rows, states = prefill(model, prompts, max_new_tokens, len(prompts) * beams)
-        hidden = torch.stack([pieces[-1][-1] for pieces in states])
+        search_rows = SearchRows(model, len(prompts) * beams, max(map(len, prompts)) + max_new_tokens)
+        hidden = search_rows.read(prompts)
         rows = [(prompt, Beam(row, [])) for row, prompt in enumerate(prompts)]
         searches = [[BeamGroup([beam]) for _ in range(groups)] for _, beam in rows]
         while rows:
@@ -185,9 +185,8 @@ def beam_search(
                 raise no_distribution_error(logits, texts, model)
             rows = [(p, beam) for p, search in zip(prompts, searches) for group in search for beam in group.running]
             if rows:
-                search_rows.manager.reorder([beam.row for _, beam in rows])
+                search_rows.reorder([beam.row for _, beam in rows])
                 for row, (_, beam) in enumerate(rows):
                     beam.row = row
-                starts = [len(prompt) + len(beam.tokens) - 1 for prompt, beam in rows]
-                hidden = search_rows.forward([beam.tokens[-1:] for _, beam in rows], starts)[:, 0]
+                hidden = search_rows.read([prompt + beam.tokens for prompt, beam in rows])
     return [ranked([h for group in search for h in group.finished])[:n] for search in searches]

@@ -1,6 +1,6 @@
-"""The rows of a beam search: checks of its prompts, and their prefill into the rows of a cache.
+"""The rows of a beam search: checks of its prompts, and the calls of the model on rows of a cache.
 
-Shapes: T tokens, D d_model.
+Shapes: B rows, D d_model.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.generation.cache.manager import CHUNK, growing_cache
+from onward.generation.cache.rotations import last_length
 from onward.generation.check_request import check_request
 from onward.generation.request import Request
 from onward.generation.runner import Runner
@@ -41,34 +42,39 @@ def mask_without(tokens: Collection[int], allowed: Tensor | None, like: Tensor) 
 
 
 class SearchRows:
-    """The rows of a growing cache that hold the hypotheses of a beam search, and the runner that calls the model on
-    them."""
+    """The `rows` rows of a growing cache that hold the texts of a beam search, each of at most `length` tokens, and the
+    runner that calls the model on them."""
 
     def __init__(self, model: Decoder, rows: int, length: int) -> None:
         self.manager = growing_cache(model, rows, length, min(CHUNK, length))
-        self.runner = Runner(model, self.manager.cache)
+        self.runner, self.length = Runner(model, self.manager.cache), length
+        self.cached = [0] * rows  # number of tokens that each row holds
+        self.last_lengths = [0] * rows  # up to which each row can be continued, see `last_length`
 
-    def forward(self, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor:
-        for row, (piece, start) in enumerate(zip(pieces, starts)):
-            self.manager.reserve(row, start, start + len(piece))
-        return self.runner.forward_rows(0, pieces, starts)
+    def read(self, texts: Sequence[list[int]]) -> Tensor:
+        """Run the model on the tokens of texts[i] that row i lacks, at least one; returns the hidden states (B, D) of
+        the last token of each text."""
+        for row, text in enumerate(texts):
+            if len(text) > self.last_lengths[row]:
+                self.manager.allocate(row, text, len(text))
+                self.cached[row] = 0
+                self.last_lengths[row] = last_length(self.manager.cache.config, len(text), self.length)
+        last: list[Tensor | None] = [None] * len(texts)
+        while any(state is None for state in last):
+            idle = [row for row, state in enumerate(last) if state is not None]
+            starts = [min(cached, self.length - 1) for cached, _ in zip(self.cached, texts)]
+            pieces = [text[start:][: self.manager.cache.chunk] or text[-1:] for start, text in zip(starts, texts)]
+            for row, (piece, start) in enumerate(zip(pieces, starts)):
+                self.manager.reserve(row, start, start + len(piece))
+            hidden = self.runner.forward_rows(0, pieces, starts, idle=idle)
+            for row in {*range(len(texts))} - {*idle}:
+                self.cached[row] = starts[row] + len(pieces[row])
+                if self.cached[row] == len(texts[row]):
+                    last[row] = hidden[row, len(pieces[row]) - 1]
+        return torch.stack([state for state in last if state is not None])
 
-
-def prefill(model: Decoder, prompts: Sequence[list[int]], new: int, rows: int) -> tuple[SearchRows, list[list[Tensor]]]:
-    """Run the model on each prompt and write prompt i to row i of a new cache of `rows` rows, with space for `new`
-    tokens after each prompt. Returns the rows, and the hidden states of each prompt as a list of tensors (T, D), one
-    per chunk."""
-    longest = max(map(len, prompts))
-    search = SearchRows(model, rows, longest + new)
-    for row, prompt in enumerate(prompts):
-        search.manager.allocate(row, prompt, len(prompt) + new)
-    states: list[list[Tensor]] = [[] for _ in prompts]
-    chunk = search.manager.cache.chunk
-    for start in range(0, longest, chunk):
-        starts = [min(start, len(prompt) - 1) for prompt in prompts]  # a prefilled prompt feeds its last token again
-        pieces = [prompt[begin : start + chunk] for begin, prompt in zip(starts, prompts)]
-        hidden = search.forward(pieces, starts)
-        for row, piece in enumerate(pieces):
-            if start < len(prompts[row]):
-                states[row].append(hidden[row, : len(piece)])
-    return search, states
+    def reorder(self, index: Sequence[int]) -> None:
+        """Copy row index[i] to row i for every i."""
+        self.manager.reorder(index)
+        self.cached[: len(index)] = [self.cached[row] for row in index]
+        self.last_lengths[: len(index)] = [self.last_lengths[row] for row in index]

@@ -207,7 +207,8 @@ class Subject:
             return None
         if isinstance(model, Decoder):
             size = self.tokens.size(1)
-            cache, done = KVCache(model.config, 1, size, size, device=self.device, dtype=self.dtype), 0
+            options: Any = {"device": self.device, "dtype": self.dtype}
+            cache, done = KVCache(model.config, 1, size, size, keep=size, **options), 0
 
             def ours(tokens: Tensor) -> Tensor:
                 nonlocal done

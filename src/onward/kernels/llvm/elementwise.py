@@ -258,6 +258,12 @@ def sigmoid(code: Code, x: Value) -> Value:
     return code.fdiv(one, code.fadd(one, exp(code, code.fneg(x))))
 
 
+def softplus(code: Code, x: Value) -> Value:
+    """Emit code for log(1 + e ** x) or, above 20, x itself, as PyTorch has it."""
+    small = by_element(code, "log1pf", exp(code, clamp(code, x, None, 20.0)))
+    return code.select(code.fcmp_ordered(">", x, like(code, x, 20.0)), x, small)
+
+
 def tanh(code: Code, x: Value) -> Value:
     """Emit code for tanh(x): 1 - 2 / (e ** 2x + 1), and x - x³ / 3 + 2 x⁵ / 15 near 0, where the first form loses
     digits."""

@@ -58,36 +58,47 @@ class Carried:
 
 
 class Recurrence(nn.Module):
-    """The recurrence of `recurrence.py` as a module, so that forward hooks can reach its queries, keys, values and
-    outputs: one step at a time for as few tokens as states are kept, else in chunks."""
+    """The recurrence of `recurrence.py` as a module, so that forward hooks can reach its outputs (B, T, H, F), in the
+    order of value heads: one step at a time for as few tokens as states are kept, else in chunks. Hooks of `last` reach
+    the state after the last column of the call, (B, H, E, F)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Identity()
 
     def forward(self, tokens: Tokens, carried: Carried) -> Tensor:
+        if carried.cache is not None and (outputs := carried.cache.recur("state", **tokens.each())) is not None:
+            return outputs
         shape = *tokens.v.shape[:3], tokens.k.size(-1), tokens.v.size(-1)  # (B, G, R, E, F)
         state = carried.before("state", tokens.v.new_zeros(shape))
-        call, length = carried.call, tokens.v.size(3)
-        if call is None:
-            return chunks(tokens, state, carried.documents)[0]
+        if carried.call is None:
+            outputs, state = chunks(tokens, state, carried.documents)
+        else:
+            outputs, states = self.continued(tokens, state, carried.call, carried.kept)
+            carried.keep("state", states)
+            state = states[:, -1]
+        self.last(state.flatten(1, 2))
+        return outputs.movedim(3, 1).flatten(2, 3)
+
+    def continued(self, tokens: Tokens, state: Tensor, call: StateIndices, kept: int) -> tuple[Tensor, Tensor]:
+        """Compute the outputs (B, G, R, T, F) from the states before the first token, and the states after the last
+        `kept` tokens of each row, (B, W, G, R, E, F)."""
+        length = tokens.v.size(3)
         real = call.real(length)
         if real is not None:
             tokens = tokens.only(real)
-        if length == carried.kept:
+        if length == kept:
             outputs, states = steps(tokens, state)
-            if real is not None:
-                states = states[call.rows, call.columns.clamp(min=0)]
-            carried.keep("state", states)
-            return outputs
+            return outputs, states if real is None else states[call.rows, call.columns.clamp(min=0)]
         first, later = call.columns[:, :1], call.columns[:, 1:]  # chunks up to the first state to keep, then steps
         columns = torch.arange(length, device=first.device)
         outputs, state = chunks(tokens.only(columns <= first) if later.size(1) else tokens, state)
-        states = state[:, None]
-        if later.size(1):
-            tail, rest = steps(tokens.at(later.clamp(min=0)).only(later >= 0), state)
-            states = torch.cat([states, rest], 1)
-            index = (columns - first - 1)[:, None, None, :, None]
-            tail = tail.gather(3, index.clamp(0, later.size(1) - 1).expand_as(outputs))
-            outputs = torch.where(index < 0, outputs, tail)
-        carried.keep("state", states)
-        return outputs
+        if not later.size(1):
+            return outputs, state[:, None]
+        tail, rest = steps(tokens.at(later.clamp(min=0)).only(later >= 0), state)
+        index = (columns - first - 1)[:, None, None, :, None]
+        tail = tail.gather(3, index.clamp(0, later.size(1) - 1).expand_as(outputs))
+        return torch.where(index < 0, outputs, tail), torch.cat([state[:, None], rest], 1)
 
 
 class Convolution(nn.Module):
@@ -106,6 +117,9 @@ def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Te
     exact = torch.promote_types(x.dtype, torch.float32)
     weight = torch.cat([one.weight[:, 0] for one in convolutions]).to(exact)
     taps, length = weight.size(1), x.size(1)
+    biases: list[Tensor] = [one.bias for one in convolutions if one.bias is not None]
+    if carried.cache is not None and (y := carried.cache.convolve("conv", x, weight)) is not None:
+        return y + torch.cat(biases) if biases else y
     inputs = torch.cat([carried.before("conv", x.new_zeros(len(x), taps - 1, x.size(2))), x], 1)
     if carried.call is not None:
         earlier = (carried.call.columns[..., None] + 1).clamp(min=0) + torch.arange(taps - 1, device=x.device)
@@ -116,5 +130,4 @@ def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Te
         if carried.documents is not None:
             values = values.masked_fill((carried.positions < taps - 1 - tap)[..., None], 0)
         y = y + values
-    biases = [one.bias for one in convolutions if one.bias is not None]
     return y + torch.cat(biases) if biases else y

@@ -27,11 +27,6 @@ def by_head(x: Tensor, groups: int) -> Tensor:
     return x.unflatten(2, (groups, -1)).movedim(1, 3)
 
 
-def by_token(y: Tensor) -> Tensor:
-    """Reorder y (B, G, R, T, width) to (B, T, H, width), the inverse of `by_head`."""
-    return y.movedim(3, 1).flatten(2, 3)
-
-
 class GatedDeltaNetModule(nn.Module):
     """Gated DeltaNet and Kimi Delta Attention, x (B, T, D) -> (B, T, D)."""
 
@@ -68,18 +63,20 @@ class GatedDeltaNetModule(nn.Module):
         rate = F.softplus(exact(a) + exact(self.dt_bias)).unflatten(-1, (self.values, -1))
         decay = by_head(-exact(self.a_log).exp()[:, None] * rate, self.keys)
         beta = by_head(exact(b).sigmoid()[..., None] * self.strength, self.keys)
-        y = by_token(self.recurrence(Tokens(q * self.d_key**-0.5, k, v * beta, decay, beta), carried))
+        y = self.recurrence(Tokens(q * self.d_key**-0.5, k, v * beta, decay, beta), carried)
         y = self.head_norm(y).type_as(x) * self.act(z.unflatten(-1, (self.values, -1)))
         return self.dropout(self.out(y.flatten(-2)))
 
     def activations(self) -> Declarations:
-        heads = "B", "T", self.values, self.d_value
+        heads, state = ("B", "T", self.values, self.d_value), ("B", self.values, self.d_key, self.d_value)
         return {
             "q": Activation(Output("q", heads=self.keys), ("B", "T", self.keys, self.d_key), 2),
             "k": Activation(Output("k", heads=self.keys), ("B", "T", self.keys, self.d_key), 2),
             "v": Activation(Output("v", heads=self.values), heads, 2),
             "gate": Activation(Output("z", heads=self.values), heads, 2),
             "strength": Activation(Output("b"), ("B", "T", self.values), 2),
+            "reads": Activation(Output("recurrence"), heads, 2),
+            "state": Activation(Output("recurrence.last"), state, 1, editable=False),
             "heads": Activation(Input("out", heads=self.values), heads, 2),
         }
 
@@ -96,7 +93,7 @@ class Mamba2Module(nn.Module):
 
     def __init__(self, part: Mamba2, config: DecoderConfig) -> None:
         super().__init__()
-        self.part, self.n_heads = part, part.count(config)
+        self.part, self.n_heads, self.state = part, part.count(config), (part.d_state, part.d_head)
         width, inner, shared = config.d_model, self.n_heads * part.d_head, part.n_groups * part.d_state
         self.z = Linear(width, inner, bias=part.bias)
         self.x = Linear(width, inner, bias=part.bias)
@@ -119,14 +116,14 @@ class Mamba2Module(nn.Module):
         carried, groups = Carried.of(context), self.part.n_groups
         z, *xbc, dt = outputs_of((self.z, self.x, self.b, self.c, self.dt), x)
         mixed = F.silu(convolve(torch.cat(xbc, -1), [self.x_conv, self.b_conv, self.c_conv], carried))
-        values, b, c = mixed.split([t.size(-1) for t in xbc], -1)
-        values = by_head(values.unflatten(-1, (self.n_heads, -1)), groups)
+        inner, b, c = mixed.split([t.size(-1) for t in xbc], -1)
+        inner = inner.unflatten(-1, (self.n_heads, -1))
         step = F.softplus(exact(dt) + exact(self.dt_bias)).clamp(min=self.part.step_min)
         step = by_head(step[..., None], groups)
         decay = step * -exact(self.a_log).exp().view(groups, -1, 1, 1)
         k, q = (by_head(t.unflatten(-1, (groups, -1)), groups) for t in (b, c))
-        y = self.recurrence(Tokens(q, k, values * step, decay), carried)
-        y = by_token(y + exact(self.d).view(groups, -1, 1, 1) * values).flatten(-2)
+        y = self.recurrence(Tokens(q, k, by_head(inner, groups) * step, decay), carried)
+        y = (y + exact(self.d)[:, None] * inner).flatten(-2)
         return self.dropout(self.out(self.gate(y, z).type_as(x)))
 
     def activations(self) -> Declarations:
@@ -135,6 +132,8 @@ class Mamba2Module(nn.Module):
             "x": Activation(Output("x", heads=self.n_heads), heads, 2),
             "gate": Activation(Output("z", heads=self.n_heads), heads, 2),
             "step": Activation(Output("dt"), ("B", "T", self.n_heads), 2),
+            "reads": Activation(Output("recurrence"), heads, 2),
+            "state": Activation(Output("recurrence.last"), ("B", self.n_heads, *self.state), 1, editable=False),
             "heads": Activation(Input("out", heads=self.n_heads), heads, 2),
         }
 

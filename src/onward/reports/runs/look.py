@@ -59,7 +59,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
     tokens = tokens[: most + 1]
     probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given those before it
     pieces, maps = [tokenizer.piece(token) for token in tokens], pad_sequence(attention_maps(model, shown), True)
-    scores = head_scores(maps).cpu()
+    scores = head_scores([*maps]).cpu()
     layer, head = divmod(int(scores.mean(-1).argmax()), n_heads)
     attention = {
         "pieces": [readable(piece, MARKS) for piece in pieces[:most]],

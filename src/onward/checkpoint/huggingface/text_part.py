@@ -1,0 +1,65 @@
+"""The tensors of the text decoder in a model that also sees images or hears, under the names of its family."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from onward.checkpoint.weights import StoredTensor
+from onward.families._wrappers import TextPart
+
+THINKER = "thinker."  # the part of a model that answers in text, where another one speaks
+NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|language|llm)\.(?:model\.)*|(?=lm_head\.)")
+BESIDE = re.compile(r"(?:model\.)?(?=(?:embed_tokens|layers|norm|lm_head)\.)")  # beside `visual` and others
+LAYER = re.compile(r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\.")  # transformers writes some models with other words
+ADAPTED = ".base_layer."  # in weights that adapters for images or sound change
+
+
+def text_tensors(part: TextPart, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The stored tensors of the text decoder, under the names of its family without the base prefix."""
+    own = {name.removeprefix(THINKER): tensor for name, tensor in stored.items() if name.startswith(THINKER)} or stored
+    layout = NESTED if any(match.end() for match in map(NESTED.match, own) if match) else BESIDE
+    result = dict[str, StoredTensor]()
+    for name, tensor in own.items():
+        if (match := layout.match(name)) and ".lora_" not in name and (new := renumbered(name[match.end() :], part)):
+            result |= dict(converted(new.replace(ADAPTED, "."), tensor, part))
+    return result
+
+
+def renumbered(name: str, part: TextPart) -> str | None:
+    """The name without counting the layers that are skipped; None in such a layer."""
+    number = int(match[1]) if (match := LAYER.match(name)) else -1
+    if number in part.skipped:
+        return None
+    return LAYER.sub(f"layers.{number - sum(skipped < number for skipped in part.skipped)}.", name, count=1)
+
+
+def converted(name: str, tensor: StoredTensor, part: TextPart) -> Iterator[tuple[str, StoredTensor]]:
+    """A tensor as the family stores it: one or, for stacked experts, many."""
+    rows = part.keys.get("vocab_size")
+    match part.kind, name.rpartition(".experts."):
+        case "mllama_text_model", _ if name == "embed_tokens.weight" and tensor.mapped and isinstance(rows, int):
+            # eight rows more than the head has, the first of them for an image
+            whole = tensor.mapped
+            yield name, replace(tensor, shape=[rows, *tensor.shape[1:]], mapped=lambda: whole()[:rows])
+        case "qwen3_vl_moe_text", (layer, _, "gate_up_proj" | "down_proj" as stack) if len(tensor.shape) == 3:
+            # all experts in one; published files have them transposed, those of transformers may not
+            as_is = tensor.shape[2] == part.keys["hidden_size" if stack == "gate_up_proj" else "moe_intermediate_size"]
+            outputs, inputs = tensor.shape[1:] if as_is else tensor.shape[:0:-1]
+            names = ("gate_proj", "up_proj") if stack == "gate_up_proj" else ("down_proj",)
+            width = outputs // len(names)
+            for expert in range(tensor.shape[0]):
+                for i, one in enumerate(names):
+                    read = partial(matrix_rows, tensor, expert, i * width, as_is)
+                    matrix = StoredTensor([width, inputs], tensor.dtype, read)
+                    yield f"{layer}.experts.{expert}.{one}.weight", matrix
+        case _:
+            yield name, tensor
+
+
+def matrix_rows(stack: StoredTensor, index: int, first: int, as_is: bool, start: int, end: int) -> Tensor:
+    """Rows [start, end), counted from `first`, of matrix `index` in a stack, or else of this matrix transposed."""
+    matrix = stack.rows(index, index + 1)[0]
+    return (matrix if as_is else matrix.mT)[first + start : first + end]

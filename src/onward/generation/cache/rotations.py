@@ -1,0 +1,32 @@
+"""Rotary positions that depend on the length of a row, as in dynamic NTK and LongRoPE: lengths with the same keys."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import lru_cache
+
+import torch
+
+from onward.config.decoder import DecoderConfig, at
+from onward.model.context import rotation
+
+
+@lru_cache(maxsize=256)
+def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
+    """Return the cosines and sines at position 1 as bytes. They are equal for two values of `rope_length`, the length
+    for which rotary positions are scaled, if cached keys are rotated equally and can be shared."""
+    first, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
+    widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
+    rotations = [rotation(position, width, first, length) for position, width in dict.fromkeys(widths)]
+    return repr([[t.tolist() for t in pair] for pair in rotations if pair]).encode()
+
+
+@lru_cache(maxsize=256)
+def last_length(config: DecoderConfig, length: int, most: int) -> int:
+    """Return the greatest length, at most `most`, up to which a row of `length` tokens may grow before its rotary
+    positions are scaled otherwise and all of its keys must be computed again: `most` for most decoders, the original
+    context of LongRoPE for shorter rows, and `length` for dynamic scaling beyond the original context."""
+    key = rope_key(config, length)
+    if most <= length or rope_key(config, most) == key:
+        return most
+    return length + bisect_left(range(length + 1, most), True, key=lambda longer: rope_key(config, longer) != key)

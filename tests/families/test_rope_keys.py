@@ -1,0 +1,155 @@
+"""The two tables of rotary positions in a config.json, rope_parameters and rope_scaling, mean what they do to
+transformers, alone and side by side."""
+
+import json
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from onward import DecoderConfig, UserError
+from onward.config.decoder import LatentAttention, Rotary, at
+from onward.families import read
+from onward.model.frequencies import scaled_frequencies
+
+from support.families import CASES
+
+TYPES = {hf.model_type: hf for hf in reversed(CASES.values()) if getattr(hf, "rope_parameters", None)}
+LAYERED = {kind for kind, hf in TYPES.items() if "full_attention" in hf.rope_parameters}
+WITHOUT_SCALING = {"mellum", "cohere_compass_text"}  # transformers ignores rope_scaling
+DRAWS = [(kind, seed) for kind in TYPES for seed in range(6)]
+DRAWS = [(kind, seed) for kind, seed in DRAWS if kind not in WITHOUT_SCALING or seed % 3 == 0]
+LENGTHS = 1, 40  # within and beyond every original context below
+
+
+def table(some: random.Random, kind: str, pairs: int) -> dict[str, Any]:
+    """A table of one kind of scaling with random values and some of its optional keys."""
+    draw = some.uniform
+    required: dict[str, dict[str, Any]] = {
+        "linear": {"factor": draw(1, 8)},
+        "dynamic": {"factor": draw(1, 8)},
+        "yarn": {"factor": draw(1, 8)},
+        "llama3": {"factor": draw(1, 8), "low_freq_factor": draw(0.5, 1), "high_freq_factor": draw(2, 4)},
+        "longrope": {name: [draw(1, 4) for _ in range(pairs)] for name in ("short_factor", "long_factor")},
+    }
+    extras = {"original_max_position_embeddings": some.randint(4, 16), "attention_factor": draw(0.5, 2)}
+    extras |= {"beta_fast": draw(4, 64), "beta_slow": draw(0.1, 2)}
+    allowed = {
+        "yarn": [*extras],
+        "llama3": ["original_max_position_embeddings"],
+        "longrope": ["original_max_position_embeddings", "attention_factor"],
+    }.get(kind, [])
+    chosen = {key: extras[key] for key in allowed if some.random() < 0.5}
+    return {"rope_type": kind, **required[kind], **chosen}
+
+
+def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A config.json with one of the tables or both, and one for transformers, which forgets the theta of
+    rope_parameters beside rope_scaling: there it is in rope_scaling."""
+    some = random.Random(f"{model_type} {seed}")
+    hf = json.loads(TYPES[model_type].to_json_string(use_diff=False))
+    config = read(hf)[1]
+    hf = {k: v for k, v in hf.items() if not k.startswith("rope") and not k.endswith("rope_theta")}
+    hf |= {"head_dim": config.d_head} if hf.get("head_dim", 0) is None else {}
+    part = at(config.attention, 0)
+    rotated = part.d_rope if isinstance(part, LatentAttention) else rotary(config).rope_dim(config.d_head)
+    kinds = ["longrope"] if model_type == "phi3" else ["linear", "yarn", "llama3", "longrope"]
+    kinds += ["dynamic"] if rotated > 2 and model_type != "phi3" else []
+    old, new = (table(some, some.choice(kinds), rotated // 2) for _ in range(2))
+    if model_type in LAYERED:  # newer classes want the key
+        new.setdefault("original_max_position_embeddings", 8)
+    theta, where = some.uniform(100, 1000), seed % 3  # the new key, the old one, both
+    parameters = {"rope_theta": theta, **some.choice([new, {"rope_type": "default"}] if where == 2 else [new])}
+    if (fraction := rotary(config).fraction) != 1.0:
+        parameters["partial_rotary_factor"] = fraction
+        hf["rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"] = fraction
+    theirs = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters} | old
+    if model_type in LAYERED:
+        parameters = {"full_attention": parameters, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}
+    first, second = {"rope_parameters": parameters}, {"rope_scaling": old}
+    return (
+        hf | [first, second, first | second][where],
+        hf | [first, second, first | {"rope_scaling": theirs}][where],
+    )
+
+
+def rotary(config: DecoderConfig) -> Rotary:
+    """The rotary positions of a layer without a window, if there is one."""
+    layers = sorted(range(config.n_layers), key=lambda layer: getattr(at(config.attention, layer), "window", 0))
+    return next(part for layer in layers if isinstance(part := at(config.position, layer), Rotary))
+
+
+def frequencies(part: Rotary, pairs: int, length: int) -> torch.Tensor:
+    plain = part.theta ** (-torch.arange(pairs) / pairs)
+    if part.scaling is None:
+        return plain
+    return scaled_frequencies(part.scaling, plain, part.theta, torch.full((1, 1, 1), length)).flatten()
+
+
+@pytest.mark.parametrize(("model_type", "seed"), DRAWS)
+@pytest.mark.filterwarnings("ignore")
+def test_tables_of_rotary_positions_mean_what_they_do_to_transformers(model_type: str, seed: int) -> None:
+    hf, for_transformers = drawn(model_type, seed)
+    theirs = CONFIG_MAPPING[model_type].from_dict(for_transformers)
+    layer_type = "full_attention" if model_type in LAYERED else None
+    parameters = theirs.rope_parameters[layer_type] if layer_type else theirs.rope_parameters
+    ours = rotary(read(hf)[1])
+    assert ours.theta == parameters["rope_theta"]
+    if parameters["rope_type"] == "default":
+        assert ours.scaling is None
+        return
+    for length in LENGTHS:
+        compute = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+        wanted, magnitude = compute(theirs, "cpu", seq_len=length, layer_type=layer_type)
+        torch.testing.assert_close(frequencies(ours, len(wanted), length), wanted, rtol=1e-5, atol=0)
+        assert (ours.scaling.magnitude if ours.scaling else 1.0) == pytest.approx(magnitude)
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512}
+DEFAULT = {"rope_type": "default", "rope_theta": 1e6}
+SIDE_BY_SIDE: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (DEFAULT, YARN, "rope_type and factor"),
+    (YARN | {"rope_theta": 1e6}, YARN, ""),
+    (YARN, {**YARN, "type": "yarn"}, ""),
+    (YARN | {"factor": 2.0}, YARN, "factor"),
+    (YARN | {"beta_fast": 64.0}, YARN, "beta_fast"),
+    ({}, YARN, ""),
+    (DEFAULT, {"type": "default"}, ""),
+    ({"full_attention": DEFAULT, "sliding_attention": DEFAULT}, YARN, "rope_type and factor"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "scaling", "differing"), SIDE_BY_SIDE)
+def test_tables_that_disagree_are_warned_of(
+    parameters: dict[str, Any], scaling: dict[str, Any], differing: str
+) -> None:
+    model_type = "gemma3_text" if "full_attention" in parameters else "llama"
+    hf = {"model_type": model_type, "rope_parameters": parameters, "rope_scaling": scaling}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        read(hf)
+    assert [f"differs from rope_parameters in {differing}" in str(w.message) for w in caught] == [True] * bool(
+        differing
+    )
+
+
+@pytest.mark.parametrize("model_type", ["mellum", "llama"])
+def test_tables_that_a_family_does_not_have_are_refused(model_type: str) -> None:
+    tables = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
+    name = "rope_scaling" if model_type == "mellum" else "a table full_attention"
+    with pytest.raises(UserError, match=f"has {name} "):
+        read({"model_type": model_type, "rope_parameters": tables, "rope_scaling": YARN})
+
+
+def test_factor_without_its_kind_is_refused() -> None:
+    with pytest.raises(UserError, match="factor for rotary positions without their rope_type"):
+        read({"model_type": "llama", "rope_scaling": {"factor": 8.0}})
+
+
+def test_unknown_keys_of_the_tables_are_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"ignores: 'rope_scaling\.attn_factor'$"):
+        read({"model_type": "llama", "rope_scaling": YARN | {"attn_factor": 2.0, "finetuned": True}})
