@@ -42,7 +42,7 @@ def quantize(path: Path, out: Path, dtype: str) -> None:
     """Quantize a file as llama-quantize does."""
     llama_cpp = pytest.importorskip("llama_cpp", reason=REASON)
     options = llama_cpp.llama_model_quantize_default_params()
-    options.ftype, options.nthread = {"q8_0": 7, "q4_0": 2}[dtype], 1
+    options.ftype, options.nthread = {"q8_0": 7, "q4_0": 2, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}[dtype], 1
     assert llama_cpp.llama_model_quantize(bytes(path), bytes(out), ctypes.byref(options)) == 0
 
 

@@ -31,8 +31,9 @@ def save(
     path: str | Path,
     *,
     shard_bytes: Annotated[float, Range(1, math.inf)] = 5e9,
-    dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0"] | None = None,
+    dtype: Literal["f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"] | None = None,
     accept: Sequence[Accept] = (),
+    importance: str = "",
 ) -> None:
     """Write a model and its tokenizer as a Hugging Face folder, its weights in files of at most `shard_bytes` bytes;
     or, to a path that ends in .gguf, as a GGUF file.
@@ -41,7 +42,8 @@ def save(
     `dtype` is that of the weights in a GGUF file, by default that of the model. Raises a UserError, before any file is
     written, if no architecture of llama.cpp computes this model. `accept` names differences that llama.cpp's
     computation may have: "gelu" (the tanh form in place of the exact one), "ramp" (YaRN's, rounded to whole pairs),
-    "window" (no sliding window).
+    "window" (no sliding window). `importance` is a text like those that the model will read: in a file of dtype q4_k_m,
+    q5_k_m or q6_k, the weights that meet large activations on it keep more precision.
     """
     if names := adapter_names(lm.model):
         raise UserError(f"Cannot save a model with the adapter {names[0]}: call merge_lora first, or save_adapter")
@@ -50,7 +52,7 @@ def save(
         gguf_plan = plan(
             lm.model, lm.tokenizer, (dtype or "").upper(), path.stem, str(hf.get("model_type", "")), accept
         )
-        return write_model(lm.model, gguf_plan, path)
+        return write_model(lm.model, gguf_plan, path, tokens=lm.text().encode(importance) if importance else ())
     if dtype is not None:
         raise UserError(
             f"Cannot write a folder in dtype {dtype!r}, which is for files that end in .gguf: load the model "

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from onward.checkpoint.gguf.kquants import to_q4_k, to_q5_k, to_q6_k
+
 Bytes = np.ndarray  # uint8 (N, bytes of a block)
 Numbers = np.ndarray  # float32 (N, W)
 
@@ -27,7 +29,7 @@ class BlockType:
     bytes: int
     plain: torch.dtype | None = None
     dequantize: Callable[[Bytes], Numbers] | None = None  # None: Onward cannot read this type
-    quantize: Callable[[Numbers], Bytes] | None = None
+    quantize: Callable[..., Bytes] | None = None  # of numbers; of K types also with weights for them
 
     def decode(self, raw: np.ndarray) -> Tensor:
         """Numbers (n,) of the bytes of complete blocks, in fp32 if the type is quantized."""
@@ -37,12 +39,13 @@ class BlockType:
         with np.errstate(all="ignore"):  # numbers that are not finite are found where they are used
             return torch.from_numpy(self.dequantize(raw.reshape(-1, self.bytes))).flatten()
 
-    def encode(self, tensor: Tensor) -> np.ndarray:
-        """Bytes of this type, rounded as llama.cpp does."""
+    def encode(self, tensor: Tensor, columns: np.ndarray | None = None) -> np.ndarray:
+        """Bytes of this type, rounded as llama.cpp does; of K types, `columns` are weights of the squared errors."""
         if self.plain is not None:
             return tensor.to(self.plain).contiguous().view(-1).view(torch.uint8).numpy()
         assert self.quantize is not None
-        return self.quantize(tensor.float().reshape(-1, self.numbers).numpy())
+        numbers = tensor.float().reshape(-1, self.numbers).numpy()
+        return self.quantize(numbers) if columns is None else self.quantize(numbers, columns.reshape(numbers.shape))
 
 
 def half(b: Bytes, start: int = 0) -> Numbers:
@@ -161,9 +164,9 @@ TYPES = {
     6: BlockType("Q5_0", 32, 22, None, q5_0),
     7: BlockType("Q5_1", 32, 24, None, q5_1),
     8: BlockType("Q8_0", 32, 34, None, q8_0, to_q8_0),
-    12: BlockType("Q4_K", 256, 144, None, q4_k),
-    13: BlockType("Q5_K", 256, 176, None, q5_k),
-    14: BlockType("Q6_K", 256, 210, None, q6_k),
+    12: BlockType("Q4_K", 256, 144, None, q4_k, to_q4_k),
+    13: BlockType("Q5_K", 256, 176, None, q5_k, to_q5_k),
+    14: BlockType("Q6_K", 256, 210, None, q6_k, to_q6_k),
     28: BlockType("F64", 1, 8, torch.float64),
     30: BlockType("BF16", 1, 2, torch.bfloat16),
     39: BlockType("MXFP4", 32, 17, None, mxfp4),

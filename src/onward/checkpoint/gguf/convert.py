@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,9 @@ from onward.base.errors import UserError
 from onward.base.fields import counted
 from onward.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from onward.checkpoint.gguf.header import Header, TensorInfo
+from onward.checkpoint.gguf.importance import by_their_names, importance
 from onward.checkpoint.gguf.keys import Keys
+from onward.checkpoint.gguf.kquants import mixed
 from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
 from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
@@ -32,8 +34,13 @@ from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 from onward.transforms.quantize import is_quantized
 
-FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32}  # general.file_type
+FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32} | {
+    "Q4_K_M": 15,
+    "Q5_K_M": 17,
+    "Q6_K": 18,
+}  # general.file_type
 PARTS = "position", "attention", "mlp", "norm", "block", "embed_norm", "final_norm"
+LAYER = re.compile(r"blk\.(\d+)\.")
 TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
 ACCEPTABLE = {  # differences that a user may accept, by name
     "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # about 1e-3 of a log-probability
@@ -84,10 +91,16 @@ def plan(
     meta = {name: tensor.to("meta") for name, tensor in model.named_parameters()}
     matched = matching(model.config, meta, name, family, accept)
     head = "output.weight" if "output.weight" in matched.outlines else "token_embd.weight"
-    finer = {head: "Q8_0"} if dtype == "Q4_0" else {}  # llama-quantize has Q6_K there, which halves the divergence
+
+    def kind_of(name: str) -> str:
+        if dtype == "Q4_0":
+            return "Q8_0" if name == head else dtype  # llama-quantize has Q6_K there, which halves the divergence
+        layer = LAYER.match(name)
+        return mixed(name, dtype, int(layer[1]) if layer else 0, model.config.n_layers, name == head)
+
+    kinds = {name: kind_of(name) if dtype == "Q4_0" or "_K" in dtype else dtype for name in matched.outlines}
     outlines = {
-        name: replace(own, type=type_of(name, own.shape, finer.get(name, dtype)))
-        for name, own in matched.outlines.items()
+        name: replace(own, type=type_of(name, own.shape, kinds[name])) for name, own in matched.outlines.items()
     }
     keys = {**matched.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
     keys["general.size_label"] = size_label(outlines)
@@ -278,9 +291,17 @@ def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]
     return lost + ([] if tokenizer else ["there is no tokenizer: programs can pass token ids only"])
 
 
-def write_model(model: Decoder, plan: Plan, path: Path, progress: Callable[[int], object] = lambda done: None) -> None:
+def write_model(
+    model: Decoder,
+    plan: Plan,
+    path: Path,
+    progress: Callable[[int], object] = lambda done: None,
+    tokens: Sequence[int] = (),
+) -> None:
+    """Write the planned file. The errors of K types count by the importance of columns on a text of these tokens."""
     ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
-    write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress)
+    columns = by_their_names(plan.architecture, model, importance(model, tokens)) if tokens else {}
+    write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress, columns)
 
 
 def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:

@@ -74,11 +74,17 @@ def gemma4(keys: Keys, sizes: Parts) -> Parts:
             shares_kv=shares,
         )
 
-    def feed_forward(layer: int) -> Gated:
+    def feed_forward(layer: int) -> Gated | StreamExperts:
         if not keys.number("expert_count", 0):
             return Gated("gelu_tanh", d_ff=widths[layer])
-        counts = (keys.number(f"expert_{key}") for key in ("count", "used_count", "feed_forward_length"))
-        return StreamExperts(*counts, d_shared=widths[layer], act="gelu_tanh", router=StreamRouting(eps=eps))  # type: ignore[return-value]
+        return StreamExperts(
+            keys.number("expert_count"),
+            keys.number("expert_used_count"),
+            keys.number("expert_feed_forward_length"),
+            StreamRouting(eps=eps),
+            d_shared=widths[layer],
+            act="gelu_tanh",
+        )
 
     listed = factors(keys, FREQS) if keys.has(FREQS) else (1.0,) * (wide // 2)
     rotated = sum(one < UNROTATED / 2 for one in listed)
@@ -95,7 +101,7 @@ def gemma4(keys: Keys, sizes: Parts) -> Parts:
         "mlp": tuple(map(feed_forward, range(layers))),
         "block": Gemma4Block(d_input=width, vocab_size=table.shape[0] if table and width else 0),
         "embed_scale": sizes["d_model"] ** 0.5,
-        "logit_softcap": keys.number("final_logit_softcapping", 0.0) or None,
+        "logit_softcap": keys.number("final_logit_softcapping", 30.0) or None,
     }
 
 
@@ -121,7 +127,7 @@ def gemma4_keys(c: DecoderConfig) -> dict[str, Any]:
     scaling = getattr(at(c.position, c.n_layers - 1), "scaling", None)
     if isinstance(scaling, ProportionalScaling) and scaling.factor != 1.0:
         own |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
-    cap = {"final_logit_softcapping": c.logit_softcap} if c.logit_softcap else {}
+    cap = {"final_logit_softcapping": c.logit_softcap or 0.0}  # 30 without the key
     return window_keys(c) | expert_keys(c) | own | cap
 
 

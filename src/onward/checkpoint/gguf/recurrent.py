@@ -18,7 +18,8 @@ from onward.checkpoint.gguf.dense import granite, granite_keys, late_norm, plain
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import FREQS
 from onward.checkpoint.gguf.sparse import routed, routed_keys
-from onward.checkpoint.names import joined
+from onward.checkpoint.names import joined, same
+from onward.checkpoint.packed import Change
 from onward.checkpoint.weights import StoredTensor
 from onward.config.attention_options import SigmoidGate
 from onward.config.decoder import (
@@ -87,27 +88,25 @@ class RecurrentArchitecture(Architecture):
 
     def delta(self, c: DecoderConfig, part: GatedDeltaNet, their: str, our: str) -> Iterator[Row]:
         (keys, values), (key, value) = part.counts(c), part.widths(c)
-        heads, rows = (tiles(keys, values, width) if self.tiled else () for width in (1, value))
-        behind = tuple(trailing(2 * keys * key, *fix) for fix in rows)
-        conv = behind[0] if behind else (lambda t: t, lambda t: t)
-        yield f"{their}.attn_qkv.weight", [f"{our}.{name}.weight" for name in "qkv"], *behind
-        yield f"{their}.attn_gate.weight", f"{our}.z.weight", *rows
+        heads, rows = (tiles(keys, values, width) if self.tiled else (same, same) for width in (1, value))
+        behind = trailing(2 * keys * key, *rows)
+        yield f"{their}.attn_qkv.weight", [f"{our}.{name}.weight" for name in "qkv"], behind
+        yield f"{their}.attn_gate.weight", f"{our}.z.weight", rows
         yield (
             f"{their}.ssm_conv1d.weight",
             [f"{our}.{name}_conv.weight" for name in "qkv"],
-            (lambda t: conv[0](t)[:, None], lambda t: conv[1](t[:, 0])),
+            (lambda t: behind[0](t)[:, None], lambda t: behind[1](t[:, 0])),
         )
         if self.fused_b_a:
             both = [f"{our}.b.weight", f"{our}.a.weight"]
             yield f"{their}.ssm_ba.weight", both, grouped(keys, values // keys, values // keys)
         else:
-            yield f"{their}.ssm_beta.weight", f"{our}.b.weight", *heads
-            yield f"{their}.ssm_alpha.weight", f"{our}.a.weight", *heads
-        yield f"{their}.ssm_a", f"{our}.a_log", *heads
-        yield f"{their}.ssm_dt.bias", f"{our}.dt_bias", *heads
+            yield f"{their}.ssm_beta.weight", f"{our}.b.weight", heads
+            yield f"{their}.ssm_alpha.weight", f"{our}.a.weight", heads
+        yield f"{their}.ssm_a", f"{our}.a_log", heads
+        yield f"{their}.ssm_dt.bias", f"{our}.dt_bias", heads
         yield f"{their}.ssm_norm.weight", f"{our}.head_norm.weight"
-        columns = tuple((lambda t, f=into: f(t.mT).mT, lambda t, f=back: f(t.mT).mT) for into, back in rows)
-        yield f"{their}.ssm_out.weight", f"{our}.out.weight", *columns
+        yield f"{their}.ssm_out.weight", f"{our}.out.weight", (lambda t: rows[0](t.mT).mT, lambda t: rows[1](t.mT).mT)
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         for name, tensor in super().tensors(c, ours):
@@ -123,19 +122,19 @@ def log_of(own: StoredTensor) -> StoredTensor:
     return StoredTensor(own.shape, own.dtype, lambda start, end: (-own.rows(start, end).float()).log())
 
 
-def tiles(keys: int, values: int, width: int) -> tuple[Fix, ...]:
+def tiles(keys: int, values: int, width: int) -> Fix:
     """Reorder rows of value heads, `width` of each: theirs are ordered by their number among those of a key's head."""
     shared = values // keys
     if shared == 1:
-        return ()
+        return same, same
     swap = lambda t, *sizes: t.unflatten(0, (*sizes, width)).transpose(0, 1).flatten(0, 2)
-    return ((lambda t: swap(t, shared, keys), lambda t: swap(t, keys, shared)),)
+    return lambda t: swap(t, shared, keys), lambda t: swap(t, keys, shared)
 
 
-def trailing(rows: int, into: Any, back: Any) -> Fix:
+def trailing(rows: int, into: Change, back: Change) -> Fix:
     """A pair of changes of tensors whose first rows stay."""
     behind = lambda change: lambda t: joined([t[:rows], change(t[rows:])])
-    return behind(into), behind(back)
+    return (same, same) if into is same else (behind(into), behind(back))
 
 
 def mamba(part: Mamba2, their: str, our: str) -> Iterator[Row]:

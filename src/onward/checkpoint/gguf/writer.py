@@ -20,6 +20,7 @@ from onward.checkpoint.gguf.header import ALIGNMENT, ARRAY, MAGIC, STRING, VERSI
 
 FILLER = {"onward.alignment": 64}  # a key of 32 bytes, with which the tensors begin at a multiple of 64
 PIECE = 1 << 22  # numbers that are encoded at a time
+K_TYPES = "Q4_K", "Q5_K", "Q6_K"
 HALF = torch.finfo(torch.float16).max  # below it every type holds a number
 SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the types of a key by those of Python
 ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
@@ -41,9 +42,11 @@ def write_gguf(
     outlines: Mapping[str, TensorOutline],
     tensors: Iterable[tuple[str, Tensor]],
     progress: Callable[[int], object] = lambda done: None,
+    columns: Mapping[str, Tensor] = {},  # it is only read
 ) -> None:
-    """Write metadata keys and tensors, whose shapes and types `outlines` has in the same order. If a number does not
-    fit into the type of its tensor, a file at `path` stays unchanged."""
+    """Write metadata keys and tensors, whose shapes and types `outlines` has in the same order; `columns` has the
+    importance of the columns of tensors with K types. If a number does not fit into the type of its tensor, a file at
+    `path` stays unchanged."""
     infos, start = b"", 0
     for name, outline in outlines.items():
         infos += text(name) + struct.pack(f"<I{len(outline.shape)}Q", len(outline.shape), *outline.shape[::-1])
@@ -58,8 +61,9 @@ def write_gguf(
         for (name, outline), (its, tensor) in zip(outlines.items(), tensors, strict=True):
             assert (name, outline.shape) == (its, tuple(tensor.shape)), (name, its, outline.shape, tensor.shape)
             pad(file)
-            for piece in tensor.detach().reshape(-1).split(PIECE):
-                raw = encoded(piece.cpu(), outline.type, name)
+            for start, piece in enumerate(tensor.detach().reshape(-1).split(PIECE)):
+                weights = along(columns.get(name), outline, start * PIECE, piece.numel())
+                raw = encoded(piece.cpu(), outline.type, name, weights)
                 file.write(raw.data)
                 progress(done := done + raw.nbytes)
         pad(file)
@@ -71,8 +75,15 @@ def header_of(keys: Mapping[str, Any], count: int) -> bytes:
     return MAGIC + struct.pack("<IQQ", VERSION, count, len(keys)) + pairs
 
 
-def encoded(piece: Tensor, kind: BlockType, name: str) -> np.ndarray:
-    raw = kind.encode(piece)
+def along(columns: Tensor | None, outline: TensorOutline, start: int, count: int) -> np.ndarray | None:
+    """The importance of `count` numbers of a tensor from number `start` on, if its type takes weights."""
+    if columns is None or outline.type.name not in K_TYPES or len(columns) != outline.shape[-1]:
+        return None
+    return np.resize(np.roll(columns.numpy(), -start), count)
+
+
+def encoded(piece: Tensor, kind: BlockType, name: str, columns: np.ndarray | None = None) -> np.ndarray:
+    raw = kind.encode(piece, columns)
     small = (
         *("ffn_gate_inp.", "ffn_gate_inp_shexp.", "position_embd.", "rope_f", "attn_sinks."),
         *("ssm_conv1d.", "shortconv.conv."),
@@ -122,5 +133,5 @@ def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
     if plain or any(part in name for part in small):
         return TYPES[CODES["F32"]]
-    kind = TYPES[CODES[wanted]]
-    return kind if shape[-1] % kind.numbers == 0 else TYPES[CODES["F16"]]
+    finest = (wanted, "Q8_0", "F16") if wanted in K_TYPES else (wanted, "F16")
+    return next(kind for name in finest if shape[-1] % (kind := TYPES[CODES[name]]).numbers == 0)

@@ -30,9 +30,10 @@ examples:
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
 the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU
 (Pythia, Falcon, MPT); ramp, where it rounds the ramp of YaRN (GPT-OSS); window, where it has no sliding window (the
-first Mistral). The tool llama-quantize of llama.cpp converts an f32 or bf16 file to Q4_K_M, Q5_K_M or Q6_K.
+first Mistral).
 """
 FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
+Dtype = Literal["", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"]
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,14 @@ class Options:
     """The options of `onward convert`, which writes a model in another format."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "out")
-    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"gguf": ("accept", "modelfile"), "hf": ("shard_bytes",)}
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "gguf": ("accept", "modelfile", "importance"),
+        "hf": ("shard_bytes",),
+    }
     model: str  # folder of the model, a GGUF file, or a name on the hub
     out: str  # file to write, which ends in .gguf, or a new folder
-    dtype: Literal["", "f32", "f16", "bf16", "q8_0", "q4_0"] = ""  # dtype of the weights; default: that of the model
+    dtype: Dtype = ""  # dtype of the weights; default: that of the model
+    importance: str = ""  # text file, on which weights that matter more are found for q4_k_m, q5_k_m and q6_k
     to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
     accept: tuple[Literal["gelu", "ramp", "window"], ...] = ()  # write GGUF despite this difference in llama.cpp
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
@@ -69,7 +74,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"{out} is the name of a file: name a new folder, or a file that ends in .gguf")
     if not gguf and out.exists():
         raise UserError(f"{out} exists already: name a new folder, or a file that ends in .gguf")
-    if not gguf and options.dtype in ("q8_0", "q4_0"):
+    if not gguf and options.dtype.startswith("q"):
         raise UserError(f"dtype is {options.dtype}, which only GGUF has: name a file that ends in .gguf")
     import torch
 
@@ -95,9 +100,10 @@ def main(argv: Sequence[str]) -> None:
         size, tensors = planned.nbytes, len(planned.outlines)
         result |= {"architecture": planned.architecture.name, "dtype": options.dtype or result["dtype"]}
         lost = losses(lm.model, lm.tokenizer, planned)
+        tokens = lm.text().encode(text_of(Path(options.importance))) if options.importance else ()
         if not options.dry_run:
             with progress_bars() as progress:
-                write_model(lm.model, planned, out, lambda done: progress(f"writing {out.name}", done, size))
+                write_model(lm.model, planned, out, lambda done: progress(f"writing {out.name}", done, size), tokens)
         if options.modelfile and not options.dry_run:
             with atomic_write(out.parent / "Modelfile") as new:
                 new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")
@@ -125,3 +131,10 @@ def roundings(path: Path, dtype: str) -> list[str]:
     exact = {dtype} if dtype != "F32" else {*stored} - {"F64"}
     counts = Counter(kind for kind in stored if kind not in exact)
     return [f"{counted(number, 'tensor')} rounded from {kind} to {dtype}" for kind, number in counts.items()]
+
+
+def text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"Cannot read the text {path} of --importance ({error}): name a text file in UTF-8") from None
