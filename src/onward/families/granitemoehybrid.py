@@ -68,16 +68,16 @@ def config(hf: HF) -> DecoderConfig:
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     require(c.block, PreNorm)
     mlp, attention = require(at(c.mlp, 0), Experts, Gated), one(c, SelfAttention, SelfAttention())
-    sparse = isinstance(mlp, Experts)
+    many = mlp if isinstance(mlp, Experts) else None
     return (
         granite.keys(replace(c, attention=attention, position=a_rotary(c)))
         | mamba2_keys(c)
         | {
             "layer_types": types(c),
             "position_embedding_type": None if isinstance(c.position, NoPosition) else "rope",
-            "num_local_experts": mlp.count if sparse else 0,
-            "num_experts_per_tok": mlp.top_k if sparse else 2,
-            "shared_intermediate_size": mlp.d_shared if sparse else mlp.width(c),
+            "num_local_experts": many.count if many else 0,
+            "num_experts_per_tok": many.top_k if many else 2,
+            "shared_intermediate_size": many.d_shared if many else mlp.width(c),
         }
     )
 

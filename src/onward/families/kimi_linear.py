@@ -66,7 +66,7 @@ FLAT: Fix = (lambda t: t.flatten(), lambda t: t[None, None, :, None])
 
 def config(hf: HF) -> DecoderConfig:
     given, old = with_defaults(renamed(hf, OWN), deepseek_v3.DEFAULTS | DEFAULTS), hf.get("linear_attn_config") or {}
-    sizes = {our: old.get(key, hf.get(NEW[key], default)) for our, (key, default) in DELTA.items()}
+    sizes: dict[str, Any] = {our: old.get(key, hf.get(NEW[key], default)) for our, (key, default) in DELTA.items()}
     router = SigmoidRouting(
         *(given[key] for key in ("norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"))
     )
@@ -85,12 +85,15 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     require(c.block, PreNorm)
     latent, delta = one(c, LatentAttention, LatentAttention()), one(c, GatedDeltaNet, GatedDeltaNet())
     keys = deepseek_v2.to_hf(replace(c, attention=latent, position=a_rotary(c)))
-    keys = {key: value for key, value in keys.items() if "rope" not in key and key != "topk_method"}
+    others = {*OWN.values(), "topk_method", "first_k_dense_replace", "rope_parameters", "rope_theta", "rope_scaling"}
     (heads, _), (width, _) = delta.counts(c), delta.widths(c)
     own = {"n_heads": heads, "d_key": width, "d_conv": delta.d_conv}
     new = {NEW[key]: own[our] for our, (key, _) in DELTA.items()}
     mixture = mixture_keys(c, {own: deepseek for own, deepseek in OWN.items() if own != "num_local_experts"})
-    return keys | mixture | new | dense_or_sparse(c) | {"layer_types": types(c)}
+    del mixture["first_k_dense_replace"]
+    shared = {key: value for key, value in keys.items() if key not in others}
+    context = {"model_max_length": c.context_length, "layer_types": types(c)}
+    return shared | mixture | new | dense_or_sparse(c) | context
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:

@@ -85,7 +85,8 @@ def config(hf: HF) -> DecoderConfig:
     only(hf, mamba_hidden_act="silu", sliding_window=None, mamba_proj_bias=False, attention_bias=False)
     for key in "num_hidden_layers", "expand", *EXPERTS:  # the types of layers say it; no layer has experts
         hf.get(key)
-    found, eps, act = kinds(hf), hf.get("layer_norm_epsilon", 1e-5), hf.get("mlp_hidden_act", "relu2")
+    found, eps = kinds(hf), hf.get("layer_norm_epsilon", 1e-5)
+    act: Any = hf.get("mlp_hidden_act", "relu2")
     mixers = {FULL: SelfAttention(), LINEAR: Mamba2(**sizes(hf, MAMBA), norm_eps=eps), "mlp": NoAttention()}
     return DecoderConfig(
         **sizes(hf, SIZES),

@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from onward.inspection.doctor.subject import Subject, hooked
+from onward.model.recurrent.carried import Recurrence
 
 PRODUCTS = "mm", "bmm", "addmm", "baddbmm"
 COPIES = "clone", "_to_copy", "contiguous", "_unsafe_view", "copy", "_reshape_copy"
@@ -80,6 +81,7 @@ class Operations(TorchDispatchMode):
         self.module: list[str] = []  # names of the modules that run now
         self.called: set[str] = set()  # names of modules
         self.alive: list[Tensor] = []  # keeps tensors alive, so that their ids stay unique
+        self.recurrent = {name for name, module in model.named_modules() if isinstance(module, Recurrence)}
         self.weights = {id(p) for p in model.parameters()}
         self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self.sources: dict[int, list[Tensor]] = {}
@@ -132,6 +134,8 @@ class Operations(TorchDispatchMode):
             return
         self.mark_read(left, right)
         T = self.length
+        if self.current_module() in self.recurrent:  # whose products of queries and keys decay, and are no attention
+            return
         if out.size(-1) == T and not out.size(-2) % T and left.size(-1) % T:
             self.scores = left, right
         elif self.scores and left.size(-1) == T and not left.size(-2) % T:

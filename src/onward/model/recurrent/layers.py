@@ -76,9 +76,7 @@ class GatedDeltaNetModule(nn.Module):
             "gate": Activation(Output("z", heads=self.values), heads, 2),
             "strength": Activation(Output("b"), ("B", "T", self.values), 2),
             "reads": Activation(Output("recurrence"), heads, 2),
-            "state": Activation(
-                Output("recurrence.last"), ("B", self.values, self.d_key, self.d_value), 1, editable=False
-            ),
+            "state": Activation(Output("recurrence.last"), state, 1, editable=False),
             "heads": Activation(Input("out", heads=self.values), heads, 2),
         }
 
