@@ -58,6 +58,7 @@ FIRST = (
     "opt",
     "deepseek_v2",
     "deepseek_v3",
+    "smollm3",
 )
 ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu_tanh",

@@ -18,17 +18,13 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "it drafts for another model, from whose hidden states it reads": "gemma4_assistant gemma4_unified_assistant",
     "it has layers for images between those for text": "git idefics",
     "it reads bytes through patches of varying length": "blt",
-    "it has no layer with Mamba's state yet": "bamba falcon_h1 falcon_mamba jamba mamba mamba2 nemotron_h zamba zamba2",
-    "it has no Gated DeltaNet yet": (
-        "qwen3_5_text qwen3_5_moe_text qwen3_next qwen4_exp qwen4_exp_text olmo_hybrid bailing_hybrid kimi_linear "
-        "glm5_next_text"
-    ),
-    "it has layers with Mamba's state in most releases, which are not read yet": "granitemoehybrid",
-    "it has no short convolutions yet": "lfm2 lfm2_moe lfm3",
+    "it has the state of the first Mamba, whose decay differs between channels": "falcon_mamba jamba mamba zamba",
+    "its layers have attention and Mamba beside each other": "falcon_h1",
+    "its layers share the weights of an attention": "zamba2",
     "it has recurrent layers of its own kind": "recurrent_gemma rwkv xlstm minimax zaya inkling_text inkling2_text",
     "it has no indexer, which chooses the tokens to attend to, yet": (
         "deepseek_v32 deepseek_v4 glm_moe_dsa axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text "
-        "mistral_large4_text"
+        "mistral_large4_text qwen4_exp qwen4_exp_text glm5_next_text"
     ),
     "its layers run several times, or read inner copies of the text": "hrm_text reformer xlnet",
     "its attention has experts": "jetmoe",
@@ -37,31 +33,15 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its experts stand between two attentions of a layer": "longcat_flash",
     "its weights are ternary, between norms inside the layers": "bitnet",
     "its blocks have fused inputs, and its head has layers of its own": "modernbert-decoder",
-    "its positions or biases are computed in another way": "xglm ctrl cpmant gpt_neox_japanese biogpt",
-    "its weights are stored in another order": "codegen gpt-sw3 persimmon dbrx cosmos3_omni molmo2_text",
-    "its attention has output gates, which its family file lacks yet": (
-        "afmoe laguna beam step3p5 muse_glimmer_text muse_spark_text"
-    ),
-    "its values are narrower than its keys, and the number of their heads differs between layers": "mimo_v2_flash",
-    "its layers share keys and values and have embeddings of their own": "gemma3n_text gemma4_text",
-    "the widths of its heads differ between layers": "gemma4_unified_text",
-    "its attention is divided into chunks": "llama4_text",
-    "its queries are scaled by their position": "ministral3 mistral4",
-    "its queries and keys are normed after rotation": "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text",
-    "it norms the results of its experts, but not of attention": "axk1",
-    "it averages routed and shared experts": "cohere2_moe",
-    "its router adds a bias to softmax scores": "ernie4_5_moe ernie4_5_vl_moe_text",
-    "its router has sigmoid scores without a bias, or a bias on logits": "flint kolibri1",
-    "its router is SparseMixer": "phimoe",
-    "its activation is xIELU": "apertus",
-    "its norms have no weights": "nanochat olmo",
-    "its LayerNorms have weights around 1": "nemotron cosmos3_edge_text",
-    "it scales residuals behind norms": "hyperclovax",
+    "its positions or biases are computed in another way": "xglm ctrl cpmant gpt_neox_japanese",
+    "its weights are stored in another order": "cosmos3_omni molmo2_text",
+    "its embeddings are normed": "muse_glimmer_text muse_spark_text",
+    "its layers read and write several streams": "gemma3n_text",
     "it has the experts of DeepSeek-V2 beside plain attention": "deepseek_ocr2_text unlimited_ocr_text",
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",
     "its family file is missing": (
-        "arcee aria_text cwm dots1 internlm3 iquestcoder jais2 mellum minicpm3 ministral solar_open vaultgemma youtu"
+        "bailing_hybrid cosmos3_edge_text ernie4_5_vl_moe_text hunyuan_vl_text lfm3 olmo_hybrid step3p5"
     ),
 }
 UNREAD = {model_type: reason for reason, types in WHY.items() for model_type in types.split()}
