@@ -324,6 +324,16 @@ COMPUTED |= {
 }
 REFUSED = {
     "windows": (small(attention=SelfAttention(window=8)), "llama differs in attention.window (8 here, 0 there)"),
+    "a least step": (
+        replace(
+            COMPUTED["nemotron_h"],
+            attention=tuple(
+                replace(part, step_min=0.001) if isinstance(part, Mamba2) else part
+                for part in COMPUTED["nemotron_h"].attention
+            ),
+        ),
+        "nemotron_h differs in attention.step_min (0.001 here, 0 there)",
+    ),
     "an exact GELU": (small(**{**GPT2, "mlp": Plain("gelu", True)}), "gpt2 differs in mlp.act (gelu here, gelu_tanh"),
     "another activation": (small(mlp=Gated("relu")), "llama differs in mlp.act (relu here, silu there)"),
     "dynamic scaling": (scaled(DynamicScaling(2.0, 16)), "position.scaling"),

@@ -90,8 +90,8 @@ class Architecture:
             if not self.free_heads:
                 sizes["d_head"] = sizes["d_model"] // max(1, sizes["n_heads"])
             shape = sizes | self.parts(keys, sizes)
-            if isinstance(position := shape["position"], Rotary) and not self.partial:
-                shape["position"] = replace(position, fraction=1.0)
+            if not self.partial:
+                shape["position"] = whole(shape["position"])
             keys.check()
             return fields.build(DecoderConfig, fields.plain(DecoderConfig(**shape)))
         except UserError as error:
@@ -163,6 +163,13 @@ class Architecture:
         for name, heads in ("q_norm", n_heads), ("k_norm", n_kv_heads):
             ours = [f"blocks.{layer}.attn.{name}.{head}.weight" for head in range(heads)]
             yield f"blk.{layer}.attn_{name}.weight", ours, fix
+
+
+def whole(position: Any) -> Any:
+    """Positions, or those of each layer, with all elements of a head rotated."""
+    if isinstance(position, tuple):
+        return tuple(map(whole, position))
+    return replace(position, fraction=1.0) if isinstance(position, Rotary) else position
 
 
 def apart(name: str, own: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
