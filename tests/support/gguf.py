@@ -251,6 +251,11 @@ COMPUTED |= {
         n_kv_heads=2,
         tied=True,
     ),
+    "hy_v3: softmax, not renormalized": small(
+        attention=NORMED, mlp=Experts(6, 3, 32, SoftmaxRouting(renormalize=False), d_shared=32)
+    ),
+    "ernie4_5-moe: without bias": small(mlp=(Gated(), Experts())),
+    "deepseek2: dense": small(attention=replace(LATENT, d_query_latent=24), tied=True),
     "afmoe": small(
         **alternating(SelfAttention(qk_norm="head", gate=SigmoidGate()), 5),
         mlp=(*ROUTED, *ROUTED[1:] * 3),
@@ -319,10 +324,23 @@ COMPUTED |= {
 }
 REFUSED = {
     "windows": (small(attention=SelfAttention(window=8)), "llama differs in attention.window (8 here, 0 there)"),
+    "a least step": (
+        replace(
+            COMPUTED["nemotron_h"],
+            attention=tuple(
+                replace(part, step_min=0.001) if isinstance(part, Mamba2) else part
+                for part in COMPUTED["nemotron_h"].attention
+            ),
+        ),
+        "nemotron_h differs in attention.step_min (0.001 here, 0 there)",
+    ),
     "an exact GELU": (small(**{**GPT2, "mlp": Plain("gelu", True)}), "gpt2 differs in mlp.act (gelu here, gelu_tanh"),
     "another activation": (small(mlp=Gated("relu")), "llama differs in mlp.act (relu here, silu there)"),
     "dynamic scaling": (scaled(DynamicScaling(2.0, 16)), "position.scaling"),
-    "YaRN's ramp": (scaled(YaRNScaling(4.0, 8, beta_fast=4.0)), "position.scaling.beta_fast (4 here, 32 there)"),
+    "YaRN's ramp": (
+        small(position=Rotary(scaling=YaRNScaling(4.0, 8, beta_fast=4.0)), attention=NORMED),
+        "position.scaling.beta_fast (4 here, 32 there)",
+    ),
     "YaRN's ramp, GPT-OSS": (
         small(
             attention=SelfAttention(8, bias=True, out_bias=True, sinks=True),
@@ -362,7 +380,7 @@ REFUSED = {
         small(attention=NORMED, mlp=Experts(6, 3, 32, SoftmaxRouting(renormalize=False))),
         "qwen3moe differs in mlp.router.renormalize (no here, yes there)",
     ),
-    "a dense layer among experts": (small(mlp=(Gated(), Experts())), "mlp (experts here, gated there)"),
+    "a dense layer behind experts": (small(mlp=(Experts(), Gated())), "mlp (gated here, experts there)"),
     "ALiBi": (small(position=Alibi()), "position (alibi here, rotary there)"),
     "norms of all heads together": (small(attention=SelfAttention(qk_norm="width")), "attention.qk_norm (width here"),
     "wide heads": (small(**GPT2, d_head=16), "gpt2 differs in d_head (16 here, 8 there)"),

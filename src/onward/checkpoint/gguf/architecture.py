@@ -69,6 +69,7 @@ class Architecture:
     partial: bool = False  # only a part of each head may be rotated
     factors: tuple[str, ...] = ()  # tensors with factors of rotary frequencies that the architecture reads
     routing_bias: str = "exp_probs_b.bias"  # the tensor of each layer with the bias of its router
+    needs: tuple[str, ...] = ()  # tensors of the last layer without which llama.cpp does not load the file
     uneven: bool = False  # layers may have different numbers of key heads and widths of feed-forwards
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
@@ -83,11 +84,14 @@ class Architecture:
                 (name for name in (FREQS, LONG, SHORT) if keys.has(name) and name not in self.factors), ""
             ):
                 raise UserError(f"llama.cpp reads no {unread} in the architecture {self.name}")
+            for name in (f"blk.{sizes['n_layers'] - 1}.{tensor}" for tensor in self.needs):
+                if not keys.has(name):
+                    raise UserError(f"llama.cpp needs {name} in the architecture {self.name}")
             if not self.free_heads:
                 sizes["d_head"] = sizes["d_model"] // max(1, sizes["n_heads"])
             shape = sizes | self.parts(keys, sizes)
-            if isinstance(position := shape["position"], Rotary) and not self.partial:
-                shape["position"] = replace(position, fraction=1.0)
+            if not self.partial:
+                shape["position"] = whole(shape["position"])
             keys.check()
             return fields.build(DecoderConfig, fields.plain(DecoderConfig(**shape)))
         except UserError as error:
@@ -159,6 +163,13 @@ class Architecture:
         for name, heads in ("q_norm", n_heads), ("k_norm", n_kv_heads):
             ours = [f"blocks.{layer}.attn.{name}.{head}.weight" for head in range(heads)]
             yield f"blk.{layer}.attn_{name}.weight", ours, fix
+
+
+def whole(position: Any) -> Any:
+    """Positions, or those of each layer, with all elements of a head rotated."""
+    if isinstance(position, tuple):
+        return tuple(map(whole, position))
+    return replace(position, fraction=1.0) if isinstance(position, Rotary) else position
 
 
 def apart(name: str, own: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:

@@ -186,7 +186,9 @@ OTHERS = (
         layer=latent_layer,
     ),
 )
-ARCHITECTURES = {kind.name: kind for kind in (*dense.ALL, *OTHERS, *sparse.ALL, *recurrent.ALL, *gemma4.ALL)}
+FIRST = "llama", "qwen2", "qwen3", "gpt2", "deepseek2", "qwen3moe"  # tried first for models of no family
+EVERY = (*dense.ALL, *OTHERS, *sparse.ALL, *recurrent.ALL, *gemma4.ALL)
+ARCHITECTURES = {kind.name: kind for kind in sorted(EVERY, key=lambda kind: kind.name not in FIRST)}
 
 
 def architecture(header: Header) -> Architecture:

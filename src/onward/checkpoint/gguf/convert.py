@@ -45,9 +45,10 @@ TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
 ACCEPTABLE = {  # differences that a user may accept, by name
     "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # about 1e-3 of a log-probability
     "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # of YaRN, rounded to whole pairs
+    "step": re.compile(r"attention\.step_min \([\d.e-]+ here, 0 there\)"),  # of Mamba-2; small steps hardly change it
     "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # none while texts are shorter than it
 }
-Accept = Literal["gelu", "ramp", "window"]
+Accept = Literal["gelu", "ramp", "step", "window"]
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,10 @@ def matching(
     candidates = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
     tried: list[tuple[int, int, str, list[str]]] = []
     for number, kind in enumerate(candidates):
-        candidate = outlined(kind, c, ours, name)
-        # the keys are read again, so that whatever llama.cpp fixes without a key appears as a difference
-        header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
         try:
+            candidate = outlined(kind, c, ours, name)
+            # the keys are read again, so that whatever llama.cpp fixes without a key appears as a difference
+            header = Header(Path(name), candidate.keys, infos(candidate), candidate.constants)
             theirs = kind.config(Keys(header))
         except UserError as error:
             tried.append((1000, number, kind.name, [str(error)]))
@@ -151,7 +152,10 @@ def accepted(difference: str) -> set[str]:
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
     """The plan with all tensors in fp32, without a check that llama.cpp computes the same."""
     constants = rope_tensors(c)
-    tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
+    try:
+        tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
+    except KeyError as error:
+        raise UserError(f"{kind.name} fuses {error} with other tensors, and the model has no such tensor") from None
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     outlines = {name: TensorOutline(shape, type_of(name, shape, "F32")) for name, shape in shapes.items()}
     return Plan(kind, c, keys_of(kind, c, name), constants, outlines)

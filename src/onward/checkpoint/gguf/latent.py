@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.architecture import Architecture, Parts, rms
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import rotary
@@ -87,6 +88,8 @@ def deepseek2(keys: Keys, sizes: Parts) -> Parts:
     )
     position = rotary(keys, sizes | {"d_head": rope_dim})
     sparse = layers > keys.number("leading_dense_block_count", 0)
+    if sparse and not keys.has(f"blk.{layers - 1}.ffn_up_shexp.weight"):
+        raise UserError("llama.cpp needs a shared expert in this architecture")
     mlp = routed(keys, layers) if sparse else Gated()
     if isinstance(scaling := position.scaling, YaRNScaling | LinearScaling):
         # the factor of YaRN's magnitude is in the rotation and, squared, in the scale of the scores

@@ -35,8 +35,9 @@ class GGUFFile(ModelSource):
 
     def outline(self) -> Outline:
         """Its `hf`, in place of a config.json, holds the ids of the beginning and end tokens."""
-        own, keys, stored = Keys(self.header), self.header.keys, self.stored()
+        own, keys = Keys(self.header), self.header.keys
         config = self.architecture.config(own)
+        stored = self.stored()
         own.warn()
         ids = {name: keys.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         hf = {f"{name}_token_id": i for name, i in ids.items() if type(i) is int and i < config.vocab_size}

@@ -308,7 +308,9 @@ def one_norm(c: DecoderConfig) -> dict[str, str]:
 
 ALL = (
     RecurrentArchitecture("lfm2", ("lfm2",), lfm2, lfm2_keys, final="token_embd_norm"),
-    RecurrentArchitecture("lfm2moe", ("lfm2_moe",), lfm2moe, lfm2moe_keys, final="token_embd_norm"),
+    RecurrentArchitecture(
+        "lfm2moe", ("lfm2_moe",), lfm2moe, lfm2moe_keys, final="token_embd_norm", needs=("exp_probs_b.bias",)
+    ),
     RecurrentArchitecture(
         "qwen3next",
         ("qwen3_next",),

@@ -59,21 +59,22 @@ def routed(keys: Keys, layers: int, gating: int = SOFTMAX) -> tuple[Gated | Expe
     kind = keys.number("expert_gating_func", gating) or gating
     dense = min(layers, keys.number("leading_dense_block_count", 0))
     router: Routing
+    biased = any(keys.has(f"blk.{dense}.exp_probs_b{leaf}") for leaf in ("", ".bias"))
     if kind == SIGMOID:
         used = keys.number("expert_group_used_count", 1) or 1
-        biased = any(keys.has(f"blk.{dense}.exp_probs_b{leaf}") for leaf in ("", ".bias"))
         router = SigmoidRouting(part.router.renormalize, scale, groups, used, selection_bias=biased)
     elif kind != SOFTMAX or groups > 1:
         raise UserError(f"expert_gating_func is {kind} with {groups} groups of experts, which Onward does not have")
     else:
-        router = SoftmaxRouting(part.router.renormalize, scale)
+        router = SoftmaxRouting(part.router.renormalize, scale, selection_bias=biased)
     return (Gated(),) * dense + (replace(part, router=router),) * (layers - dense)
 
 
 def routed_keys(c: DecoderConfig) -> dict[str, Any]:
     many = at(c.mlp, c.n_layers - 1)
     if not isinstance(many, Experts):
-        return {"leading_dense_block_count": c.n_layers}
+        dense = {"expert_feed_forward_length": c.d_ff, "expert_shared_count": 0}  # which some architectures require
+        return dense | {"leading_dense_block_count": c.n_layers}
     sigmoid, width = isinstance(many.router, SigmoidRouting), many.width(c)
     keys = expert_keys(replace(c, mlp=many)) | {
         "leading_dense_block_count": sum(not isinstance(at(c.mlp, layer), Experts) for layer in range(c.n_layers)),
@@ -82,7 +83,7 @@ def routed_keys(c: DecoderConfig) -> dict[str, Any]:
         "expert_weights_norm": many.router.renormalize,
         "expert_gating_func": SIGMOID if sigmoid else SOFTMAX,
     }
-    if many.router.n_groups > 1:
+    if sigmoid and many.router.n_groups > 1:
         groups = {"expert_group_count": many.router.n_groups}
         keys |= groups | {"expert_group_used_count": many.router.top_k_groups}
     return keys
@@ -189,8 +190,11 @@ ALL = (
         free_heads=True,
         partial=True,
         layer=late_norm,
+        needs=("exp_probs_b.bias", "ffn_up_shexp.weight"),
     ),
-    Architecture("dots1", ("dots1",), dots1, routed_keys, head="required", free_heads=True),
+    Architecture(
+        "dots1", ("dots1",), dots1, routed_keys, head="required", free_heads=True, needs=("ffn_up_shexp.weight",)
+    ),
     Architecture(
         "exaone-moe",
         ("exaone_moe",),
@@ -199,9 +203,20 @@ ALL = (
         head="required",
         free_heads=True,
         factors=(FREQS,),
+        needs=("ffn_up_shexp.weight",),
     ),
-    Architecture("afmoe", ("afmoe",), afmoe, windowed_experts, free_heads=True, layer=gate_of_output),
-    Architecture("hy_v3", ("hy_v3",), with_norm, routed_keys, free_heads=True, routing_bias="exp_probs_b"),
+    Architecture(
+        "afmoe", ("afmoe",), afmoe, windowed_experts, free_heads=True, layer=gate_of_output, needs=("exp_probs_b.bias",)
+    ),
+    Architecture(
+        "hy_v3",
+        ("hy_v3",),
+        with_norm,
+        routed_keys,
+        free_heads=True,
+        routing_bias="exp_probs_b",
+        needs=("ffn_up_shexp.weight",),  # without them, it adds its input
+    ),
     Architecture(
         "minimax-m2", ("minimax_m2",), minimax_m2, minimax_m2_keys, head="required", free_heads=True, partial=True
     ),
