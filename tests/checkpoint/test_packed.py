@@ -145,12 +145,18 @@ def edit(folder: Path, change: Edit) -> None:
 Q = "model.layers.0.self_attn.q_proj.weight"
 DAMAGES: dict[str, tuple[Edit, str]] = {
     "another format": (
-        lambda tensors, hf: hf["quantization_config"].update(format="int-quantized"),
-        "format 'int-quantized'",
+        lambda tensors, hf: hf["quantization_config"].update(format="marlin-24"),
+        "format 'marlin-24'",
     ),
-    "zero points": (
-        lambda tensors, hf: hf["quantization_config"]["config_groups"]["group_0"]["weights"].update(symmetric=False),
-        "zero points",
+    "rotations": (
+        lambda tensors, hf: hf["quantization_config"].update(transform_config={"R1": {}}),
+        "transform_config",
+    ),
+    "no zero points": (
+        lambda tensors, hf: [
+            group["weights"].update(symmetric=False) for group in hf["quantization_config"]["config_groups"].values()
+        ],
+        "without weight_zero_point",
     ),
     "groups that are a list": (
         lambda tensors, hf: (

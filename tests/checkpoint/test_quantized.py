@@ -151,12 +151,13 @@ def test_an_mxfp4_folder_gives_the_logits_of_transformers(tmp_path: Path) -> Non
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
-    "another method": ({"quant_method": "gptq", "bits": 4}, "'gptq'"),
+    "another method": ({"quant_method": "hqq", "bits": 4}, "'hqq'"),
     "no method": ({"bits": 4}, "None"),
     "not a table": ("fp8", "quantization_config"),
     "a method that is a list": ({"quant_method": []}, "quantization_config"),
     "blocks of no size": (FP8 | {"weight_block_size": [0, 8]}, "weight_block_size [0, 8]"),
-    "no blocks": (FP8 | {"weight_block_size": None}, "weight_block_size None"),
+    "blocks read as one": (FP8 | {"weight_block_size": None}, "is not fp8 with one scale"),
+    "blocks of one size": (FP8 | {"weight_block_size": [8]}, "weight_block_size [8]"),
     "other blocks": (FP8 | {"weight_block_size": [8, 4]}, "is not fp8 in blocks of 8 by 4"),
     "read as mxfp4": (MXFP4, "holds F8_E4M3"),
 }

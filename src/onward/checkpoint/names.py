@@ -96,7 +96,7 @@ def to_ours(
         make = torch.empty if into is same else buffer.empty
         copy = partial(copied, {name: theirs[name] for name in pieces}, make, kept, device, allow_nonfinite)
         read: Callable[[int, int], tuple[Tensor, Tensor]]
-        if source.quantized and moves_rows(into, source.shape[0]):
+        if not stacked and source.quantized and moves_rows(into, source.shape[0]):
             read = stored_codes(source.quantized, into, source.shape[0], device)
         elif names[0] in precisions:
             # a few rows at a time, so that memory never holds all plain weights and all integers
@@ -251,12 +251,17 @@ def find(
     ignored = "|".join(filter(None, (family.IGNORED, r"rotary_emb\.inv_freq$")))
     extra = [name for name in left if not re.search(ignored, name)]
     later = prediction_layers(extra, config.n_layers)
-    if unknown := {*extra} - {*later}:
+    if unknown := {name for name in {*extra} - {*later} if not adds_zeros(name, left[name])}:
         raise UserError(f"the checkpoint has a tensor {min(unknown)} that the model of its config.json does not have")
     if later:
         message = f"Layers for multi-token prediction are left out, with tensors such as {min(later)}"
         warnings.warn(LeftOut(message), stacklevel=2)
     return matched
+
+
+def adds_zeros(name: str, tensor: StoredTensor) -> bool:
+    """Whether a tensor is a bias of zeros, as quantized models have beside layers without one."""
+    return name.endswith(".bias") and len(tensor.shape) == 1 and not tensor.rows(0, tensor.shape[0]).any()
 
 
 def with_routing_biases(

@@ -13,64 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from onward.base.errors import UserError
-from onward.checkpoint.weights import FLOATS, StoredTensor
 from onward.kernels.quantized import GROUP, unpack
 from onward.transforms.quantize import Precision, QuantizedLinear
 
 FORMAT = "pack-quantized"  # read by transformers and vLLM, unlike any format of our own
 BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
-
-
-def packed_integers(
-    name: str, packed: StoredTensor, scales: StoredTensor, shape: StoredTensor, config: Mapping[str, Any]
-) -> StoredTensor:
-    """A weight (O, I), stored as int32 words (O, words), scales (O, G) and its shape (2,). Its rows can be read
-    dequantized, and also as integers and scales if Onward computes with this precision."""
-    check_format(config)
-    size = shape.rows(0, 2).tolist() if (shape.dtype, shape.shape) == ("I64", [2]) else []
-    outputs, inputs = size if len(size) == 2 and min(size) > 0 else (0, 0)
-    widths = [bits for bits in BITS.values() if packed.shape == [outputs, math.ceil(inputs * bits / 32)]]
-    groups = scales.shape[1] if len(scales.shape) == 2 and scales.shape[0] == outputs else 0
-    if not widths or packed.dtype != "I32" or scales.dtype not in FLOATS or not groups or inputs % groups:
-        raise refusal(name, packed, scales, f"integers of 4 or 8 bits for a weight of shape {size}")
-    bits, group = widths[0], inputs // groups
-
-    def integers(start: int, end: int) -> tuple[Tensor, Tensor]:
-        return unpacked(packed.rows(start, end), bits, inputs), scales.rows(start, end)
-
-    def plain(start: int, end: int) -> Tensor:
-        codes, factors = integers(start, end)
-        return (codes.unflatten(1, (groups, group)).float() * factors.float()[:, :, None]).flatten(1)
-
-    def ours(start: int, end: int) -> tuple[Tensor, Tensor]:
-        codes, factors = integers(start, end)
-        return codes, factors[:, 0].float() if bits == 8 else factors.repeat_interleave(group // GROUP, 1)
-
-    native = groups == 1 if bits == 8 else scales.dtype == "BF16" and group % GROUP == 0
-    return StoredTensor([outputs, inputs], "BF16", plain, quantized=ours if native else None)
-
-
-def check_format(config: Mapping[str, Any]) -> None:
-    """Refuse all but symmetric packed integers."""
-    groups = config.get("config_groups")
-    parts = list(groups.values()) if isinstance(groups, Mapping) else []
-    weights = [part.get("weights") for part in parts if isinstance(part, Mapping)]
-    if config.get("format") != FORMAT:
-        raise UserError(f"config.json has the quantized format {config.get('format')!r}: Onward reads {FORMAT!r}")
-    for scheme in weights:
-        if isinstance(scheme, Mapping) and (scheme.get("symmetric") is False or scheme.get("actorder")):
-            raise UserError(
-                "config.json has a quantization_config with zero points or reordered inputs (symmetric, actorder): "
-                "get weights without them"
-            )
-
-
-def refusal(name: str, packed: StoredTensor, scales: StoredTensor, kind: str) -> UserError:
-    return UserError(
-        f"{name} is stored as {packed.dtype} of {packed.shape} with scales {scales.dtype} of {scales.shape}, which is "
-        f"not {kind}: get the files or the config.json again"
-    )
 
 
 def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:

@@ -27,11 +27,12 @@ class ModelFolder(ModelSource):
         """The decoder without weights, and its tensors; quantized formats with which Onward does not compute are
         dequantized when read. Refuses files with far fewer parameters than config.json asks for, before anything large
         is allocated."""
-        hf, stored = read_config(self.path), self.stored()
-        if part := text_part(hf):
+        hf, stored = read_config(self.path), stored_tensors(self.path)
+        part = text_part(hf)
+        stored = dequantized(part.keys if part else hf, stored)  # before stacked experts are divided
+        if part:
+            stored = text_tensors(part, stored)
             hf = {"tie_word_embeddings": not any(name.startswith("lm_head.") for name in stored)} | part.keys
-        if "quantization_config" in hf:
-            stored = dequantized(hf, stored)
         tables = [hf, *(value for value in hf.values() if isinstance(value, dict))]
         depths = [table[key] for table in tables for key in DEPTHS if isinstance(table.get(key), int | float)]
         check_depth(max(depths, default=0), stored)  # before a family loops over the layers

@@ -1,19 +1,57 @@
-"""Dequantizes published quantized formats while they are read.
+"""Dequantizes published quantized formats while they are read. One table says which tensors store a weight in each."""
 
-MXFP4 (GPT-OSS; OCP Microscaling Formats, version 1.0) and the fp8 of DeepSeek-V3 (arXiv:2412.19437, section 3.3); the
-integers of compressed-tensors are in `packed.py`.
-"""
-
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import torch
-from torch import Tensor
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from onward.base.errors import UserError
-from onward.checkpoint.packed import packed_integers, refusal
-from onward.checkpoint.weights import FLOATS, StoredTensor
+from onward.checkpoint.huggingface.formats import bitsandbytes, compressed, float4, scaled, words
+from onward.checkpoint.huggingface.formats.parts import Config, Parts
+from onward.checkpoint.names import LeftOut
+from onward.checkpoint.weights import StoredTensor
 from onward.families import HF
+
+
+@dataclass(frozen=True)
+class Format:
+    """A weight that is stored as several tensors, each with the name of its module and an ending."""
+
+    endings: Sequence[str]  # of the tensors it always has; the first is another in no other weight
+    read: Callable[[str, Parts, Config], StoredTensor]
+    optional: Sequence[str] = ()
+    weight: str = ".weight"  # the ending of the weight itself
+
+
+ELEMENTS = Format((".weight", ".weight_scale"), scaled.elements, (".weight_zero_point",))
+METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of which all tensors are there holds
+    "mxfp4": [Format(("_blocks", "_scales"), float4.experts_mxfp4, weight="")],
+    "fp8": [Format(("", "_scale_inv"), scaled.fp8, weight="")],
+    "fbgemm_fp8": [ELEMENTS],
+    "compressed-tensors": [
+        Format((".weight_packed", ".weight_scale", ".weight_global_scale"), float4.nvfp4),
+        Format(
+            (".weight_packed", ".weight_scale", ".weight_shape"),
+            compressed.packed_integers,
+            (".weight_zero_point", ".weight_g_idx"),
+        ),
+        Format((".weight_packed", ".weight_scale"), float4.mxfp4),
+        ELEMENTS,
+    ],
+    "modelopt": [Format((".weight", ".weight_scale", ".weight_scale_2"), float4.nvfp4), ELEMENTS],
+    "gptq": [Format((".qweight", ".qzeros", ".scales"), words.gptq, (".g_idx",))],
+    "awq": [Format((".qweight", ".qzeros", ".scales"), words.awq)],
+    "bitsandbytes": [
+        Format(
+            (".weight", ".weight.absmax", ".weight.quant_map"),
+            bitsandbytes.four_bits,
+            (*bitsandbytes.NESTED, *bitsandbytes.STATES),
+        ),
+        Format((".weight", ".SCB"), bitsandbytes.int8, (".weight_format",)),
+    ],
+}
+OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|activation|output)(?:_global)?|[qkv])_(?:scale|zero_point)(?:_inv)?$")
+CHECKS: dict[str, Callable[[Config], None]] = {"compressed-tensors": compressed.check_compressed}
 
 
 def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -22,61 +60,36 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
     if config is None:
         return stored
     method = config.get("quant_method") if isinstance(config, Mapping) else None
-    if not isinstance(method, str) or method not in METHODS:
+    if isinstance(config, Mapping) and "quant_method" not in config and any(map(config.get, BITSANDBYTES)):
+        method = "bitsandbytes"  # whose old files do not say so
+    if not isinstance(config, Mapping) or not isinstance(method, str) or method not in METHODS:
         raise UserError(
             f"config.json has a quantization_config with quant_method {method!r}: Onward reads "
             f"{', '.join(METHODS)}, so get the weights in a format that is not quantized"
         )
-    endings, read = METHODS[method]
-    left = dict(stored)
-    for name in stored:
-        base = name.removesuffix(endings[0])
-        if base + endings[0] == name and all(base + ending in left for ending in endings):
-            parts = [left.pop(base + ending) for ending in endings]
-            left[base] = read(base, *parts, config)
+    CHECKS.get(method, lambda config: None)(config)
+    left = {name: tensor for name, tensor in stored.items() if not OF_ACTIVATIONS.search(name)}
+    if keys := [*activation_keys(config), *(stored.keys() - left.keys())]:
+        message = f"Only weights are quantized as in {method}: {keys[0]}, for activations or caches, is left out"
+        warnings.warn(LeftOut(message), stacklevel=2)
+    for name in list(left):
+        for form in METHODS[method]:
+            module = name.removesuffix(form.endings[0])
+            if module + form.endings[0] == name and all(module + ending in left for ending in form.endings):
+                endings = [*form.endings, *(ending for ending in form.optional if module + ending in left)]
+                parts = {ending: left.pop(module + ending) for ending in endings}
+                left[module + form.weight] = form.read(module + form.weight, parts, config)
+                break
     return left
 
 
-def mxfp4(name: str, blocks: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """A tensor (experts, groups * 32, rows) of GPT-OSS, stored as `blocks` (experts, rows, groups, 16), two elements
-    per byte, and exponents `scales` (experts, rows, groups); transposed, since GPT-OSS computes x @ weight."""
-    if (blocks.dtype, scales.dtype) != ("U8", "U8") or len(scales.shape) != 3 or blocks.shape != [*scales.shape, 16]:
-        raise refusal(name, blocks, scales, "MXFP4")
-    experts, rows, groups = scales.shape
-
-    def read(start: int, end: int) -> Tensor:
-        numbers = PAIRS[blocks.rows(start, end).int()].flatten(-2)
-        return torch.ldexp(numbers, scales.rows(start, end).int()[..., None] - 127).flatten(-2).mT
-
-    return StoredTensor([experts, groups * 32, rows], "BF16", read)
+BITSANDBYTES = "load_in_4bit", "load_in_8bit"
 
 
-MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
-NUMBERS = torch.cat([MAGNITUDES, -MAGNITUDES])  # by code of four bits: sign, two bits of exponent, one of mantissa
-PAIRS = torch.stack([NUMBERS.repeat(16), NUMBERS.repeat_interleave(16)], -1)  # by byte, the low half first
-
-
-def fp8(name: str, weight: StoredTensor, scales: StoredTensor, config: Mapping[str, Any]) -> StoredTensor:
-    """A matrix stored in float8_e4m3fn with one scale per block of elements; blocks at the edges may be smaller."""
-    match config.get("weight_block_size", [128, 128]):
-        case [int(height), int(width)] if height > 0 < width:
-            pass
-        case other:
-            raise UserError(f"config.json has weight_block_size {other}: Onward reads fp8 in blocks of two sizes")
-    grid = [-(-n // size) for n, size in zip(weight.shape, (height, width))]
-    if weight.dtype != "F8_E4M3" or scales.dtype not in FLOATS or len(weight.shape) != 2 or scales.shape != grid:
-        raise refusal(name, weight, scales, f"fp8 in blocks of {height} by {width}")
-
-    def read(start: int, end: int) -> Tensor:
-        factors = scales.rows(start // height, -(-end // height)).float()
-        rows = factors.repeat_interleave(height, 0)[start % height :][: end - start]
-        return weight.rows(start, end).float() * rows.repeat_interleave(width, 1)[:, : weight.shape[1]]
-
-    return StoredTensor(weight.shape, "BF16", read)
-
-
-METHODS: dict[str, tuple[Sequence[str], Callable[..., StoredTensor]]] = {  # the endings of a weight's tensors
-    "mxfp4": (("_blocks", "_scales"), mxfp4),
-    "fp8": (("", "_scale_inv"), fp8),
-    "compressed-tensors": (("_packed", "_scale", "_shape"), packed_integers),
-}
+def activation_keys(config: Config) -> Iterator[str]:
+    """The keys that ask for quantized activations or caches."""
+    yield from (key for key in ("activation_scheme", "kv_cache_scheme", "kv_cache_quant_algo") if config.get(key))
+    groups = config.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else []:
+        keys = "input_activations", "output_activations"
+        yield from (key for key in keys if isinstance(group, Mapping) and group.get(key))
