@@ -73,7 +73,7 @@ def logits(hf: dict[str, Any], weights: dict[str, torch.Tensor] | None = None) -
 def ignored(case: PreTrainedConfig, *, harmless: bool) -> list[str]:
     """The changes that Onward ignores and that change the logits of transformers; with `harmless`, keys that Onward
     lists as harmless are changed too."""
-    hf = json.loads(case.to_json_string(use_diff=False))
+    hf = json.loads(json.dumps(case.to_dict()))
     config, found = decoder(hf), []
     model, plain = logits(hf)
     for key, other in changes(hf):

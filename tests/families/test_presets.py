@@ -124,9 +124,9 @@ def test_a_preset_with_experts_has_the_known_number_of_active_parameters(name: s
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_the_parameters_that_transformers_counts(name: str) -> None:
     preset: Any = presets()[name]
-    model_type = next(iter(modules()[preset.family].ARCHITECTURES))
+    keys = {"model_type": next(iter(modules()[preset.family].ARCHITECTURES)), **preset.published}
     with torch.device("meta"):
-        theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**preset.published))
+        theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[keys.pop("model_type")](**keys))
     assert parameters(preset.config) == sum(p.numel() for p in theirs.parameters() if p.requires_grad)
     assert active_parameters(preset.config) <= parameters(preset.config)
 

@@ -51,7 +51,7 @@ def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """A config.json with one of the tables or both, and one for transformers, which forgets the theta of
     rope_parameters beside rope_scaling: there it is in rope_scaling."""
     some = random.Random(f"{model_type} {seed}")
-    hf = json.loads(TYPES[model_type].to_json_string(use_diff=False))
+    hf = json.loads(json.dumps(TYPES[model_type].to_dict()))
     config = read(hf)[1]
     hf = {k: v for k, v in hf.items() if not k.startswith("rope") and not k.endswith("rope_theta")}
     hf |= {"head_dim": config.d_head} if hf.get("head_dim", 0) is None else {}
@@ -66,7 +66,8 @@ def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     parameters = {"rope_theta": theta, **some.choice([new, {"rope_type": "default"}] if where == 2 else [new])}
     if (fraction := rotary(config).fraction) != 1.0:
         parameters["partial_rotary_factor"] = fraction
-        hf["rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"] = fraction
+        if model_type not in ("laguna", "mimo_v2_flash"):  # which have it in the tables only
+            hf["rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"] = fraction
     theirs = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters} | old
     if model_type in LAYERED:
         parameters = {"full_attention": parameters, "sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}

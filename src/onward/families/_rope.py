@@ -91,6 +91,11 @@ def a_rotary(c: DecoderConfig) -> Rotary:
     return next((position for position in each(c.position) if isinstance(position, Rotary)), Rotary())
 
 
+def without_rope(keys: HF) -> dict[str, Any]:
+    """Keys of a config.json without those for rotary positions that all layers have in common."""
+    return {key: value for key, value in keys.items() if key not in (*LASTING, "rope_scaling", "rope_parameters")}
+
+
 def rope(part: object) -> dict[str, Any]:
     """The keys of a config.json for rotary positions."""
     position = require(part, Rotary)

@@ -11,7 +11,7 @@ from onward.config.routing import SigmoidRouting
 from onward.families import HF, Row, linear, llama, only, require, with_defaults
 from onward.families._experts import KINDS, dense_or_sparse, mixture_names
 from onward.families._layers import FULL, LOCAL, windowed_layers
-from onward.families._rope import rope, rotary
+from onward.families._rope import rope, rotary, without_rope
 from onward.families.llama import shape
 
 ARCHITECTURES = {"laguna": "LagunaForCausalLM"}
@@ -80,7 +80,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     mlps = [at(c.mlp, i) for i in range(c.n_layers)]
     experts = next((part for part in mlps if isinstance(part, Experts)), Experts(router=SigmoidRouting()))
     return (
-        llama.keys(c)
+        without_rope(llama.keys(c))
         | dense_or_sparse(c)
         | {
             "layer_types": kinds,

@@ -8,7 +8,7 @@ from onward.config.decoder import DecoderConfig, Gated, SelfAttention, at
 from onward.families import HF, Row, llama, require, with_defaults
 from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
 from onward.families._layers import FULL, LOCAL, windowed_layers
-from onward.families._rope import rope, rotary
+from onward.families._rope import rope, rotary, without_rope
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mimo_v2_flash": "MiMoV2FlashForCausalLM"}
@@ -59,7 +59,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     kinds = [LOCAL if part.window else FULL for part in parts]
     of = {kind: rope(at(c.position, i))["rope_parameters"] for i, kind in enumerate(kinds)}
     return (
-        llama.keys(c)
+        without_rope(llama.keys(c))
         | mixture_keys(c)
         | dense_or_sparse(c)
         | {
