@@ -242,7 +242,7 @@ DECODERS = {
         attention=(
             Mamba2(n_heads=4, d_head=6, n_groups=2, d_state=5),
             Mamba2(n_heads=2, d_head=4, d_state=7, conv_bias=False, bias=True, norm="before_gate"),
-            Mamba2(d_head=8, d_state=3, d_conv=3, norm="none", norm_eps=0.1),
+            Mamba2(d_head=8, d_state=3, d_conv=3, step_min=0.05, norm="none", norm_eps=0.1),
         ),
         block=(AttentionOnly(), PreNorm(), PreNorm()),
     ),
