@@ -91,6 +91,18 @@ def test_fp8_equals_the_definition_with_cut_off_blocks(
             torch.testing.assert_close(stored.rows(start, end).double(), wanted[start:end], rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e8m0fnu], ids=str)
+def test_fp8_of_stacked_experts_has_blocks_in_each_expert(dtype: torch.dtype, tmp_path: Path) -> None:
+    matrices = [random_fp8(20, 12, (8, 8)) for _ in range(3)]
+    weight = torch.stack([matrix for matrix, _ in matrices])
+    scales = torch.stack([scale * (i + 1) for i, (_, scale) in enumerate(matrices)]).to(dtype)
+    tensors = {"experts.gate_up_proj": weight, "experts.gate_up_proj_scale_inv": scales}
+    stored = read(tmp_path, tensors, FP8 | {"weight_block_size": [8, 8]})["experts.gate_up_proj"]
+    wanted = torch.stack([fp8_in_fp64(w, s.float(), (8, 8)) for w, s in zip(weight, scales)])
+    for start, end in [(0, 3), (1, 2)]:
+        torch.testing.assert_close(stored.rows(start, end).double(), wanted[start:end], rtol=1e-6, atol=0)
+
+
 def quantize_to_fp8(folder: Path) -> dict[str, Tensor]:
     """Quantize every matrix of a folder but the embedding; what its tensors now mean."""
     meant = {}

@@ -37,7 +37,9 @@ class StoredTensor:
     dtype: str  # name of the dtype in safetensors
     rows: Callable[[int, int], Tensor]  # (start, end): returns these rows; copy and release them at once
     mapped: Callable[[], Tensor] | None = None  # all rows, memory-mapped; None: the rows must be computed
-    quantized: Callable[[int, int], tuple[Tensor, Tensor]] | None = None  # integers and scales of rows, see packed.py
+    quantized: Callable[[int, int], tuple[Tensor, Tensor]] | None = (
+        None  # integers and scales of rows, if Onward computes with them
+    )
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
