@@ -46,7 +46,8 @@ def over_all_experts(module: ExpertsModule, x: Tensor) -> Tensor:
         y = x @ getattr(module, name).mT
         return y if bias is None else y + bias[:, None]
 
-    inner = module.act(project("gate", x[None])) * project("up", x[None])
+    up = project("up", x[None])
+    inner = module.act(project("gate", x[None])) * up if module.part.gated else module.act(up)
     y = torch.einsum("xnd,nx->nd", project("down", inner), gates)
     return y if module.shared is None else y + module.shared(x)
 
@@ -62,7 +63,13 @@ def answers(module: ExpertsModule, x: Tensor, backend: str) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"router": SoftmaxRouting(renormalize=False)}, {"d_shared": 9, "act": "gelu"}, {"bias": True}],
+    [
+        {},
+        {"router": SoftmaxRouting(renormalize=False)},
+        {"d_shared": 9, "act": "gelu"},
+        {"bias": True},
+        {"gated": False, "act": "relu2", "d_shared": 9, "bias": True},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("size", SIZES, ids=str)

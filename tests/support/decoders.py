@@ -126,6 +126,12 @@ DECODERS = {
             )
         ),
     ),
+    "experts without a gate": config(
+        mlp=tuple(
+            Experts(count=4, act="relu2", d_ff=8, d_shared=12, gated=False, d_latent=latent, bias=True, backend="loop")
+            for latent in (0, 6)
+        )
+    ),
     "one branch in each layer": config(
         n_layers=3,
         block=(AttentionOnly(residual_scale=0.5), FeedForwardOnly(), FeedForwardOnly(residual_scale=0.5)),

@@ -21,6 +21,9 @@ SHAPES: dict[str, dict[str, Any]] = {
     "tied": {},
     "untied": {"tied": False},
     "no q and k norms": {"attention": "self(qk_norm=none)"},
+    "convolutions": {"attention": "short_convolution"},
+    "gated delta": {"attention": "gated_delta"},
+    "mamba2": {"attention": "mamba2(d_head=8)"},
     "experts": {"mlp": "experts(count=4)", "d_ff": 0},
 }
 

@@ -96,13 +96,19 @@ def test_muon_moves_the_matrices_inside_the_blocks_and_adamw_the_rest() -> None:
     assert (type(muon), type(adamw)) == (Muon, torch.optim.AdamW)
 
 
+def test_muon_moves_no_taps_of_convolutions() -> None:
+    model = decoder(DECODERS["mamba2"])
+    moved = {p for p in make(model, "muon")[0].param_groups[0]["params"]}
+    assert not moved & {p for name, p in model.named_parameters() if "conv" in name}
+
+
 def test_beta1_is_the_momentum_of_muon() -> None:
     muon, adamw = optimizers(decoder(DECODERS["gpt2"]), "muon", 0.1, 0.0, (0.7, 0.99))
     assert (muon.param_groups[0]["momentum"], adamw.param_groups[0]["betas"][0]) == (0.7, 0.7)
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "torch.optim:AdamW"])
-@pytest.mark.parametrize("config", ["gpt2", "gpt-oss"])
+@pytest.mark.parametrize("config", ["gpt2", "gpt-oss", "mamba2"])
 def test_only_matrices_and_stacks_of_them_decay(config: str, name: str) -> None:
     model = decoder(DECODERS[config])
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -111,7 +117,7 @@ def test_only_matrices_and_stacks_of_them_decay(config: str, name: str) -> None:
     for optimizer in optimizers(model, name, 0.1, 0.5, (0.9, 0.99)):
         optimizer.step()
     for name, p in model.named_parameters():
-        vector = p.ndim < 2 or "bias" in name  # the biases of experts are a stack of vectors
+        vector = p.ndim < 2 or "bias" in name or "conv." in name  # biases of experts, taps of channels
         torch.testing.assert_close(p.detach(), before[name] * (1 if vector else 1 - 0.1 * 0.5), msg=name)
 
 

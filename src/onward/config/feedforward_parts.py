@@ -65,10 +65,12 @@ class Gated(FeedForward, kind="gated"):
 
 @dataclass(frozen=True)
 class Experts(FeedForward, kind="experts"):
-    """Mixture of experts: each token uses a few of many gated feed-forwards (Mixtral, DeepSeek-MoE).
+    """Mixture of experts: each token uses a few of many feed-forwards, with a gate (Mixtral, DeepSeek-MoE) or without
+    (Nemotron 3).
 
     `combine(act, gate, up)` of a part of your own returns the input of an expert's down projection, from the activation
-    function `act` and the outputs of the gate and up projections; without it, act(gate) * up.
+    function `act` and the outputs of the gate and up projections; without it, act(gate) * up. Without a gate,
+    `combine(act, up)`, or act(up).
     """
 
     combine: ClassVar[OwnMethod] = None
@@ -80,7 +82,9 @@ class Experts(FeedForward, kind="experts"):
     d_shared: SizeOrZero = 0  # width of a shared feed-forward, which every token also uses; 0: no shared feed-forward
     shared_gate: bool = False  # multiply the output of the shared feed-forward by a learned gate per token (Qwen2-MoE)
     act: ActivationName = "silu"  # the activation function
-    bias: bool = False  # whether the three projections of each expert have biases
+    bias: bool = False  # whether the projections of each expert have biases
+    gated: bool = True  # whether experts, the shared one too, have a gate; without: down(act(up(x)))
+    d_latent: SizeOrZero = 0  # width of the experts' inputs and outputs, projected from and to d_model; 0: d_model
     backend: Literal["auto", "loop", "grouped"] = "auto"  # one matmul per expert, or grouped matmuls; auto: the fastest
 
     sizes: ClassVar[tuple[str, ...]] = ("d_ff",)
@@ -88,12 +92,16 @@ class Experts(FeedForward, kind="experts"):
     def describe(self, config: ConfigFields) -> str:
         sizes = [f"{self.count} of width {self.width(config):,}, {self.top_k} per token"]
         sizes += [f"one more of width {self.d_shared:,} for all tokens"] * (self.d_shared > 0)
-        return self.in_words(*sizes, self.act, shown=("count", "d_ff", "top_k", "d_shared", "act"))
+        sizes += [f"on {self.d_latent:,} numbers of a token"] * (self.d_latent > 0) + ["no gate"] * (not self.gated)
+        shown = "count", "d_ff", "top_k", "d_shared", "act", "gated", "d_latent"
+        return self.in_words(*sizes, self.act, shown=shown)
 
     def check(self, config: ConfigFields) -> None:
         where = f"mlp.{self.kind}"
         if self.top_k > self.count:
             raise UserError(f"{where}.top_k is {self.top_k}: it must be at most count ({self.count})")
+        if self.shared_gate and not self.gated:
+            raise UserError(f"{where}.shared_gate needs gated experts: leave it out, or set gated=true")
         r = self.router
         if not 1 <= r.top_k_groups <= r.n_groups or self.count % r.n_groups:
             raise UserError(

@@ -19,7 +19,13 @@ from onward.config import routing
 from onward.config.decoder import DecoderConfig, at, each
 from onward.model import blocks, extended, norms
 from onward.model.attention import SelfAttentionModule
-from onward.model.experts import ExpertsModule, LogitBiasRoutingModule, SigmoidRoutingModule, SoftmaxRoutingModule
+from onward.model.experts import (
+    ExpertsModule,
+    LatentExpertsModule,
+    LogitBiasRoutingModule,
+    SigmoidRoutingModule,
+    SoftmaxRoutingModule,
+)
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import (
@@ -109,6 +115,8 @@ def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) ->
             return CombiningFeedForwardModule(part, config.d_model, part.width(config), config.dropout)
         case parts.XIELU():
             return XIELUFeedForwardModule(config.d_model, part.width(config), part.bias, config.dropout)
+        case parts.Experts(d_latent=width) if width:
+            return LatentExpertsModule(part, config, build_router(part, config.d_model))
         case parts.Experts():
             return ExpertsModule(part, config, build_router(part, config.d_model))
     raise no_module(part)

@@ -1,4 +1,4 @@
-"""A mixture of experts: a router assigns each token to its top k of many gated feed-forwards and sums their outputs.
+"""A mixture of experts: a router assigns each token to its top k of many feed-forwards and sums their outputs.
 
 Shapes: N tokens, D d_model, F width of an expert, X experts, K experts per token (top_k), N K assignments.
 """
@@ -6,9 +6,10 @@ Shapes: N tokens, D d_model, F width of an expert, X experts, K experts per toke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, reduce
 from itertools import repeat
+from operator import mul
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from onward.kernels.operations import is_recorded
 from onward.kernels.plain import ACTIVATIONS
 from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
-from onward.model.layers import GatedFeedForwardModule, Linear, working_dtype
+from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule, working_dtype
 from onward.model.scales import Softcap
 
 
@@ -105,29 +106,27 @@ class GatedSharedExpertModule(GatedFeedForwardModule):
 
 class ExpertsModule(nn.Module):
     """A mixture of experts, x (..., D) -> (..., D). The experts' weights are stacks: gate and up (X, F, D), down (X, D,
-    F).
+    F); experts without a gate have no `gate`.
 
     The `router` is a module from tokens (N, D) to the weights and the ids of their experts, both (N, K).
     """
 
+    up: nn.Parameter
+    down: nn.Parameter
+
     def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
         super().__init__()
         self.part, self.act = part, ACTIVATIONS[part.act]
-        d_ff, width = part.width(config), config.d_model
+        d_ff, width = part.width(config), part.d_latent or config.d_model
         self.router = router
-        self.gate = nn.Parameter(torch.empty(part.count, d_ff, width))
-        self.up = nn.Parameter(torch.empty(part.count, d_ff, width))
-        self.down = nn.Parameter(torch.empty(part.count, width, d_ff))
-        for name, rows in {"gate": d_ff, "up": d_ff, "down": width}.items():
+        self.inner = ("gate", "up") if part.gated else ("up",)  # the projections before the activation function
+        stacks = dict.fromkeys(self.inner, (d_ff, width)) | {"down": (width, d_ff)}
+        for name, shape in stacks.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(part.count, *shape)))
+        for name, (rows, _) in stacks.items():
             bias = nn.Parameter(torch.zeros(part.count, rows)) if part.bias else None
             self.register_parameter(f"{name}_bias", bias)
-        self.shared: GatedFeedForwardModule | None = None
-        if part.d_shared:
-            self.shared = (
-                GatedSharedExpertModule(width, part.d_shared, part.act)
-                if part.shared_gate
-                else GatedFeedForwardModule(width, part.d_shared, part.act, False, 0.0)
-            )
+        self.shared = build_shared(part, config.d_model) if part.d_shared else None
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -137,10 +136,10 @@ class ExpertsModule(nn.Module):
             y = y + self.shared(tokens)
         return self.dropout(y.view_as(x))
 
-    def combine(self, gate: Tensor, up: Tensor) -> Tensor:
-        """The input of an expert's down projection."""
+    def combine(self, *inner: Tensor) -> Tensor:
+        """The input of an expert's down projection, from the outputs of the projections `inner`."""
         own = self.part.combine
-        return self.act(gate) * up if own is None else own(self.act, gate, up)
+        return reduce(mul, inner[1:], self.act(inner[0])) if own is None else own(self.act, *inner)
 
     def mix(self, tokens: Tensor) -> Tensor:
         """Return the weighted sum (N, D) of the outputs of each token's experts, without the shared expert, for tokens
@@ -156,11 +155,11 @@ class ExpertsModule(nn.Module):
         token = order // experts.size(1)  # the token of each assignment
         counts = torch.bincount(experts.flatten(), minlength=self.part.count)
         dtype = working_dtype(tokens)
-        gate, up, down = (self.stack(name, dtype) for name in ("gate", "up", "down"))
+        inner, down = [self.stack(name, dtype) for name in self.inner], self.stack("down", dtype)
         assignments = tokens[token].to(dtype)
         if backend == "auto":
-            backend = fastest_backend(assignments, counts, gate, up, down, self.combine)
-        outputs = BACKENDS[backend](assignments, counts, gate, up, down, self.combine)
+            backend = fastest_backend(assignments, counts, inner, down, self.combine)
+        outputs = BACKENDS[backend](assignments, counts, inner, down, self.combine)
         outputs = outputs * weights.flatten()[order, None].type_as(outputs)
         return torch.zeros_like(tokens, dtype=dtype).index_add(0, token, outputs)
 
@@ -172,13 +171,13 @@ class ExpertsModule(nn.Module):
         def project(x: Tensor, name: str) -> Tensor:
             return torch.ops.onward.chosen_linear(x, ids, *self.stack(name, dtype))  # type: ignore[no-any-return]
 
-        outputs = project(self.combine(project(tokens, "gate"), project(tokens, "up")), "down")
+        outputs = project(self.combine(*(project(tokens, name) for name in self.inner)), "down")
         outputs = outputs.view(*experts.shape, -1) * weights[..., None].type_as(outputs)
         return reduce(torch.add, outputs.unbind(1))
 
     def activations(self) -> Declarations:
         steps, count, top_k = ExpertSteps(), self.part.count, self.part.top_k
-        units, width = self.gate.size(1), self.gate.size(2)
+        units, width = self.up.size(1), self.up.size(2)
         names: Declarations = {}
         if hasattr(self.router, "scoring"):
             names["router.scores"] = Activation(steps, ("B", "T", count), 2, count)
@@ -211,13 +210,39 @@ class InputWeightedExpertsModule(ExpertsModule):
         return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
 
 
+class LatentExpertsModule(ExpertsModule):
+    """A mixture of experts, x (..., D) -> (..., D), that work on a projection of the tokens (N, L); the router and the
+    shared expert see the tokens themselves."""
+
+    def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
+        super().__init__(part, config, router)
+        self.latent_in = Linear(config.d_model, part.d_latent, bias=False)
+        self.latent_out = Linear(part.d_latent, config.d_model, bias=False)
+
+    def mix_chosen(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        return self.latent_out(super().mix_chosen(self.latent_in(tokens), weights, experts))  # type: ignore[no-any-return]
+
+    def activations(self) -> Declarations:
+        # tracing computes units and outputs of single experts from the tokens, not from their projection
+        return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
+
+
+def build_shared(part: Experts, width: int) -> nn.Module:
+    """Build the shared expert of a mixture of experts: from (N, D) to (N, D), where D is `width`."""
+    if part.shared_gate:
+        return GatedSharedExpertModule(width, part.d_shared, part.act)
+    kind = GatedFeedForwardModule if part.gated else PlainFeedForwardModule
+    return kind(width, part.d_shared, part.act, False, 0.0)
+
+
 Stack = tuple[Tensor, Tensor | None]  # weights (X, O, I), biases (X, O)
-Combine = Callable[[Tensor, Tensor], Tensor]
+Combine = Callable[..., Tensor]
 
 
-def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """Compute the experts' outputs with one matmul per expert and projection. `gate`, `up` and `down` are pairs of the
-    experts' weights and biases; `combine` computes the input of the down projection from the outputs of gate and up.
+def loop(assignments: Tensor, counts: Tensor, inner: Sequence[Stack], down: Stack, combine: Combine) -> Tensor:
+    """Compute the experts' outputs with one matmul per expert and projection. `inner` (the gate and) the up projection,
+    and `down` are pairs of the experts' weights and biases; `combine` computes the input of the down projection from
+    the outputs of `inner`.
 
     `assignments` (N K, D) are the tokens' vectors, once for each of their K experts, sorted by expert; `counts` (X,) is
     the number of vectors of each expert. Returns (N K, D).
@@ -226,19 +251,19 @@ def loop(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stac
     def each(stack: Stack) -> zip[tuple[Tensor, Tensor | None]]:
         return zip(stack[0].unbind(), repeat(None) if stack[1] is None else stack[1].unbind())
 
-    groups = zip(assignments.split(counts.tolist()), each(gate), each(up), each(down))
-    return torch.cat([F.linear(combine(F.linear(x, *g), F.linear(x, *u)), *d) for x, g, u, d in groups if len(x)])
+    groups = zip(assignments.split(counts.tolist()), zip(*map(each, inner)), each(down))
+    return torch.cat([F.linear(combine(*(F.linear(x, *one) for one in i)), *d) for x, i, d in groups if len(x)])
 
 
-def grouped(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> Tensor:
-    """Compute the experts' outputs with one grouped matmul over all experts for each of gate, up and down; arguments
-    and result are those of `loop`."""
+def grouped(assignments: Tensor, counts: Tensor, inner: Sequence[Stack], down: Stack, combine: Combine) -> Tensor:
+    """Compute the experts' outputs with one grouped matmul over all experts for each projection; arguments and result
+    are those of `loop`."""
 
     def project(x: Tensor, stack: Stack) -> Tensor:
         y = grouped_matmul(x, stack[0], counts.cumsum(0).int())
         return y if stack[1] is None else y + stack[1].repeat_interleave(counts, 0)
 
-    return project(combine(project(assignments, gate), project(assignments, up)), down)
+    return project(combine(*(project(assignments, stack) for stack in inner)), down)
 
 
 def grouped_matmul(x: Tensor, stack: Tensor, ends: Tensor) -> Tensor:
@@ -258,20 +283,21 @@ BACKENDS = {"loop": loop, "grouped": grouped}
 FASTEST: dict[tuple[object, ...], str] = {}  # the name of the fastest backend, by device, dtype, shape and mode
 
 
-def fastest_backend(assignments: Tensor, counts: Tensor, gate: Stack, up: Stack, down: Stack, combine: Combine) -> str:
+def fastest_backend(assignments: Tensor, counts: Tensor, inner: Sequence[Stack], down: Stack, combine: Combine) -> str:
     """Return the faster of "loop" and "grouped", the two ways to compute the experts' outputs, for these arguments.
     They are timed once per process for each shape of the stacks and number of assignments, with the backward where
     gradients are enabled. The weights are timed in place, without a copy."""
     if assignments.dtype not in (torch.float32, torch.bfloat16, torch.float16):  # grouped_mm has no fp64
         return "loop"
     learning = torch.is_grad_enabled()
-    shape = assignments.device, assignments.dtype, gate[0].shape, len(assignments).bit_length(), learning
+    stacks = [*inner, down]
+    shape = assignments.device, assignments.dtype, down[0].shape, len(stacks), len(assignments).bit_length(), learning
     if shape not in FASTEST:
-        x, *weights = leaves = [t.detach().requires_grad_(learning) for t in (assignments, gate[0], up[0], down[0])]
-        gate, up, down = ((weight, stack[1]) for weight, stack in zip(weights, (gate, up, down)))
+        x, *weights = leaves = [t.detach().requires_grad_(learning) for t in (assignments, *(s[0] for s in stacks))]
+        *first, last = [(weight, stack[1]) for weight, stack in zip(weights, stacks)]
 
         def run(backend: str) -> None:
-            y = BACKENDS[backend](x, counts, gate, up, down, combine)
+            y = BACKENDS[backend](x, counts, first, last, combine)
             if learning:
                 torch.autograd.grad(y, leaves, y.detach())
             if y.is_cuda:

@@ -31,7 +31,7 @@ from onward.model.attachments import Attachment
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
-from onward.model.experts import ExpertsModule, GatedSharedExpertModule
+from onward.model.experts import ExpertsModule, GatedSharedExpertModule, LatentExpertsModule
 from onward.model.extended import (
     ExtendedSelfAttentionModule,
     GatedLatentAttentionModule,
@@ -92,6 +92,16 @@ LATENT_ATTENTION: dict[str, Any] = {
     "gate": OUT,
     "out": IN,
 }
+EXPERTS: dict[str, Any] = {
+    "router": REPLICATED,
+    "gate": STACK_OUT,
+    "up": STACK_OUT,
+    "down": STACK_IN,
+    "gate_bias": STACK_OUT,
+    "up_bias": STACK_OUT,
+    "down_bias": ONCE,
+    **{f"shared.{name}": rule for name, rule in FEED_FORWARD.items()},
+}
 TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and its own parameters
     SelfAttentionModule: SELF_ATTENTION,
     ExtendedSelfAttentionModule: SELF_ATTENTION,
@@ -105,16 +115,8 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
     CombiningFeedForwardModule: FEED_FORWARD,
     XIELUFeedForwardModule: FEED_FORWARD | {"act": REPLICATED},
     GatedSharedExpertModule: FEED_FORWARD,
-    ExpertsModule: {
-        "router": REPLICATED,
-        "gate": STACK_OUT,
-        "up": STACK_OUT,
-        "down": STACK_IN,
-        "gate_bias": STACK_OUT,
-        "up_bias": STACK_OUT,
-        "down_bias": ONCE,
-        **{f"shared.{name}": rule for name, rule in FEED_FORWARD.items()},
-    },
+    ExpertsModule: EXPERTS,
+    LatentExpertsModule: EXPERTS | {"latent_in": REPLICATED, "latent_out": REPLICATED},
 }
 
 

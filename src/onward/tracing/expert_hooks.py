@@ -95,14 +95,12 @@ def check_rows(mlp: nn.Module) -> None:
 
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
     """The hidden units (N, A, F) of A experts `ids` (N, A) for each of N tokens (N, D)."""
-    dtype = mlp.gate.dtype
+    dtype = mlp.up.dtype
     tokens = tokens.to(dtype)
-    gate, up = mlp.stack("gate", dtype), mlp.stack("up", dtype)
-    units = tokens.new_zeros(*ids.shape, mlp.gate.size(1))
+    inner = [mlp.stack(name, dtype) for name in mlp.inner]
+    units = tokens.new_zeros(*ids.shape, mlp.up.size(1))
     return of_each(
-        units,
-        ids,
-        lambda expert, n, _: mlp.combine(project(gate, expert, tokens[n]), project(up, expert, tokens[n])),
+        units, ids, lambda expert, n, _: mlp.combine(*(project(stack, expert, tokens[n]) for stack in inner))
     )
 
 

@@ -32,8 +32,6 @@ from onward.model.layers import Linear
 from onward.transforms.factors import check_rank, parts_of
 from onward.transforms.quantize import QuantizedLinear
 
-STACKS = "gate", "up", "down"  # of a mixture of experts
-
 
 class Target(NamedTuple):
     """A weight that can have LoRA adapters, as a module and the name of its parameter."""
@@ -66,7 +64,7 @@ def weights(model: nn.Module) -> dict[str, Target]:
         if isinstance(module, Linear | QuantizedLinear | nn.Embedding):
             targets[name] = Target(module, "weight")
         elif isinstance(module, ExpertsModule):
-            targets |= {f"{name}.{stack}": Target(module, stack) for stack in STACKS}
+            targets |= {f"{name}.{stack}": Target(module, stack) for stack in (*module.inner, "down")}
     return targets
 
 

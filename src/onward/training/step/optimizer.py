@@ -83,8 +83,9 @@ def parameter_groups(
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix or a stack of matrices; the biases of experts are a stack of vectors."""
-    return parameter.ndim >= 2 and not name.endswith("bias")
+    """Whether a parameter is a matrix or a stack of matrices. The biases of experts are a stack of vectors, and so are
+    the taps of convolutions of recurrent layers, (channels, 1, taps)."""
+    return parameter.ndim >= 2 and not name.endswith(("bias", "conv.weight"))
 
 
 def check_optimizer(name: str) -> None:
