@@ -8,8 +8,8 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     ),
     "its decoder attends to the output of an encoder": (
         "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet trocr whisper "
-        "florence2 pix2struct pix2struct_text_model pp_formulanet pp_formulanet_text t5gemma2 t5gemma2_decoder udop "
-        "vision-encoder-decoder evolla"
+        "florence2 pix2struct pix2struct_text_model pp_formulanet pp_formulanet_text t5gemma2 t5gemma2_decoder "
+        "udop vision-encoder-decoder evolla"
     ),
     "it writes sound, not text": "moshi musicgen musicgen_decoder musicgen_melody musicgen_melody_decoder",
     "its layers are conditioned on sound": "kyutai_speech_to_text voxtral_realtime_text",
@@ -18,50 +18,28 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "it drafts for another model, from whose hidden states it reads": "gemma4_assistant gemma4_unified_assistant",
     "it has layers for images between those for text": "git idefics",
     "it reads bytes through patches of varying length": "blt",
-    "it has no layer with Mamba's state yet": "bamba falcon_h1 falcon_mamba jamba mamba mamba2 nemotron_h zamba zamba2",
-    "it has no Gated DeltaNet yet": (
-        "qwen3_5_text qwen3_5_moe_text qwen3_next qwen4_exp qwen4_exp_text olmo_hybrid bailing_hybrid kimi_linear "
-        "glm5_next_text"
-    ),
-    "it has layers with Mamba's state in most releases, which are not read yet": "granitemoehybrid",
-    "it has no short convolutions yet": "lfm2 lfm2_moe lfm3",
+    "it has no layer with Mamba's state yet": "falcon_h1 falcon_mamba jamba mamba zamba zamba2",
+    "it has no Gated DeltaNet yet": "qwen4_exp qwen4_exp_text olmo_hybrid bailing_hybrid glm5_next_text",
+    "it has no short convolutions yet": "lfm3",
     "it has recurrent layers of its own kind": "recurrent_gemma rwkv xlstm minimax zaya inkling_text inkling2_text",
     "it has no indexer, which chooses the tokens to attend to, yet": (
-        "deepseek_v32 deepseek_v4 glm_moe_dsa axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text "
-        "mistral_large4_text"
+        "deepseek_v4 axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text mistral_large4_text"
     ),
     "its layers run several times, or read inner copies of the text": "hrm_text reformer xlnet",
     "its attention has experts": "jetmoe",
     "its attention is a difference of two": "diffllama",
     "its attention and experts are chosen by products of keys": "doge",
     "its experts stand between two attentions of a layer": "longcat_flash",
-    "its weights are ternary, between norms inside the layers": "bitnet",
     "its blocks have fused inputs, and its head has layers of its own": "modernbert-decoder",
-    "its positions or biases are computed in another way": "xglm ctrl cpmant gpt_neox_japanese biogpt",
-    "its weights are stored in another order": "codegen gpt-sw3 persimmon dbrx cosmos3_omni molmo2_text",
-    "its attention has output gates, which its family file lacks yet": (
-        "afmoe laguna beam step3p5 muse_glimmer_text muse_spark_text"
-    ),
-    "its values are narrower than its keys, and the number of their heads differs between layers": "mimo_v2_flash",
-    "its layers share keys and values and have embeddings of their own": "gemma3n_text gemma4_text",
-    "the widths of its heads differ between layers": "gemma4_unified_text",
-    "its attention is divided into chunks": "llama4_text",
-    "its queries are scaled by their position": "ministral3 mistral4",
-    "its queries and keys are normed after rotation": "hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl_text",
-    "it norms the results of its experts, but not of attention": "axk1",
-    "it averages routed and shared experts": "cohere2_moe",
-    "its router adds a bias to softmax scores": "ernie4_5_moe ernie4_5_vl_moe_text",
-    "its router has sigmoid scores without a bias, or a bias on logits": "flint kolibri1",
-    "its router is SparseMixer": "phimoe",
-    "its activation is xIELU": "apertus",
-    "its norms have no weights": "nanochat olmo",
-    "its LayerNorms have weights around 1": "nemotron cosmos3_edge_text",
-    "it scales residuals behind norms": "hyperclovax",
+    "its positions or biases are computed in another way": "xglm ctrl cpmant gpt_neox_japanese",
+    "its weights are stored in another order": "cosmos3_omni molmo2_text",
+    "its attention has output gates, which its family file lacks yet": "step3p5 muse_glimmer_text muse_spark_text",
+    "its layers share keys and values and have embeddings of their own": "gemma3n_text",
+    "its queries and keys are normed after rotation": "hunyuan_vl_text",
+    "its router adds a bias to softmax scores": "ernie4_5_vl_moe_text",
+    "its LayerNorms have weights around 1": "cosmos3_edge_text",
     "it has the experts of DeepSeek-V2 beside plain attention": "deepseek_ocr2_text unlimited_ocr_text",
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",
-    "its family file is missing": (
-        "arcee aria_text cwm dots1 internlm3 iquestcoder jais2 mellum minicpm3 ministral solar_open vaultgemma youtu"
-    ),
 }
 UNREAD = {model_type: reason for reason, types in WHY.items() for model_type in types.split()}

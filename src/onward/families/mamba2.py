@@ -11,7 +11,7 @@ ARCHITECTURES = {"mamba2": "Mamba2ForCausalLM"}
 BASE = ""
 IGNORED = ""
 PRESETS: dict[str, HF] = {"mamba-codestral-7b": {}}
-ANCESTORS: dict[str, str] = {}
+ANCESTORS = {"mamba-codestral": "mistral-7b"}
 SIZES = {
     "vocab_size": ("vocab_size", 32_768),
     "d_model": ("hidden_size", 4096),
