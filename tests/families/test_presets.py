@@ -124,7 +124,7 @@ def test_a_preset_with_experts_has_the_known_number_of_active_parameters(name: s
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_the_parameters_that_transformers_counts(name: str) -> None:
     preset: Any = presets()[name]
-    model_type = next(iter(modules()[preset.family].ARCHITECTURES))
+    model_type = preset.published.get("model_type", next(iter(modules()[preset.family].ARCHITECTURES)))
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[model_type](**preset.published))
     assert parameters(preset.config) == sum(p.numel() for p in theirs.parameters() if p.requires_grad)

@@ -115,8 +115,9 @@ def describe(
 ) -> dict[str, Any]:
     """A config.json that describes a decoder exactly, in a family for which `accepts` is true. In order of preference:
 
-    1. `original`, unchanged, unless its family leaves out tensors; 2. `original`, with its family's keys set for this decoder; 3. the keys of the first
-    family that can express the decoder, with the token ids and labels of `original`."""
+    1. `original`, unchanged; 2. `original`, with its family's keys set for this decoder; 3. the keys of the first
+    family that can express the decoder, with the token ids and labels of `original`. A model that was read in part has
+    the third."""
     original = {key: value for key, value in original.items() if key != "quantization_config"}
     unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:
