@@ -12,6 +12,7 @@ from onward.families._interface import HF, Family
 P = TypeVar("P", bound=Part)
 Q = TypeVar("Q", bound=Part)
 R = TypeVar("R", bound=Part)
+READ_IN_PART = "deepseek_v32", "glm_moe_dsa"  # model types that are saved as others, because tensors are left out
 
 
 class Inexpressible(UserError):

@@ -8,8 +8,8 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     ),
     "its decoder attends to the output of an encoder": (
         "bart bigbird_pegasus blenderbot blenderbot-small marian mbart mvp pegasus plbart prophetnet trocr whisper "
-        "florence2 pix2struct pix2struct_text_model pp_formulanet pp_formulanet_text t5gemma2 t5gemma2_decoder udop "
-        "vision-encoder-decoder evolla"
+        "florence2 pix2struct pix2struct_text_model pp_formulanet pp_formulanet_text t5gemma2 t5gemma2_decoder "
+        "udop vision-encoder-decoder evolla"
     ),
     "it writes sound, not text": "moshi musicgen musicgen_decoder musicgen_melody musicgen_melody_decoder",
     "its layers are conditioned on sound": "kyutai_speech_to_text voxtral_realtime_text",
@@ -23,7 +23,7 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its layers share the weights of an attention": "zamba2",
     "it has recurrent layers of its own kind": "recurrent_gemma rwkv xlstm minimax zaya inkling_text inkling2_text",
     "it has no indexer, which chooses the tokens to attend to, yet": (
-        "deepseek_v32 deepseek_v4 glm_moe_dsa axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text "
+        "deepseek_v4 axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text "
         "mistral_large4_text qwen4_exp qwen4_exp_text glm5_next_text"
     ),
     "its layers run several times, or read inner copies of the text": "hrm_text reformer xlnet",
@@ -31,7 +31,6 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its attention is a difference of two": "diffllama",
     "its attention and experts are chosen by products of keys": "doge",
     "its experts stand between two attentions of a layer": "longcat_flash",
-    "its weights are ternary, between norms inside the layers": "bitnet",
     "its blocks have fused inputs, and its head has layers of its own": "modernbert-decoder",
     "its positions or biases are computed in another way": "xglm ctrl cpmant gpt_neox_japanese",
     "its weights are stored in another order": "cosmos3_omni molmo2_text",
