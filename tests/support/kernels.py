@@ -32,8 +32,8 @@ from onward.kernels.cached_attention import attend
 from onward.kernels.chosen import chosen_linear, plain_chosen_linear
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
 from onward.kernels.llvm.code import LANES
-from onward.kernels.operations import gate, linear, quantized_linear, rotate
-from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.operations import ACTIVATIONS, gate, linear, rotate
+from onward.kernels.quantized_linear import quantized_linear
 from onward.kernels.self_test import plain_attend
 from onward.model import RMSNormModule
 from onward.model import attention as backends

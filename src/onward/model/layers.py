@@ -13,8 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
 from onward.config.feedforward_parts import ActivationName
-from onward.kernels.operations import gate, is_worth, linear, rms_norm
-from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.operations import ACTIVATIONS, gate, is_worth, linear, rms_norm
 from onward.model import activations
 from onward.model.activations import Activation, Child, Declarations, Input, Output
 from onward.model.context import AttentionContext
