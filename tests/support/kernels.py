@@ -38,8 +38,9 @@ from onward.kernels.self_test import plain_attend
 from onward.model import RMSNormModule
 from onward.model import attention as backends
 from onward.model.cache import CacheView
+from onward.model.cache_codes import quantize
 from onward.model.context import attention_contexts
-from onward.model.layer_cache import SCALE, quantize
+from onward.model.layer_cache import SCALE
 from onward.model.mask import AttentionMask
 from onward.model.reference import reference
 from onward.transforms.quantize import Precision, quantize_weight

@@ -18,7 +18,7 @@ from onward import Batch, Decoder, Method, Run, UserError
 from onward.cli import main
 from onward.data.examples import Examples
 from onward.data.packing import batch_of
-from onward.model.dropout import without_dropout
+from onward.model.decoder import without_dropout
 from onward.training import PolicyMethod
 from onward.training.finetuning.base import with_vocabulary
 from onward.training.losses.answers import REFERENCE

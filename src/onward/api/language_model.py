@@ -29,7 +29,7 @@ from onward.generation.prompts import Prompt, continued, default_new_tokens, pro
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
-from onward.model.dropout import without_dropout
+from onward.model.decoder import without_dropout
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()

@@ -20,9 +20,8 @@ from onward.evaluation.kept import Kept, whole
 from onward.evaluation.score import LOGITS
 from onward.kernels.cross_entropy import cross_entropies
 from onward.model.cache import KVCache
-from onward.model.decoder import Decoder, check_ids
+from onward.model.decoder import Decoder, check_ids, without_dropout
 from onward.model.divided import cache_config
-from onward.model.dropout import without_dropout
 from onward.text.tokenizer import Tokenizer
 
 FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that are the same for texts of all lengths

@@ -14,8 +14,7 @@ import torch
 from onward.base.errors import UserError
 from onward.evaluation.continuations import Pair, score_continuations
 from onward.generation.search.beam import beam_search
-from onward.model.decoder import Decoder, check_ids
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, check_ids, without_dropout
 from onward.text.tokenizer import Tokenizer
 
 

@@ -17,8 +17,7 @@ from onward.base.errors import UserError
 from onward.data.tokens import Tokens
 from onward.data.windows import IGNORE_INDEX
 from onward.kernels.cross_entropy import cross_entropies
-from onward.model.decoder import Decoder, check_ids
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, check_ids, without_dropout
 
 T = TypeVar("T")
 LOGITS = 512  # positions whose logits are computed at a time

@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, check_position, exact
 from onward.model.blocks import EQUAL, PostNormModule
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.norms import LayerNormModule
 from onward.tracing.listening import unheard
 from onward.tracing.names import activation_names

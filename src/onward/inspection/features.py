@@ -15,8 +15,7 @@ from torch.nn import functional as F
 from onward.base.errors import UserError
 from onward.data.windows import Batch
 from onward.inspection.inputs import check_position, exact, logits
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.edit import edit
 from onward.tracing.names import full_name, resolve
 from onward.tracing.sites import activations

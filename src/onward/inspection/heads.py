@@ -18,8 +18,7 @@ from onward.base.errors import UserError
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves, step_of
 from onward.inspection.inputs import as_row, exact
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace
 
 DISTANCES = (1, 2, 3)  # to earlier tokens, of the roles previous and back

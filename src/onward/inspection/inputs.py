@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from onward.base.errors import UserError
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 
 
 def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from onward.data.windows import Batch
 from onward.inspection.inputs import as_row, exact, frozen
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace
 from onward.training.step.loss import Loss
 

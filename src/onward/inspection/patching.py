@@ -15,8 +15,7 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.inspection.inputs import as_row, exact, frozen
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.edit import edit
 from onward.tracing.sites import activations
 from onward.tracing.trace import trace

@@ -18,8 +18,7 @@ from onward.evaluation.score import logprobs
 from onward.generation.distribution import KEEP, next_token_distribution
 from onward.generation.sampling import Sampling
 from onward.inspection.inputs import exact, logits
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer
 
 STEPS = {  # the fields of a Sampling that belong to a step, in the order of the steps

@@ -29,8 +29,7 @@ from onward.generation.sampling import Sampling
 from onward.inspection.lens import residuals
 from onward.inspection.references import Reference
 from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.paged import PagedKVCache
 from onward.text.tokenizer import Tokenizer
 

@@ -23,8 +23,9 @@ from onward.model.activations import Activation, Child, ContextVectors, Declarat
 from onward.model.context import AttentionContext
 from onward.model.flex import flex
 from onward.model.layer_cache import CacheEntry, Keys, to_tensor
-from onward.model.layers import HeadNorms, Linear, NewNorm, outputs_of
+from onward.model.layers import Linear, NewNorm, outputs_of
 from onward.model.mask import AttentionMask
+from onward.model.norms import HeadNorms
 from onward.model.query_blocks import query_blocks
 from onward.model.reference import reference
 

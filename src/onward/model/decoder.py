@@ -4,6 +4,8 @@ passes the cache.
 Shapes: B batch, T tokens in this call, D d_model, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -196,3 +198,16 @@ def described(value: object) -> str:
     if not isinstance(value, Tensor):
         return type(value).__name__
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+
+
+@contextmanager
+def without_dropout(model: nn.Module) -> Iterator[None]:
+    """Put a model into evaluation mode inside the `with` block, and restore its mode afterwards."""
+    training = model.training
+    if training:
+        model.eval()
+    try:
+        yield
+    finally:
+        if training:
+            model.train()

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onward.kernels.memory import Unreadable
 from onward.kernels.operations import attention_kernel
+from onward.model.cache_codes import quantize
 from onward.model.mask import AttentionMask
 
 SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
@@ -130,14 +131,6 @@ Keys = Tensor | CacheEntry  # keys (B, S, K, E) or values (B, S, K, F): a tensor
 
 def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
-
-
-def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize vectors (..., E) of a cache to int8: return codes (..., E), and scales (..., 1) in `dtype`. The error of
-    code * scale is at most scale / 2."""
-    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
-    return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
 
 
 def slot_positions(slots: int, last: Tensor) -> Tensor:

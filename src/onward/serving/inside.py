@@ -21,7 +21,7 @@ from onward.inspection.attribution import logit_attribution
 from onward.inspection.head_maps import attention_maps
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
-from onward.model.dropout import without_dropout
+from onward.model.decoder import without_dropout
 from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.fields import SamplingFields
 from onward.serving.models import Served

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from onward.base.arguments import checked
 from onward.base.errors import UserError
-from onward.model.decoder import Decoder, described
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, described, without_dropout
 from onward.model.rows import ROWS
 from onward.tracing.calls import Forward, Location
 from onward.tracing.hooks import Traceable

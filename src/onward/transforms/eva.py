@@ -16,8 +16,7 @@ from torch.nn import functional as F
 
 from onward.base.errors import UserError
 from onward.config.lora import EVA, LoRA
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.transforms.lora import adapters_of, remove_adapters
 
 SEED = 42  # of the randomized SVD, as in PEFT

@@ -27,8 +27,7 @@ from onward.generation.request import Request
 from onward.generation.runner import Runner
 from onward.kernels.draws import draw
 from onward.model.cache import KVCache
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.rows import Row, labeled
 
 NUM_DRAFT_TOKENS = 4  # of a proposal, unless another number is given

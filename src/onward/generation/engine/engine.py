@@ -33,9 +33,8 @@ from onward.generation.logprobs import token_logprobs
 from onward.generation.request import Request
 from onward.generation.runner import COMPILE_AFTER, Runner
 from onward.model.attachments import ATTACHMENTS
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.divided import tensor_axis
-from onward.model.dropout import without_dropout
 from onward.model.rows import Row, labeled
 
 ROWS = 16  # the most requests that are active at a time, unless another number is given

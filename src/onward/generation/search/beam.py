@@ -19,8 +19,7 @@ from onward.generation.failures import no_distribution_error
 from onward.generation.options import MAX_ANSWERS
 from onward.generation.sampling import Sampling
 from onward.generation.search.search import UNCHANGED, SearchRows, check_prompts, mask_without
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 
 EarlyStopping = bool | Literal["never"]
 

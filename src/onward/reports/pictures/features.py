@@ -13,8 +13,7 @@ import torch
 from onward.inspection.features import SparseAutoencoder, feature_effect
 from onward.inspection.inputs import as_row, exact
 from onward.inspection.layers import units
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.reports.pictures.markup import MARKS, readable
 from onward.reports.pictures.panels import words
 from onward.reports.pictures.picture import Panel, Picture

@@ -16,9 +16,8 @@ from onward.checkpoint.saves.state import copied_to
 from onward.data.packing import ExampleBatch
 from onward.data.windows import IGNORE_INDEX
 from onward.model.adapters import adapter_names
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.divided import inside, resharded, rows_at_once, scores
-from onward.model.dropout import without_dropout
 from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import NAME
 from onward.transforms.lora import use_adapter

@@ -21,9 +21,8 @@ from onward.base.errors import UserError
 from onward.data.packing import columns_of
 from onward.data.windows import Batch
 from onward.generation.sampling import Sampling
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.divided import inside, unsharded
-from onward.model.dropout import without_dropout
 from onward.text.tokenizer import Tokenizer
 from onward.training.environments.environment import Environment, Replier, reply_tokens
 from onward.training.losses.answers import Reference

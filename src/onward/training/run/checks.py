@@ -12,8 +12,7 @@ import torch
 
 from onward.data.tokens import Tokens
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.training.step.loss import CrossEntropy
 
 CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of which half are changed, and tokens of which the first loss is taken

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.data.windows import Batch
-from onward.model.decoder import Decoder
-from onward.model.dropout import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.listening import Uncompiled
 from onward.tracing.names import activation_names
 from onward.tracing.sites import attend_modules

@@ -18,9 +18,8 @@ from torch.autograd.function import once_differentiable
 from onward.base.arguments import checked, explained
 from onward.base.errors import UserError
 from onward.data.windows import IGNORE_INDEX, Batch
-from onward.model.decoder import Decoder
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.divided import inside, rows_at_once, scores
-from onward.model.dropout import without_dropout
 from onward.training.step.precision import autocast
 
 Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
