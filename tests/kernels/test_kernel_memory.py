@@ -25,7 +25,8 @@ from onward.compiled.steps import compile_step
 from onward.generation import Proposal
 from onward.generation.engine.sampler import Sampler
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
-from onward.kernels.operations import linear, quantized_linear, rotate
+from onward.kernels.operations import linear, rotate
+from onward.kernels.quantized_linear import quantized_linear
 from onward.model import GatedFeedForwardModule, RMSNormModule
 from onward.model import attention as backends
 from onward.model.mask import AttentionMask

@@ -17,6 +17,7 @@ from onward.model.context import attention_contexts
 from onward.model.flex import flex
 from onward.model.mask import AttentionMask
 from onward.model.reference import reference
+from onward.parallel.masks import part
 
 from support.decoders import DECODERS, assert_close
 from support.devices import device
@@ -72,7 +73,7 @@ def test_part_of_the_queries_has_the_attention_of_the_whole(positions: Tensor | 
         q, k, v = vectors(DECODERS[name], 9)
         wanted = reference(q, k, v, mask, scale=0.3)[:, 3:8]
         for backend in BACKENDS.values():
-            assert_close(backend(q[:, 3:8], k[:, :8], v[:, :8], mask.part(3, 8), scale=0.3), wanted, 1e-5)
+            assert_close(backend(q[:, 3:8], k[:, :8], v[:, :8], part(mask, 3, 8), scale=0.3), wanted, 1e-5)
 
 
 OPTIONS: Any = {"device": device(), "keep": 5}  # so that states can be rolled back

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from onward import CacheManager, KVCache, LatentAttention, Learned, PagedKVCache, SelfAttention
-from onward.model.layer_cache import quantize
+from onward.model.cache_codes import quantize
 
 from support.decoders import DECODERS, assert_close, config, decoder, token_ids
 from support.devices import device

@@ -32,14 +32,15 @@ from onward.kernels.cached_attention import attend
 from onward.kernels.chosen import chosen_linear, plain_chosen_linear
 from onward.kernels.cross_entropy import cross_entropies, cross_entropy
 from onward.kernels.llvm.code import LANES
-from onward.kernels.operations import gate, linear, quantized_linear, rotate
-from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.operations import ACTIVATIONS, gate, linear, rotate
+from onward.kernels.quantized_linear import quantized_linear
 from onward.kernels.self_test import plain_attend
 from onward.model import RMSNormModule
 from onward.model import attention as backends
 from onward.model.cache import CacheView
+from onward.model.cache_codes import quantize
 from onward.model.context import attention_contexts
-from onward.model.layer_cache import SCALE, quantize
+from onward.model.layer_cache import SCALE
 from onward.model.mask import AttentionMask
 from onward.model.reference import reference
 from onward.transforms.quantize import Precision, quantize_weight

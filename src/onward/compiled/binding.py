@@ -13,7 +13,8 @@ from onward.compiled.recording import Advance, Attention, Write
 from onward.kernels.llvm.compiler import Arguments
 from onward.kernels.memory import Unreadable, address, buffer, rows_address
 from onward.model.cache import KVCache
-from onward.model.layer_cache import SCALE, LayerCache, NoStates
+from onward.model.layer_cache import SCALE, LayerCache
+from onward.model.no_states import NoStates
 from onward.model.states import RowStates
 
 

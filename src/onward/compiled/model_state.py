@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from onward.compiled.fingerprint import Snapshot
 from onward.model.decoder import Decoder
 
 
+@dataclass(eq=False)
 class ModelState:
     """The state of a model as of the last call of `follow`, to detect changes.
 
@@ -17,14 +20,14 @@ class ModelState:
     operations that PyTorch counts change it, and the weights are read once for all cached prefixes.
     """
 
-    def __init__(self, model: Decoder) -> None:
-        self.model = model
-        self.owned = self.confirmed = False
-        self.snapshot: Snapshot | None = None
-        self.key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
-        self.versions: list[int] = []
-        self.changes = 0  # a count: results from before a change are not those of the model now
-        self.known: tuple[int, str | None] | None = None  # `changes`, and the fingerprint of the model then
+    model: Decoder
+    owned: bool = False
+    confirmed: bool = False
+    snapshot: Snapshot | None = None
+    key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
+    versions: list[int] = field(default_factory=list)
+    changes: int = 0  # a count: results from before a change are not those of the model now
+    known: tuple[int, str | None] | None = None  # `changes`, and the fingerprint of the model then
 
     def follow(self) -> Snapshot:
         """Compare the model with the last snapshot, and take a new one if it has changed."""

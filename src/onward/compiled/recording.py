@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
     """A mode of PyTorch that records every operation inside the `with` block in its list `records`; a `RecordedLayer`
     adds the writes and attention on the KV cache."""
 
-    records_steps = True  # see `kernels.operations.is_recorded`
+    records_steps = True  # see `kernels.recorded.is_recorded`
 
     def __init__(self) -> None:
         super().__init__()

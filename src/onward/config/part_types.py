@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Protocol, Self, TypeVar
 
 from onward.base.fields import Part, changed_fields, text
+from onward.config.sizes import Sizes
 
 P = TypeVar("P", bound=Part)
 States = dict[str, tuple[tuple[int, ...], str | None]]  # shape and dtype by name
@@ -28,24 +29,10 @@ def each(parts: P | tuple[P, ...]) -> tuple[P, ...]:
     return parts if isinstance(parts, tuple) else (parts,)
 
 
-class ConfigFields(Protocol):
+class ConfigFields(Sizes, Protocol):
     """Protocol with the fields of DecoderConfig that its parts, such as Attention, read. Annotations of parts use it in
     place of DecoderConfig, to avoid a circular import."""
 
-    @property
-    def d_model(self) -> int: ...
-    @property
-    def n_layers(self) -> int: ...
-    @property
-    def n_heads(self) -> int: ...
-    @property
-    def n_kv_heads(self) -> int: ...
-    @property
-    def d_head(self) -> int: ...
-    @property
-    def d_ff(self) -> int: ...
-    @property
-    def context_length(self) -> int: ...
     @property
     def position(self) -> Position | tuple[Position, ...]: ...
     @property

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.routing import Routing
-from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.operations import ACTIVATIONS
 from onward.model.activations import Child, Declarations
 from onward.model.blocks import SandwichModule
 from onward.model.context import AttentionContext

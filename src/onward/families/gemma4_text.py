@@ -93,7 +93,8 @@ class StreamExperts(Experts, kind="stream_experts", internal=True):
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.families._gemma4 import StreamExpertsModule
-        from onward.model.build import build_router, layer_norms
+        from onward.model.build import layer_norms
+        from onward.model.further import build_router
 
         return StreamExpertsModule(self, config, build_router(self, config.d_model), layer_norms(config, layer))
 

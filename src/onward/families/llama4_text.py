@@ -50,8 +50,8 @@ class InputWeightedExperts(Experts, kind="input_weighted_experts", internal=True
     """Mixture of experts of Llama 4: the weight of an expert multiplies its input, not its output."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
-        from onward.model.build import build_router
         from onward.model.experts import InputWeightedExpertsModule
+        from onward.model.further import build_router
 
         return InputWeightedExpertsModule(self, config, build_router(self, config.d_model))
 

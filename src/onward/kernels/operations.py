@@ -7,25 +7,36 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import cache
+from contextlib import suppress
+from functools import cache, partial
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from onward.config.feedforward_parts import ActivationName
 from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Kernel, Unreadable, address, fits, multiply
-from onward.kernels.plain import plain_gate, plain_rms_norm, plain_rotate
-from onward.kernels.quantized import plain_quantized_linear, weight_addresses
 
 COMPILED_AFTER = 1 << 24  # elements that PyTorch computes before a kernel is compiled, which takes some 50 ms
 MIN_WORK = 1 << 20  # elements of the queries times slots from which compiling the kernel of attention pays
 ANY = 1 << 62  # rows
 counted = Counter[str]()  # elements that PyTorch has computed, by the name of the kernel
+
+
+def squared_relu(x: Tensor) -> Tensor:
+    """relu(x) ** 2 (Primer, So et al. 2021, arXiv:2109.08668)."""
+    return F.relu(x).square()
+
+
+ACTIVATIONS: dict[ActivationName, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": squared_relu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+}
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -40,14 +51,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x, weight, bias)
 
 
-def quantized_linear(x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-    """Multiply x (..., I) with a quantized weight (O, I) and add a bias (O,); return (..., O)."""
-    if has_few_rows(x):
-        kernel = product_kernel("int8" if codes.dtype == torch.int8 else "int4", x.dtype, bias is not None)
-        if kernel is not None:
-            with suppress(Unreadable):
-                return multiply(kernel, x, *weight_addresses(codes, scales, x.size(-1)), bias, len(codes))
-    return plain_quantized_linear(x, codes, scales, bias)
+def plain_rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
+    """x (..., width) / sqrt(mean(x ** 2) + eps) * (weight + offset), computed in at least fp32."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    weight = weight.to(exact)
+    return F.rms_norm(x.to(exact), weight.shape, weight + offset if offset else weight, eps).to(dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.dtype) -> Tensor:
@@ -60,6 +68,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.
     return plain_rms_norm(x, weight, eps, offset, dtype)
 
 
+def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate element i of each head of x (B, T, H, E) with element i + half, by angles with these cosines and sines,
+    each (B or 1, T, 1, half); elements from 2 * half on stay."""
+    half = cos.size(-1)
+    a, b, rest = x.split([half, half, x.size(-1) - 2 * half], -1)
+    rotated = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]
+    return torch.cat([*rotated, rest] if rest.size(-1) else rotated, -1)
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate queries or keys x by their positions (RoFormer, Su et al. 2021), as `plain_rotate` does."""
     if x.dim() == 4 and 0 < 2 * cos.size(-1) <= x.size(-1) and is_worth("rotation", x):
@@ -69,6 +86,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
             return Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
     return plain_rotate(x, cos, sin)
+
+
+def plain_gate(x: Tensor, y: Tensor, activation: ActivationName) -> Tensor:
+    return ACTIVATIONS[activation](x) * y
 
 
 def gate(x: Tensor, y: Tensor, activation: ActivationName) -> Tensor:
@@ -172,19 +193,3 @@ def plain_keys() -> frozenset[int]:
     with torch.inference_mode():
         keys.append(torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr())
     return frozenset(keys)
-
-
-def is_recorded() -> bool:
-    """Whether the operations of a decoding step are being recorded, for a compiled step that will repeat them by
-    kernels."""
-    return not torch.compiler.is_compiling() and getattr(_get_current_dispatch_mode(), "records_steps", False)
-
-
-def unrecorded() -> AbstractContextManager[object]:
-    """A context whose results are constants of a decoding step that is being recorded."""
-    return torch._C._DisableTorchDispatch() if is_recorded() else nullcontext()
-
-
-LIBRARY = torch.library.Library("onward", "DEF")  # an operation of its own is one record of a decoding step
-LIBRARY.define("quantized_linear(Tensor x, Tensor codes, Tensor scales, Tensor? bias) -> Tensor")
-LIBRARY.impl("quantized_linear", quantized_linear, "CompositeExplicitAutograd")

@@ -18,7 +18,8 @@ from torch.nn import functional as F
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
-from onward.kernels.operations import linear, unrecorded
+from onward.kernels.operations import linear
+from onward.kernels.recorded import unrecorded
 
 
 class Selection:

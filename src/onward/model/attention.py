@@ -23,8 +23,10 @@ from onward.model.activations import Activation, Child, ContextVectors, Declarat
 from onward.model.context import AttentionContext
 from onward.model.flex import flex
 from onward.model.layer_cache import CacheEntry, Keys, to_tensor
-from onward.model.layers import HeadNorms, Linear, NewNorm, outputs_of
+from onward.model.layers import Linear, NewNorm, outputs_of
 from onward.model.mask import AttentionMask
+from onward.model.norms import HeadNorms
+from onward.model.query_blocks import query_blocks
 from onward.model.reference import reference
 
 MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
@@ -208,23 +210,11 @@ def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: flo
 def sdpa_blocks(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = QUERY_BLOCK
 ) -> Tensor:
-    """Compute SDPA in blocks of `block` queries, each over the keys from the first to the last that its queries see, so
-    that the (T, S) bias of a long row of packed documents or of a window layer is never made at once.
-
-    Keys and values must be tensors, not entries of a cache; the queries are those of the last T of the S tokens.
-    """
+    """Compute SDPA in `query_blocks`, so that the (T, S) bias of a long row of packed documents or of a window layer is
+    never made at once. Keys and values must be tensors, not entries of a cache."""
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
-    out, before = [], k.size(1) - q.size(1)
-    for start in range(0, q.size(1), block):
-        end = min(start + block, q.size(1))
-        first, branched, s = 0, False, mask.segments
-        if s is not None and mask.key_segments is not None:
-            # from where the document of the block's first token begins, in any row
-            first = int((mask.key_segments < s.documents[:, start, None]).sum(1).min())
-            branched = bool((s.ids != s.documents)[:, start:end].any())  # the window reaches back to the document
-        if mask.window and not branched:
-            first = max(first, before + start - mask.window + 1)
-        keys = slice(first, before + end)
-        bias = mask.score_bias(q.dtype, slice(start, end), keys)
-        out.append(biased_sdpa(q[:, start:end], k[:, keys], v[:, keys], bias, scale, dropout))
+    out = []
+    for queries, keys in query_blocks(mask, q.size(1), k.size(1), block):
+        bias = mask.score_bias(q.dtype, queries, keys)
+        out.append(biased_sdpa(q[:, queries], k[:, keys], v[:, keys], bias, scale, dropout))
     return torch.cat(out, 1)

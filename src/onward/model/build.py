@@ -1,8 +1,8 @@
 """Which module each part of a DecoderConfig builds, and the initial values of the weights.
 
 A part of your own with a method `build` builds its module itself; a subclass of one of Onward's parts without that
-method builds the module of its base. Any other part raises a UserError.
-Shapes: B batch, T tokens in this call, D d_model, N tokens, K experts per token (top_k).
+method builds the module of its base. Any other part raises a UserError. `further.py` builds what a plain Llama lacks.
+Shapes: B batch, T tokens in this call, D d_model.
 """
 
 import math
@@ -12,31 +12,12 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from onward.base.errors import UserError
-from onward.base.fields import Part, changed_fields
+from onward.base.fields import changed_fields
 from onward.config import decoder as parts
-from onward.config import routing
 from onward.config.decoder import DecoderConfig, at, each
-from onward.model import blocks, extended, norms
+from onward.model import blocks, further
 from onward.model.attention import SelfAttentionModule
-from onward.model.experts import (
-    ExpertsModule,
-    LatentExpertsModule,
-    LogitBiasRoutingModule,
-    SigmoidRoutingModule,
-    SoftmaxRoutingModule,
-)
-from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
-from onward.model.latent import LatentAttentionModule
-from onward.model.layers import (
-    GatedFeedForwardModule,
-    NewNorm,
-    PlainFeedForwardModule,
-    PreNormModule,
-    RMSNormModule,
-)
-from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
-from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
+from onward.model.layers import GatedFeedForwardModule, NewNorm, PreNormModule, RMSNormModule
 
 EXTENDED = {  # fields of attention whose steps plain attention does not have
     *("value_scale", "value_norm", "values_are_keys", "qk_norm_part", "norm_rotated", "gate", "query_scale"),
@@ -48,58 +29,27 @@ def build_position(part: parts.Position, config: DecoderConfig, layer: int = 0) 
     for parts that add none, such as Rotary."""
     if part.build is not None:
         return part.build(config, layer)
-    match part:
-        case parts.Learned():
-            return LearnedPositionModule(config.context_length, config.d_model, part.offset)
-        case parts.Sinusoidal():
-            return SinusoidalPositionModule(config.d_model, part.theta)
-    if part.added:
-        raise no_module(part)
-    return None
+    return further.position(part, config) if part.added else None
 
 
 def build_norm(part: parts.Norm, config: DecoderConfig, layer: int = 0, width: int = 0) -> nn.Module:
     """Build a norm over a last dimension of size `width` (0: d_model)."""
     if part.build is not None:
         return part.build(config, layer, width)
-    width = width or config.d_model
     match part:
-        case parts.LayerNorm(weight=True, offset=0.0):
-            return norms.LayerNormModule(width, part.eps, bias=part.bias)
-        case parts.LayerNorm():
-            return norms.PartialLayerNormModule(width, part.eps, part.weight, part.bias, part.offset)
-        case parts.RMSNorm(weight=False):
-            return norms.WeightlessRMSNormModule(width, part.eps)
-        case parts.RMSNorm():
-            return RMSNormModule(width, part.eps, part.offset)
-        case parts.NoNorm():
-            return nn.Identity()
-    raise no_module(part, "config, layer, width")
+        case parts.RMSNorm(weight=True):
+            return RMSNormModule(width or config.d_model, part.eps, part.offset)
+    return further.norm(part, width or config.d_model)
 
 
 def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0) -> nn.Module:
     """Build the attention module of a layer: from x (B, T, D) and an AttentionContext to (B, T, D)."""
     if part.build is not None:
         return part.build(config, layer)
-    match part:
-        case parts.SelfAttention() | parts.LatentAttention() if is_extended(part, config):
-            return extended.attention(part, config, layer, build_norm)
-        case parts.SelfAttention():
-            return SelfAttentionModule(part, config, layer_norms(config, layer))
-        case parts.LatentAttention():
-            return LatentAttentionModule(part, config)
-        case parts.GatedDeltaNet():
-            return GatedDeltaNetModule(part, config)
-        case parts.Mamba2():
-            return Mamba2Module(part, config)
-        case parts.ShortConvolution():
-            return ShortConvolutionModule(part, config)
-    raise no_module(part)
-
-
-def is_extended(part: parts.Attention, config: DecoderConfig) -> bool:
-    """Whether a layer may have steps beyond those of plain attention."""
-    return not EXTENDED.isdisjoint(changed_fields(part)) or any(other.shares_kv for other in each(config.attention))
+    shares = any(other.shares_kv for other in each(config.attention))
+    if isinstance(part, parts.SelfAttention) and not shares and EXTENDED.isdisjoint(changed_fields(part)):
+        return SelfAttentionModule(part, config, layer_norms(config, layer))
+    return further.attention(part, config, layer, build_norm)
 
 
 def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
@@ -107,35 +57,9 @@ def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) ->
     if part.build is not None:
         return part.build(config, layer)
     match part:
-        case parts.Plain():
-            return PlainFeedForwardModule(config.d_model, part.width(config), part.act, part.bias, config.dropout)
         case parts.Gated(combine=None):
             return GatedFeedForwardModule(config.d_model, part.width(config), part.act, part.bias, config.dropout)
-        case parts.Gated():
-            return CombiningFeedForwardModule(part, config.d_model, part.width(config), config.dropout)
-        case parts.XIELU():
-            return XIELUFeedForwardModule(config.d_model, part.width(config), part.bias, config.dropout)
-        case parts.Experts(d_latent=width) if width:
-            return LatentExpertsModule(part, config, build_router(part, config.d_model))
-        case parts.Experts():
-            return ExpertsModule(part, config, build_router(part, config.d_model))
-    raise no_module(part)
-
-
-def build_router(part: parts.Experts, width: int) -> nn.Module:
-    """Build the router of a mixture of experts: from tokens (N, D), where D is `width`, to the weights and the ids of
-    their experts, both (N, K)."""
-    router, sizes = part.router, (width, part.count, part.top_k)
-    if router.build is not None:
-        return router.build(*sizes)
-    match router:
-        case routing.SoftmaxRouting():
-            return SoftmaxRoutingModule(router, *sizes, router.bias)
-        case routing.SigmoidRouting(bias_on="logits"):
-            return LogitBiasRoutingModule(router, *sizes)
-        case routing.SigmoidRouting():
-            return SigmoidRoutingModule(router, *sizes)
-    raise no_module(router, "width, experts, top_k")
+    return further.feed_forward(part, config)
 
 
 def build_block(part: parts.Block, config: DecoderConfig, layer: int = 0) -> nn.Module:
@@ -155,7 +79,7 @@ def build_block(part: parts.Block, config: DecoderConfig, layer: int = 0) -> nn.
         case parts.ScaledBlock():
             if module := blocks.module_of(part):
                 return module(*build_branches(config, layer), blocks.weights_of(part, config, layer))
-    raise no_module(part)
+    raise further.no_module(part)
 
 
 def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Module, NewNorm]:
@@ -168,14 +92,6 @@ def build_branches(config: DecoderConfig, layer: int) -> tuple[nn.Module, nn.Mod
 def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
     """Return a function that makes the norms of layer number `layer`; its argument is the width, by default d_model."""
     return partial(build_norm, at(config.norm, layer), config, layer)
-
-
-def no_module(part: Part, arguments: str = "config, layer") -> UserError:
-    name = type(part).__name__
-    return UserError(
-        f"Cannot build the part {name}, because it has no module: give the class a method build({arguments}) that "
-        "returns one"
-    )
 
 
 @torch.no_grad()

@@ -14,7 +14,8 @@ from onward.base.arguments import checked, explained
 from onward.base.device import known_device
 from onward.config.decoder import DecoderConfig, at, each
 from onward.config.ranges import Size, SizeOrZero
-from onward.model.layer_cache import SCALE, LayerCache, NoStates
+from onward.model.layer_cache import SCALE, LayerCache
+from onward.model.no_states import NoStates
 from onward.model.states import RowStates
 
 
@@ -144,9 +145,12 @@ class KVCache:
         most = self.length + self.chunk
         last = most if length is None else min(length, most)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
-        states = self.states.view(slice(start, end), counts)
+        states = self.states
+        if isinstance(states, RowStates):
+            states = states.view(slice(start, end), counts)
+            layers = states.beside(layers)
         length = min(self.length, self.capacity, last)
-        return CacheView(states.beside(layers), self.rope_length[start:end], states, length, last, self.chunk)
+        return CacheView(layers, self.rope_length[start:end], states, length, last, self.chunk)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
         return LayerCache({n: t[rows, :slots] for n, t in cache.entries.items()}, cache.window, cache.wraps)

@@ -21,8 +21,8 @@ from onward.config.decoder import DecoderConfig, Experts
 from onward.config.feedforward_parts import ActivationName
 from onward.config.routing import Routing
 from onward.kernels.chosen import takes_kernel
-from onward.kernels.operations import is_recorded
-from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.operations import ACTIVATIONS
+from onward.kernels.recorded import is_recorded
 from onward.model.activations import Activation, Child, Declarations, ExpertSteps, Output
 from onward.model.adapters import adapted
 from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule, working_dtype

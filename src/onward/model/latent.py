@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from onward.config.decoder import DecoderConfig, LatentAttention
-from onward.kernels.operations import is_recorded
+from onward.kernels.recorded import is_recorded
 from onward.model.activations import Activation, Declarations, Latents, Output, attention
 from onward.model.adapters import adapted, rows_differ
 from onward.model.attention import Attend

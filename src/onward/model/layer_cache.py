@@ -5,8 +5,7 @@ Shapes: B rows, T tokens in this call, S slots, K key/value heads, E d_head, P b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from onward.kernels.memory import Unreadable
 from onward.kernels.operations import attention_kernel
+from onward.model.cache_codes import quantize
 from onward.model.mask import AttentionMask
 
 SCALE = ".scale"  # suffix of the name of the entry with the scales of a quantized entry
@@ -133,70 +133,7 @@ def to_tensor(keys: Keys, dtype: torch.dtype) -> Tensor:
     return keys.read(dtype) if isinstance(keys, CacheEntry) else keys
 
 
-def quantize(vectors: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Quantize vectors (..., E) of a cache to int8: return codes (..., E), and scales (..., 1) in `dtype`. The error of
-    code * scale is at most scale / 2."""
-    vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    scale = (vectors.abs().amax(-1, keepdim=True) / 127).to(dtype).clamp(min=torch.finfo(dtype).tiny)
-    return (vectors / scale).round().clamp(-127, 127).to(torch.int8), scale
-
-
 def slot_positions(slots: int, last: Tensor) -> Tensor:
     """Return the position that each slot of a row holds, (B, S), negative if it is empty; `last` (B, 1) is the greatest
     position written to the row."""
     return last - (last - torch.arange(slots, device=last.device)) % slots
-
-
-Snapshot = dict[str, Tensor]  # the states of one row by "layer.name", each of the state's shape
-
-
-class NoStates:
-    """The states of the rows of a cache, as the cache of a model without recurrent layers has them: none. `RowStates`
-    are those of other models."""
-
-    layers: Sequence[dict[str, Tensor]]  # of each layer by name, each (rows, K + 1, ...)
-
-    def __init__(self) -> None:
-        self.layers = ()
-
-    def __bool__(self) -> bool:
-        return False
-
-    def view(self, rows: slice, counts: Tensor | None) -> NoStates:
-        return self
-
-    def beside(self, layers: list[LayerCache]) -> list[LayerCache]:
-        """Return the caches of the layers together with their states, for one view of the cache."""
-        return layers
-
-    def nbytes(self) -> int:
-        return 0
-
-    def holds(self, row: int, length: int) -> bool:
-        """Whether a row can continue after its first `length` tokens; on an accelerator this waits for the device."""
-        return True
-
-    def note(self, positions: Tensor) -> None:
-        """Note that the first rows advance at `positions` (B, T) outside the model, as in a compiled step."""
-
-    def preserved(self) -> AbstractContextManager[object]:
-        """A context after which the states are as before."""
-        return nullcontext()
-
-    def snapshot_bytes(self) -> int:
-        return 0
-
-    def forget(self, row: int) -> None:
-        """Let a row have no states, as its request has left; the next one begins at position 0 or from a snapshot."""
-
-    def snapshot(self, row: int, length: int) -> Snapshot:
-        """Copy the states of a row after its first `length` tokens, at least one. Raises a UserError if they are not
-        kept."""
-        return {}
-
-    def restore(self, row: int, length: int, snapshot: Snapshot) -> None:
-        """Give a row the states of `snapshot`, taken after the first `length` tokens of a row. It has no others then,
-        and continues at position `length`."""
-
-    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Give the rows `targets` all states of the rows `sources`, which may overlap, for beams and forks."""

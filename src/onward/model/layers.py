@@ -13,10 +13,9 @@ from torch.nn import functional as F
 from torch.nn.modules import module as torch_module
 
 from onward.config.feedforward_parts import ActivationName
-from onward.kernels.operations import gate, is_worth, linear, rms_norm
-from onward.kernels.plain import ACTIVATIONS
+from onward.kernels.operations import ACTIVATIONS, gate, is_worth, linear, rms_norm
 from onward.model import activations
-from onward.model.activations import Activation, Child, Declarations, Input, Output
+from onward.model.activations import Activation, Declarations, Input, Output
 from onward.model.context import AttentionContext
 
 NewNorm = Callable[..., nn.Module]  # makes a norm over a last dimension of the given width, by default d_model
@@ -62,16 +61,6 @@ class RMSNormModule(nn.Module):
 
     def activations(self) -> Declarations:
         return activations.norm(len(self.weight), centered=False)
-
-
-class HeadNorms(nn.ModuleList):
-    """A list of norms, one per head: norm h is applied to head h of x (B, T, H, E), queries or keys."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.stack([norm(head) for norm, head in zip(self, x.unbind(-2))], -2)
-
-    def activations(self) -> Declarations:
-        return {str(head): Child(str(head)) for head in range(len(self))}
 
 
 def working_dtype(x: Tensor) -> torch.dtype:

@@ -6,7 +6,6 @@ Shapes: B rows, T tokens in this call, S keys, H heads.
 from __future__ import annotations
 
 import math
-from copy import copy
 
 import torch
 from torch import Tensor
@@ -55,32 +54,13 @@ class AttentionMask:
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise
         self.plain = plain
         self.causal_only = plain and not window and slopes is None  # token t attends to tokens 0 to t, without a bias
-        self._biases: dict[torch.dtype, Tensor] = {}
-        self._parts: dict[tuple[int, int], AttentionMask] = {}
+        self.biases: dict[torch.dtype, Tensor] = {}
+        self.parts: dict[tuple[int, int], AttentionMask] = {}  # see `parallel/masks.py`
 
     @property
     def linear(self) -> bool:
         """Whether attention kernels can compute the scores: without chunks, and without a bias or with ALiBi's."""
         return not self.chunked and (self.slopes is None or self.bias_of is linear_bias)
-
-    def with_slopes(self, slopes: Tensor) -> AttentionMask:
-        """Return this mask for attention over some of the heads only, whose slopes are `slopes`."""
-        other = copy(self)
-        other.slopes, other._biases, other._parts = slopes, {}, {}
-        return other
-
-    def part(self, start: int, end: int) -> AttentionMask:
-        """Return the mask of the queries from index `start` to `end` over the keys before `end`, if each token is a
-        query and a key; it is kept for the other layers."""
-        if (start, end) not in self._parts:
-            other = self._parts[start, end] = copy(self)
-            other.query_positions = self.query_positions[:, start:end]
-            other.key_positions = self.key_positions[:, :end]
-            if self.segments is not None:
-                other.segments, other.key_segments = self.segments.part(start, end), self.segments.ids[:, :end]
-            other.plain, other.causal_only = self.plain and not start, self.causal_only and not start
-            other._biases, other._parts = {}, {}
-        return self._parts[start, end]
 
     def near(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether queries attend to keys of their own document, given the positions of both."""
@@ -109,6 +89,6 @@ class AttentionMask:
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """Return `score_bias` of all queries and keys; it is kept for the other layers."""
-        if dtype not in self._biases:
-            self._biases[dtype] = self.score_bias(dtype)
-        return self._biases[dtype]
+        if dtype not in self.biases:
+            self.biases[dtype] = self.score_bias(dtype)
+        return self.biases[dtype]

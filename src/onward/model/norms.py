@@ -1,11 +1,11 @@
-"""Norms beside RMSNorm: LayerNorm, and norms without learned weights."""
+"""Norms beside RMSNorm: LayerNorm, norms without learned weights, and norms of single heads."""
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.model import activations
-from onward.model.activations import Declarations
+from onward.model.activations import Child, Declarations
 from onward.model.layers import working_dtype
 
 
@@ -51,3 +51,13 @@ class WeightlessRMSNormModule(nn.Module):
 
     def activations(self) -> Declarations:
         return activations.norm(self.width, centered=False)
+
+
+class HeadNorms(nn.ModuleList):
+    """A list of norms, one per head: norm h is applied to head h of x (B, T, H, E), queries or keys."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.stack([norm(head) for norm, head in zip(self, x.unbind(-2))], -2)
+
+    def activations(self) -> Declarations:
+        return {str(head): Child(str(head)) for head in range(len(self))}

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, at
-from onward.model.layer_cache import CacheEntry, LayerCache, NoStates, SlotIndices, Snapshot
+from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
+from onward.model.no_states import NoStates, Snapshot
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +44,7 @@ class StateIndices:
 class RowStates(NoStates):
     """The states of all layers and rows of a cache, and which ones are there."""
 
-    layers: Sequence[dict[str, Tensor]]  # of each layer by name, each (rows, K + 1, ...)
+    layers: Sequence[dict[str, Tensor]] = field()  # without the default of a cache without states
     held: Tensor  # (rows, K + 1), the position after which the state in each slot stands; < 0: no state
     counts: Tensor | None = None  # (B,), tokens of each row in the next call, the others are padding; None: all
     call: StateIndices | None = None  # what the current call reads and writes
@@ -67,12 +68,14 @@ class RowStates(NoStates):
         return True
 
     def view(self, rows: slice, counts: Tensor | None) -> RowStates:
+        """Return the states of some rows; `counts` (B,) is how many tokens of each are no padding in the next call."""
         return RowStates([{n: t[rows] for n, t in layer.items()} for layer in self.layers], self.held[rows], counts)
 
     def nbytes(self) -> int:
         return sum(t.nbytes for layer in self.layers for t in layer.values())
 
     def beside(self, layers: list[LayerCache]) -> list[LayerCache]:
+        """Return the caches of the layers together with their states, for one view of the cache."""
         first = next((i for i, states in enumerate(self.layers) if states), 0)
         return [
             StateLayerCache(c.entries, c.window, c.wraps, c.table, base=c, states=states, rows=self, leads=i == first)

@@ -25,6 +25,7 @@ from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder, check, check_tokens
 from onward.model.layer_cache import Keys
 from onward.parallel.functions import own_sum
+from onward.parallel.masks import part
 from onward.parallel.parts import all_gathered
 from onward.parallel.tensor import TABLE
 
@@ -89,7 +90,7 @@ class DividedContext(AttentionContext):
         size = self.num_tokens // 2
         for chunk in self.rank, 2 * self.count - 1 - self.rank:
             end = (chunk + 1) * size
-            yield end, AttentionContext(self.mask.part(chunk * size, end))
+            yield end, AttentionContext(part(self.mask, chunk * size, end))
 
 
 class DividedTokens:

@@ -44,6 +44,7 @@ from onward.model.latent import LatentAttentionModule
 from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule
 from onward.model.mask import AttentionMask
 from onward.parallel.functions import Copy, Join
+from onward.parallel.masks import with_slopes
 from onward.parallel.parts import piece
 from onward.parallel.stream import Stream
 from onward.parallel.vocabulary import Vocabulary
@@ -328,7 +329,7 @@ def connect(branch: nn.Module, parameters: list[LocalParameter], mesh: DeviceMes
         if mask.slopes is None:
             return context
         if mask not in masks:
-            masks[mask] = mask.with_slopes(piece(mask.slopes, 0, mesh.size(), mesh.get_local_rank()))
+            masks[mask] = with_slopes(mask, piece(mask.slopes, 0, mesh.size(), mesh.get_local_rank()))
         return replace(context, mask=masks[mask])
 
     Locally(stream.attachment, branch, parameters, mesh)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from onward.base.errors import UserError
 from onward.kernels.quantized import GROUP, dequantize_weight
+from onward.kernels.quantized_linear import quantized_linear  # noqa: F401  # which registers the operation
 from onward.model.attachments import attach, keep_hooks
 from onward.model.decoder import Decoder
 from onward.model.latent import LatentAttentionModule

@@ -19,7 +19,7 @@ from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.rotations import rope_key
 from onward.generation.request import Request
 from onward.model.cache import KVCache
-from onward.model.layer_cache import Snapshot
+from onward.model.no_states import Snapshot
 
 LEAST = 4  # snapshots that are kept even if the cache is smaller, as that of a chat is
 

@@ -36,7 +36,7 @@ def write(width: int, dtype: str, paged: bool) -> Emit:
 
 def write_codes(count: int, width: int, dtype: str, paged: bool) -> Emit:
     """Return the function that emits the code of a kernel like that of `write`, which quantizes `count` vectors of each
-    new token, (B, T, count, width) in `dtype`, as `layer_cache.quantize` does: it writes int8 codes to the entry, and
+    new token, (B, T, count, width) in `dtype`, as `cache_codes.quantize` does: it writes int8 codes to the entry, and
     to `scales` one scale per vector in `dtype`."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:

@@ -1,0 +1,19 @@
+"""Whether the operations of a decoding step are being recorded, for a compiled step that repeats them by kernels."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+
+def is_recorded() -> bool:
+    """Whether the operations of a decoding step are being recorded, for a compiled step that will repeat them by
+    kernels."""
+    return not torch.compiler.is_compiling() and getattr(_get_current_dispatch_mode(), "records_steps", False)
+
+
+def unrecorded() -> AbstractContextManager[object]:
+    """A context whose results are constants of a decoding step that is being recorded."""
+    return torch._C._DisableTorchDispatch() if is_recorded() else nullcontext()
