@@ -38,7 +38,7 @@ class LogitAttribution:
     against: int | None  # id of the token whose logit is subtracted; None: no token
     logit: float  # logit before any scale or cap
     embedding: float  # contribution of the token's embedding and of the position, if positions are added
-    heads: Tensor  # (L, H), H of the layer with the most heads, 0 beyond a layer's heads
+    heads: Tensor  # (L, H), H of the layer with the most heads, 0 beyond a layer's heads; a layer without heads has one
     attention_bias: Tensor  # (L,), contribution of the bias of the output projection
     mlps: Tensor  # (L,)
     constant: float  # contribution of the biases of norms and head
@@ -93,6 +93,8 @@ def logit_attribution(
         if f"{name}.attn.heads" in t:
             z = t[f"{name}.attn.heads"][:, position]
             by_head, bias = contributions_of_heads(modules[f"{name}.attn.out"], z[0], branch)
+        elif f"{name}.attn.out" in t:  # a layer without heads, such as a short convolution, counts as one
+            by_head, bias = (at(f"{name}.attn.out") @ branch)[None], branch.new_zeros(())
         else:
             by_head, bias = branch.new_zeros(model.config.n_heads), branch.new_zeros(())
         heads.append(by_head)
@@ -136,7 +138,7 @@ def contributions_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tupl
 
 
 def names_of(model: Decoder) -> list[str]:
-    ends = "attn.heads", "mlp.out", "norm.scale"
+    ends = "attn.heads", "attn.out", "mlp.out", "norm.scale"
     return [name for name in activation_names(model) if name == "blocks.0.in" or name.endswith(ends)]
 
 
