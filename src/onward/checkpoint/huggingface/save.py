@@ -20,7 +20,7 @@ from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.weights import INDEX, fill, split
 from onward.config.decoder import DecoderConfig
 from onward.families import HF, Family, express, family, keys_of, read
-from onward.families._saving import READ_IN_PART
+from onward.families._saving import READ_IN_PART, without_limit
 from onward.hub.names import WEIGHTS
 from onward.model.decoder import Decoder
 from onward.transforms.heads import head_labels
@@ -123,7 +123,9 @@ def describe(
     if "model_type" not in original:
         return unpadded | original | express(config, accepts)
     kind = family(original["model_type"])
-    if accepts(kind) and original["model_type"] not in READ_IN_PART:
+    if original["model_type"] in READ_IN_PART:
+        config = without_limit(config)
+    elif accepts(kind):
         if read(original)[1] == config:
             return original
         changed = keys_of(kind, config, original)
