@@ -98,7 +98,7 @@ def test_muon_moves_the_matrices_inside_the_blocks_and_adamw_the_rest() -> None:
 
 def test_muon_moves_no_taps_of_convolutions() -> None:
     model = decoder(DECODERS["mamba2"])
-    moved = {p for p in make(model, "muon")[0].param_groups[0]["params"]}
+    moved = set(make(model, "muon")[0].param_groups[0]["params"])
     assert not moved & {p for name, p in model.named_parameters() if "conv" in name}
 
 

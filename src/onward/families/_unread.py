@@ -18,7 +18,7 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "it drafts for another model, from whose hidden states it reads": "gemma4_assistant gemma4_unified_assistant",
     "it has layers for images between those for text": "git idefics",
     "it reads bytes through patches of varying length": "blt",
-    "it has no layer with Mamba's state yet": "falcon_h1 falcon_mamba jamba mamba mamba2 zamba zamba2",
+    "it has no layer with Mamba's state yet": "falcon_mamba jamba mamba mamba2 zamba zamba2",
     "it has no Gated DeltaNet yet": (
         "qwen3_5_text qwen3_5_moe_text qwen3_next qwen4_exp qwen4_exp_text olmo_hybrid bailing_hybrid kimi_linear "
         "glm5_next_text"

@@ -36,7 +36,13 @@ from onward.model.layers import (
     RMSNormModule,
 )
 from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
-from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
+from onward.model.recurrent.layers import (
+    AttentionAndMamba2Module,
+    GatedDeltaNetModule,
+    Mamba2Module,
+    ScaledMamba2Module,
+    ShortConvolutionModule,
+)
 
 EXTENDED = {  # fields of attention whose steps plain attention does not have
     *("value_scale", "value_norm", "values_are_keys", "qk_norm_part", "norm_rotated", "gate", "query_scale"),
@@ -90,6 +96,11 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
             return LatentAttentionModule(part, config)
         case parts.GatedDeltaNet():
             return GatedDeltaNetModule(part, config)
+        case parts.AttentionAndMamba2():
+            mixers = (build_attention(one, config, layer) for one in (part.attention, part.mamba))
+            return AttentionAndMamba2Module(*mixers, part.mamba_scale)
+        case parts.Mamba2(scales=scales) if scales:
+            return ScaledMamba2Module(part, config)
         case parts.Mamba2():
             return Mamba2Module(part, config)
         case parts.ShortConvolution():
@@ -210,7 +221,7 @@ def draw(parameters: Iterable[tuple[str, Tensor]], config: DecoderConfig, std: f
             step = nn.init.uniform_(parameter, math.log(1e-3), math.log(0.1)).exp_()
             step.copy_(step + torch.log(-torch.expm1(-step)))
         elif parameter.ndim >= 2:
-            ends_branch = name.removesuffix(".weight").endswith(("attn.out", ".down"))
+            ends_branch = name.removesuffix(".weight").endswith(("attn.out", "attention.out", "mamba.out", ".down"))
             nn.init.normal_(parameter, std=std / additions**0.5 if ends_branch else std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)
