@@ -45,7 +45,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
     from onward.config.position_parts import Alibi, Learned, NoPosition, Rotary, Sinusoidal
-    from onward.config.recurrent_parts import GatedDeltaNet, Mamba2, ShortConvolution
+    from onward.config.recurrent_parts import AttentionAndMamba2, GatedDeltaNet, Mamba2, ShortConvolution
     from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
     from onward.config.scaling import (
         DynamicScaling,
@@ -107,6 +107,7 @@ __all__ = [
     "Alibi",
     "Answer",
     "Attention",
+    "AttentionAndMamba2",
     "AttentionOnly",
     "Batch",
     "Block",

@@ -8,6 +8,7 @@ from torch import Tensor
 from onward import (
     XIELU,
     Alibi,
+    AttentionAndMamba2,
     AttentionOnly,
     BranchNorm,
     Decoder,
@@ -251,6 +252,14 @@ DECODERS = {
             Mamba2(d_head=8, d_state=3, d_conv=3, step_min=0.05, norm="none", norm_eps=0.1),
         ),
         block=(AttentionOnly(), PreNorm(), PreNorm()),
+    ),
+    "attention and mamba2": config(
+        n_kv_heads=2,
+        attention=AttentionAndMamba2(
+            SelfAttention(scale=0.3, value_scale=0.7),
+            Mamba2(n_heads=4, d_head=6, n_groups=2, d_state=5, norm="none", scales=(0.5, 1.5, 0.7, 1.1, 2.0)),
+            0.6,
+        ),
     ),
     "short convolution": config(n_layers=3, attention=(ShortConvolution(), SelfAttention(), ShortConvolution(2, True))),
     "everything about scores": config(

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 from onward.base.errors import UserError
-from onward.config.part_types import Attention, ConfigFields, States
-from onward.config.ranges import Epsilon, NotNegative, Size, SizeOrZero
+from onward.config.attention_parts import SelfAttention
+from onward.config.part_types import Attention, ConfigFields, HeadSizes, States
+from onward.config.ranges import Epsilon, Factor, NotNegative, Size, SizeOrZero
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,7 @@ class Mamba2(Recurrent, kind="mamba2"):
     norm: Literal["after_gate", "before_gate", "none"] = "after_gate"  # the norm of the output, in each group
     norm_eps: Epsilon = 1e-5  # epsilon of this norm
     step_min: NotNegative = 0.0  # step sizes are at least this (Nemotron-H: 0.001)
+    scales: tuple[Factor, ...] = ()  # factors of the projections to gate, input, b, c and step; none: all 1 (Falcon-H1)
 
     def without_repeated_sizes(self, config: ConfigFields) -> Self:
         other = replace(self, n_heads=0)
@@ -129,6 +131,8 @@ class Mamba2(Recurrent, kind="mamba2"):
         return self.in_words(heads, shown=("n_heads", "d_head", "d_state"))
 
     def check(self, config: ConfigFields) -> None:
+        if len(self.scales) not in (0, 5):
+            raise UserError(f"attention.mamba2.scales has {len(self.scales)} factors: give five, or none")
         if self.count(config) % self.n_groups:
             raise UserError(
                 f"attention.mamba2.n_groups {self.n_groups} does not divide the {self.count(config)} heads: change one"
@@ -151,3 +155,44 @@ class ShortConvolution(Recurrent, kind="short_convolution"):
 
     def describe(self, config: ConfigFields) -> str:
         return self.in_words(f"over {self.d_conv} tokens", shown=("d_conv",))
+
+
+@dataclass(frozen=True)
+class AttentionAndMamba2(Attention, kind="attention_and_mamba2"):
+    """Self-attention without a window and Mamba-2 side by side: both read the input of the layer, and their outputs are
+    added (Falcon-H1, TII 2025). The cache of a layer has keys and values, and states."""
+
+    attention: SelfAttention = SelfAttention()  # the attention
+    mamba: Mamba2 = Mamba2()  # the layer with a state
+    mamba_scale: Factor = 1.0  # multiplies the output of Mamba-2
+
+    def without_repeated_sizes(self, config: ConfigFields) -> Self:
+        inner = (part.without_repeated_sizes(config) for part in (self.attention, self.mamba))
+        return replace(self, **dict(zip(("attention", "mamba"), inner)))  # type: ignore[arg-type]
+
+    def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
+        return self.attention.entries(config)
+
+    def heads(self, config: ConfigFields) -> HeadSizes:
+        return self.attention.heads(config)
+
+    def states(self, config: ConfigFields) -> States:
+        return self.mamba.states(config)
+
+    def key_flops(self, config: ConfigFields, decoding: bool = False) -> int:
+        return self.attention.key_flops(config, decoding)
+
+    def state_flops(self, config: ConfigFields) -> int:
+        return self.mamba.state_flops(config)
+
+    def describe(self, config: ConfigFields) -> str:
+        inner = (part.describe(config) for part in (self.attention, self.mamba))
+        return self.in_words(*inner, shown=("attention", "mamba"))
+
+    def check(self, config: ConfigFields) -> None:
+        self.attention.check(config)
+        self.mamba.check(config)
+        if self.attention.window or self.attention.shares_kv:
+            raise UserError(
+                "attention.attention_and_mamba2 has attention with keys of its own and no window: leave out both"
+            )

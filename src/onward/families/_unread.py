@@ -19,7 +19,6 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "it has layers for images between those for text": "git idefics",
     "it reads bytes through patches of varying length": "blt",
     "it has the state of the first Mamba, whose decay differs between channels": "falcon_mamba jamba mamba zamba",
-    "its layers have attention and Mamba beside each other": "falcon_h1",
     "its layers share the weights of an attention": "zamba2",
     "it has recurrent layers of its own kind": "recurrent_gemma rwkv xlstm minimax zaya inkling_text inkling2_text",
     "it has no indexer, which chooses the tokens to attend to, yet": (

@@ -49,7 +49,7 @@ def build_attention(part: parts.Attention, config: DecoderConfig, layer: int = 0
     shares = any(other.shares_kv for other in each(config.attention))
     if isinstance(part, parts.SelfAttention) and not shares and EXTENDED.isdisjoint(changed_fields(part)):
         return SelfAttentionModule(part, config, layer_norms(config, layer))
-    return further.attention(part, config, layer, build_norm)
+    return further.attention(part, config, layer, build_norm, build_attention)
 
 
 def build_mlp(part: parts.FeedForward, config: DecoderConfig, layer: int = 0) -> nn.Module:
@@ -126,7 +126,7 @@ def draw(parameters: Iterable[tuple[str, Tensor]], config: DecoderConfig, std: f
             step = nn.init.uniform_(parameter, math.log(1e-3), math.log(0.1)).exp_()
             step.copy_(step + torch.log(-torch.expm1(-step)))
         elif parameter.ndim >= 2:
-            ends_branch = name.removesuffix(".weight").endswith(("attn.out", ".down"))
+            ends_branch = name.removesuffix(".weight").endswith(("attn.out", "attention.out", "mamba.out", ".down"))
             nn.init.normal_(parameter, std=std / additions**0.5 if ends_branch else std)
         elif name.endswith("bias"):
             nn.init.zeros_(parameter)

@@ -3,6 +3,8 @@
 Shapes: D d_model, N tokens, K experts per token (top_k).
 """
 
+from collections.abc import Callable
+
 from torch import nn
 
 from onward.base.errors import UserError
@@ -21,7 +23,13 @@ from onward.model.experts import (
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
 from onward.model.layers import NewNorm, PlainFeedForwardModule
 from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
-from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
+from onward.model.recurrent.layers import (
+    AttentionAndMamba2Module,
+    GatedDeltaNetModule,
+    Mamba2Module,
+    ScaledMamba2Module,
+    ShortConvolutionModule,
+)
 
 
 def position(part: parts.Position, config: DecoderConfig) -> nn.Module:
@@ -46,14 +54,25 @@ def norm(part: parts.Norm, width: int) -> nn.Module:
     raise no_module(part, "config, layer, width")
 
 
-def attention(part: parts.Attention, config: DecoderConfig, layer: int, build_norm: NewNorm) -> nn.Module:
-    """Build the attention module of a layer; `build_norm` makes norms from a part, the config, the layer and a
-    width."""
+def attention(
+    part: parts.Attention,
+    config: DecoderConfig,
+    layer: int,
+    build_norm: NewNorm,
+    build_attention: Callable[[parts.Attention, DecoderConfig, int], nn.Module],
+) -> nn.Module:
+    """Build the attention module of a layer; `build_norm` makes norms from a part, the config, the layer and a width,
+    `build_attention` the modules of inner parts."""
     match part:
         case parts.SelfAttention() | parts.LatentAttention():
             return extended.attention(part, config, layer, build_norm)
         case parts.GatedDeltaNet():
             return GatedDeltaNetModule(part, config)
+        case parts.AttentionAndMamba2():
+            mixers = (build_attention(one, config, layer) for one in (part.attention, part.mamba))
+            return AttentionAndMamba2Module(*mixers, part.mamba_scale)
+        case parts.Mamba2(scales=scales) if scales:
+            return ScaledMamba2Module(part, config)
         case parts.Mamba2():
             return Mamba2Module(part, config)
         case parts.ShortConvolution():

@@ -5,12 +5,14 @@ Shapes: B rows, T tokens, D d_model, H heads; G, R, E and F as in `recurrence.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from onward.config.decoder import DecoderConfig, GatedDeltaNet, Mamba2, ShortConvolution
-from onward.model.activations import Activation, Declarations, Input, Output
+from onward.model.activations import Activation, Child, Declarations, Input, Output
 from onward.model.context import AttentionContext
 from onward.model.layers import Linear, RMSNormModule, outputs_of
 from onward.model.recurrent.carried import Carried, Convolution, Recurrence, convolve
@@ -114,7 +116,7 @@ class Mamba2Module(nn.Module):
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         carried, groups = Carried.of(context), self.part.n_groups
-        z, *xbc, dt = outputs_of((self.z, self.x, self.b, self.c, self.dt), x)
+        z, *xbc, dt = self.projected(x)
         mixed = F.silu(convolve(torch.cat(xbc, -1), [self.x_conv, self.b_conv, self.c_conv], carried))
         inner, b, c = mixed.split([t.size(-1) for t in xbc], -1)
         inner = inner.unflatten(-1, (self.n_heads, -1))
@@ -126,6 +128,9 @@ class Mamba2Module(nn.Module):
         y = (y + exact(self.d)[:, None] * inner).flatten(-2)
         return self.dropout(self.out(self.gate(y, z).type_as(x)))
 
+    def projected(self, x: Tensor) -> Sequence[Tensor]:
+        return outputs_of((self.z, self.x, self.b, self.c, self.dt), x)
+
     def activations(self) -> Declarations:
         heads = "B", "T", self.n_heads, self.part.d_head
         return {
@@ -136,6 +141,27 @@ class Mamba2Module(nn.Module):
             "state": Activation(Output("recurrence.last"), ("B", self.n_heads, *self.state), 1, editable=False),
             "heads": Activation(Input("out", heads=self.n_heads), heads, 2),
         }
+
+
+class ScaledMamba2Module(Mamba2Module):
+    """Mamba-2 with a factor for each of its projections."""
+
+    def projected(self, x: Tensor) -> Sequence[Tensor]:
+        return [y * scale for y, scale in zip(super().projected(x), self.part.scales)]
+
+
+class AttentionAndMamba2Module(nn.Module):
+    """The sum of self-attention and `scale` times Mamba-2, x (B, T, D) -> (B, T, D)."""
+
+    def __init__(self, attention: nn.Module, mamba: nn.Module, scale: float) -> None:
+        super().__init__()
+        self.attention, self.mamba, self.scale = attention, mamba, scale
+
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        return self.attention(x, context) + self.mamba(x, context) * self.scale  # type: ignore[no-any-return]
+
+    def activations(self) -> Declarations:
+        return {"attention": Child("attention"), "mamba": Child("mamba")}
 
 
 class Gate(nn.Module):
