@@ -51,6 +51,7 @@ METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of
     ],
 }
 OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|activation|output)(?:_global)?|[qkv])_(?:scale|zero_point)(?:_inv)?$")
+BITSANDBYTES = "load_in_4bit", "load_in_8bit"
 CHECKS: dict[str, Callable[[Config], None]] = {"compressed-tensors": compressed.check_compressed}
 
 
@@ -81,9 +82,6 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
                 left[module + form.weight] = form.read(module + form.weight, parts, config)
                 break
     return left
-
-
-BITSANDBYTES = "load_in_4bit", "load_in_8bit"
 
 
 def activation_keys(config: Config) -> Iterator[str]:

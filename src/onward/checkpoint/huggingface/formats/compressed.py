@@ -24,12 +24,8 @@ FORMATS = (
 def check_compressed(config: Config) -> None:
     """Refuse formats and options that Onward does not read."""
     groups = config.get("config_groups")
-    tables = (
-        [config, *(group for group in groups.values() if isinstance(group, dict))]
-        if isinstance(groups, dict)
-        else [config]
-    )
-    for layout in (table["format"] for table in tables if table.get("format") is not None):
+    tables = [config, *(groups.values() if isinstance(groups, dict) else [])]
+    for layout in (table["format"] for table in tables if isinstance(table, dict) and table.get("format")):
         if layout not in FORMATS:
             raise UserError(
                 f"config.json has the quantized format {layout!r}: Onward reads {', '.join(FORMATS)}, so get the "

@@ -66,12 +66,8 @@ def block_sizes(config: Config) -> Iterator[tuple[int, int]]:
 
 def weight_schemes(config: Config) -> list[Config]:
     groups = config.get("config_groups")
-    schemes = (
-        [group.get("weights") for group in groups.values() if isinstance(group, dict)]
-        if isinstance(groups, dict)
-        else []
-    )
-    return [scheme for scheme in schemes if isinstance(scheme, dict)]
+    tables = groups.values() if isinstance(groups, dict) else []
+    return [table["weights"] for table in tables if isinstance(table, dict) and isinstance(table.get("weights"), dict)]
 
 
 def blocks(
