@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors import BaseCompressor  # type: ignore[import-untyped]
-from compressed_tensors.quantization import QuantizationScheme  # type: ignore[import-untyped]
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationScheme
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import Qwen3MoeConfig
@@ -248,10 +248,6 @@ CASES: dict[str, Case] = {
     "fp4 in blocks across rows": four_bits("fp4", 80, double=True),
     "int8 of bitsandbytes": ({"quant_method": "bitsandbytes", "load_in_8bit": True}, eight_bits),
 }
-<<<<<<< HEAD
-EXACT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-6}
-=======
->>>>>>> quant
 
 
 @pytest.mark.parametrize("case", CASES)
