@@ -76,13 +76,15 @@ def mamba2(hf: HF, given: HF, scale: float, eps: float) -> Mamba2:
     if heads * width != channels:
         raise UserError(f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must make {channels}")
     scales = tuple(scale * one for one in hf.get("ssm_multipliers") or (1.0,) * 5)
-    before = "before_gate" if hf.get("mamba_norm_before_gate", True) else "after_gate"
+    norm: Any = "before_gate" if hf.get("mamba_norm_before_gate", True) else "after_gate"
     return Mamba2(
-        heads,
-        width,
-        *(given[f"mamba_{name}"] for name in ("n_groups", "d_state", "d_conv")),
+        n_heads=heads,
+        d_head=width,
+        n_groups=given["mamba_n_groups"],
+        d_state=given["mamba_d_state"],
+        d_conv=given["mamba_d_conv"],
         conv_bias=hf.get("mamba_conv_bias", True),
-        norm=before if hf.get("mamba_rms_norm", False) else "none",  # type: ignore[arg-type]
+        norm=norm if hf.get("mamba_rms_norm", False) else "none",
         norm_eps=eps,
         scales=() if scales == (1.0,) * 5 else scales,
     )

@@ -69,8 +69,8 @@ def attention(
         case parts.GatedDeltaNet():
             return GatedDeltaNetModule(part, config)
         case parts.AttentionAndMamba2():
-            mixers = (build_attention(one, config, layer) for one in (part.attention, part.mamba))
-            return AttentionAndMamba2Module(*mixers, part.mamba_scale)
+            attn, mamba = (build_attention(one, config, layer) for one in (part.attention, part.mamba))
+            return AttentionAndMamba2Module(attn, mamba, part.mamba_scale)
         case parts.Mamba2(scales=scales) if scales:
             return ScaledMamba2Module(part, config)
         case parts.Mamba2():
