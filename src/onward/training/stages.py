@@ -32,7 +32,7 @@ class TrainingStage:
 
 
 def cross_entropy(config: RunConfig) -> Loss:
-    return CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
+    return CrossEntropy.of(config)
 
 
 def unchanged(config: Any, folder: Path, model: Decoder, inputs: Inputs) -> tuple[Any, list[str]]:

@@ -67,7 +67,7 @@ def calibrated(
     if not (config.time or config.epochs or config.precision == "auto" or open_experts(model)):
         return config, None
     began = perf_counter() if began is None else began
-    loss = loss or CrossEntropy(config.z_loss, config.label_smoothing, config.loss_chunk)
+    loss = loss or CrossEntropy.of(config)
     trial = lambda config: build_trainer(config, deepcopy(model), loss=loss)
     windows = inputs.windows(config, model.config.context_length)
     limit = seconds(config.time) if config.time else math.inf

@@ -42,7 +42,7 @@ def build_trainer(
     """
     c = config
     choose_backend(model, c.experts)
-    loss = loss or CrossEntropy(c.z_loss, c.label_smoothing, c.loss_chunk)
+    loss = loss or CrossEntropy.of(c)
     if processes:
         divide(c, model, loss, processes, fill)
     else:

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ def as_loss(loss: Loss | LossFunction) -> Loss:
     return LossOfFunction(loss)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class CrossEntropy(Loss):
     """The loss of language models: the cross-entropy of a batch's targets, in nats, summed over the targets."""
 
@@ -108,6 +108,12 @@ class CrossEntropy(Loss):
     z_loss: float = 0.0  # weight of (log Z)^2, Z being the softmax's denominator (PaLM, Chowdhery et al. 2022)
     label_smoothing: float = 0.0  # share of each target spread over the vocabulary (Szegedy et al. 2016, section 7)
     chunk: int = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MiB in fp32
+
+    @classmethod
+    def of(cls, options: Any) -> Self:
+        """Make the loss of a RunConfig, or of other options with its fields `z_loss`, `label_smoothing` and
+        `loss_chunk`."""
+        return cls(z_loss=options.z_loss, label_smoothing=options.label_smoothing, chunk=options.loss_chunk)
 
     @explained
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:

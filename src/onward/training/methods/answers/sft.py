@@ -36,7 +36,7 @@ class SFT(Method, kind="sft"):
     def loss(self, base: Base) -> Loss:
         from onward.training.step.loss import CrossEntropy
 
-        return CrossEntropy(self.z_loss, self.label_smoothing, self.loss_chunk)
+        return CrossEntropy.of(self)
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         """Compute the loss (M,) of M pairs of answers as a term of a sum such as `dpo + 0.2 * sft`: minus the mean
