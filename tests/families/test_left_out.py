@@ -59,12 +59,12 @@ def test_absent_routing_biases_are_none(tmp_path: Path) -> None:
 ONE_OF_EACH = {name.split(":")[0]: hf for name, hf in reversed(CASES.items())}
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH)
+@pytest.mark.parametrize("family", sorted(ONE_OF_EACH.keys() - {"dbrx"}))  # which has no tied form
 def test_tied_matrix_may_have_the_name_of_the_head(family: str, tmp_path: Path) -> None:
     hf = ONE_OF_EACH[family]
     theirs = publish(type(hf).from_dict({**hf.to_dict(), "tie_word_embeddings": True}), tmp_path)
     kind, config = read(read_json(tmp_path / "config.json"))
-    if not config.tied:
+    if not (config.tied and theirs._tied_weights_keys):
         pytest.skip("never ties")
     embedding, head = both_names(kind, config)
     found = tensors(tmp_path)

@@ -61,14 +61,17 @@ def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...
     return mixture(hf, SigmoidRouting(*(hf[key] for key in ROUTER)), plain, layers)
 
 
-def mixture_keys(c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
-    """The reverse of `mixture`; `names` maps a family's own names of keys to DeepSeek's."""
+def mixture_keys(
+    c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({}), *, shared: bool = True
+) -> dict[str, Any]:
+    """The reverse of `mixture`; `names` maps a family's own names of keys to DeepSeek's, `shared` says whether
+    transformers' class has a shared expert beside the others."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     many = next((part for part in parts if isinstance(part, Experts)), none)
     width = many.d_ff or c.d_ff
-    if many != none and not many.d_shared:
-        raise Inexpressible("in transformers, a shared expert is beside the others")
+    if many != none and bool(many.d_shared) != shared:
+        raise Inexpressible(f"in transformers, {'a' if shared else 'no'} shared expert is beside the others")
     keys = {their: getattr(many, our) for our, their in KEYS.items()} | {
         "moe_intermediate_size": width,
         "n_shared_experts": many.d_shared // width,

@@ -35,7 +35,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    keys = mixture_keys(c, {"num_experts": "n_routed_experts", "num_dense_layers": "first_k_dense_replace"})
+    own_names = {"num_experts": "n_routed_experts", "num_dense_layers": "first_k_dense_replace"}
+    keys = mixture_keys(c, own_names, shared=False)
     many = next((part for i in range(c.n_layers) if isinstance(part := at(c.mlp, i), Experts)), Experts())
     own = {key: keys[key] for key in ("num_experts", "num_dense_layers", "num_experts_per_tok", *ROUTER[:2])}
     own |= {"moe_intermediate_size": many.d_ff or c.d_ff, "use_expert_bias": many.router.selection_bias}

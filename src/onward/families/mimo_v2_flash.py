@@ -60,7 +60,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     of = {kind: rope(at(c.position, i))["rope_parameters"] for i, kind in enumerate(kinds)}
     return (
         without_rope(llama.keys(c))
-        | mixture_keys(c)
+        | mixture_keys(c, shared=False)
         | dense_or_sparse(c)
         | {
             "layer_types": kinds,
