@@ -187,7 +187,7 @@ class ExpertsModule(nn.Module):
         names["experts"] = Activation(steps, ("B", "T", top_k, width), 2, count)
         if self.shared is not None:
             names["shared"] = Child("shared", flat=True)
-            names["shared.out"] = Activation(Output("shared", flat=True), ("B", "T", width))
+            names["shared.out"] = Activation(Output("shared", flat=True), ("B", "T", self.shared.down.out_features))
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
