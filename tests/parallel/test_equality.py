@@ -30,6 +30,7 @@ from onward.config.mesh import Mesh
 from onward.data import IGNORE_INDEX, Encoder, Record
 from onward.data.packing import batch_of
 from onward.data.tables import tabulated
+from onward.families.llama4_text import InputWeightedExperts
 from onward.parallel.parts import gathered
 from onward.parallel.processes import Processes
 from onward.training import DPO, PairLoss
@@ -135,6 +136,9 @@ CASES |= {
     "dpo": Case(SPEAKER, batches=preferences, loss=frozen_copy),
     "distillation": Case(LLAMA, loss=of_teacher),
     "dpo of adapters": Case(SPEAKER, batches=preferences, loss=frozen_copy, lora=LoRA(rank=2)),
+    "weighted inputs of experts": Case(
+        replace(MIXTURE, mlp=InputWeightedExperts(count=4, top_k=2, d_ff=8, d_shared=4))
+    ),
 }
 
 

@@ -227,7 +227,7 @@ class LatentExpertsModule(ExpertsModule):
         return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
 
 
-def build_shared(part: Experts, width: int) -> nn.Module:
+def build_shared(part: Experts, width: int) -> PlainFeedForwardModule:
     """Build the shared expert of a mixture of experts: from (N, D) to (N, D), where D is `width`."""
     if part.shared_gate:
         return GatedSharedExpertModule(width, part.d_shared, part.act)
