@@ -12,11 +12,25 @@ import torch
 from torch import Tensor, distributed
 from torch._dynamo.utils import counters
 
-from onward import Batch, Decoder, DecoderConfig, Experts, LoRA, Loss, RunConfig, StepPlan, add_lora, mean_loss
-from onward.config.mesh import Mesh, undivided
+from onward import (
+    Batch,
+    Decoder,
+    DecoderConfig,
+    Experts,
+    LoRA,
+    Loss,
+    RunConfig,
+    StepPlan,
+    UserError,
+    add_lora,
+    mean_loss,
+)
+from onward.config.decoder import each
+from onward.config.mesh import Mesh
 from onward.data import IGNORE_INDEX, Encoder, Record
 from onward.data.packing import batch_of
 from onward.data.tables import tabulated
+from onward.families.llama4_text import InputWeightedExperts
 from onward.parallel.parts import gathered
 from onward.parallel.processes import Processes
 from onward.training import DPO, PairLoss
@@ -122,6 +136,9 @@ CASES |= {
     "dpo": Case(SPEAKER, batches=preferences, loss=frozen_copy),
     "distillation": Case(LLAMA, loss=of_teacher),
     "dpo of adapters": Case(SPEAKER, batches=preferences, loss=frozen_copy, lora=LoRA(rank=2)),
+    "weighted inputs of experts": Case(
+        replace(MIXTURE, mlp=InputWeightedExperts(count=4, top_k=2, d_ff=8, d_shared=4))
+    ),
 }
 
 
@@ -207,12 +224,20 @@ def assert_equal_to_one_process(ranks: Ranks, name: str, mesh: str) -> None:
     assert difference < CASES[name].tolerance, where
 
 
+def takes(mesh: Mesh, config: DecoderConfig) -> bool:
+    try:
+        mesh.check_decoder(config)
+    except UserError:
+        return False
+    return True
+
+
 def cases(meshes: Sequence[str]) -> list[Any]:
     """The meshes that can divide each decoder; all but one of every second case are `long`."""
     chosen = []
     for i, (name, case) in enumerate(CASES.items()):
-        able = [m for m in meshes if not undivided(case.decoder, Mesh.parse(m).tensor) and name not in NOT_DIVIDED]
-        able = able or [m for m in meshes if Mesh.parse(m).tensor == 1]
+        able = [m for m in meshes if takes(Mesh.parse(m), case.decoder)]
+        able = [m for m in able if Mesh.parse(m).tensor == 1 or name not in NOT_DIVIDED]
         able = [
             m
             for m in able
@@ -233,6 +258,14 @@ NOT_DIVIDED = {"no-output"}  # attention without an output projection
 @pytest.mark.parametrize(("name", "mesh"), cases(TWO))
 def test_two_processes_train_as_one(name: str, mesh: str, two: Ranks) -> None:
     assert_equal_to_one_process(two, name, mesh)
+
+
+@pytest.mark.parametrize("axis", ["pipeline", "context", "tensor"])
+@pytest.mark.parametrize("name", [name for name, c in EVEN.items() if any(p.states(c) for p in each(c.attention))])
+def test_recurrent_layers_are_not_divided_and_the_axis_is_named(name: str, axis: str) -> None:
+    message = f"^mesh '{axis}=2' cannot divide recurrent layers over the {axis} axis: use {axis}=1[^.]*$"
+    with pytest.raises(UserError, match=message):
+        Mesh.parse(f"{axis}=2").check_decoder(EVEN[name])
 
 
 def graphs() -> int:

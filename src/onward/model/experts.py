@@ -187,7 +187,7 @@ class ExpertsModule(nn.Module):
         names["experts"] = Activation(steps, ("B", "T", top_k, width), 2, count)
         if self.shared is not None:
             names["shared"] = Child("shared", flat=True)
-            names["shared.out"] = Activation(Output("shared", flat=True), ("B", "T", width))
+            names["shared.out"] = Activation(Output("shared", flat=True), ("B", "T", self.shared.down.out_features))
         return names
 
     def stack(self, name: str, dtype: torch.dtype) -> Stack:
@@ -227,7 +227,7 @@ class LatentExpertsModule(ExpertsModule):
         return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
 
 
-def build_shared(part: Experts, width: int) -> nn.Module:
+def build_shared(part: Experts, width: int) -> PlainFeedForwardModule:
     """Build the shared expert of a mixture of experts: from (N, D) to (N, D), where D is `width`."""
     if part.shared_gate:
         return GatedSharedExpertModule(width, part.d_shared, part.act)

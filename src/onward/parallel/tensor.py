@@ -31,7 +31,12 @@ from onward.model.attachments import Attachment
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
-from onward.model.experts import ExpertsModule, GatedSharedExpertModule, LatentExpertsModule
+from onward.model.experts import (
+    ExpertsModule,
+    GatedSharedExpertModule,
+    InputWeightedExpertsModule,
+    LatentExpertsModule,
+)
 from onward.model.extended import (
     ExtendedSelfAttentionModule,
     GatedLatentAttentionModule,
@@ -117,6 +122,7 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
     XIELUFeedForwardModule: FEED_FORWARD | {"act": REPLICATED},
     GatedSharedExpertModule: FEED_FORWARD,
     ExpertsModule: EXPERTS,
+    InputWeightedExpertsModule: EXPERTS,
     LatentExpertsModule: EXPERTS | {"latent_in": REPLICATED, "latent_out": REPLICATED},
 }
 
