@@ -68,6 +68,10 @@ def scaled(hf: HF) -> dict[str, Any]:
     magnitude, long = keys.pop("short_mscale", None), keys.pop("long_mscale", None)
     if magnitude != long:
         raise UserError(f"config.json has short_mscale {magnitude} and long_mscale {long}: Onward needs equal ones")
+    if magnitude not in (None, 1.0) and (kind := keys.get("rope_type", keys.get("type"))) not in ("yarn", "longrope"):
+        raise UserError(
+            f"config.json has short_mscale {magnitude} and rope_type {kind!r}: Onward needs yarn or longrope"
+        )
     magnitudes = {} if magnitude is None else {"attention_factor": magnitude}
     return {"rope_parameters": keys | magnitudes, "rope_scaling": None}
 
