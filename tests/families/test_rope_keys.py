@@ -154,12 +154,22 @@ def test_tables_that_disagree_are_warned_of(
     )
 
 
-@pytest.mark.parametrize("model_type", ["mellum", "llama"])
-def test_tables_that_a_family_does_not_have_are_refused(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", sorted(WITHOUT_SCALING))
+def test_rope_scaling_is_refused_where_transformers_does_not_read_it(model_type: str) -> None:
+    with pytest.raises(UserError, match="has rope_scaling "):
+        read(TYPES[model_type].to_dict() | {"rope_scaling": YARN})
+
+
+def test_table_for_each_type_of_layers_is_refused_by_a_family_with_one_for_all() -> None:
     tables = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
-    name = "rope_scaling" if model_type == "mellum" else "a table full_attention"
-    with pytest.raises(UserError, match=f"has {name} "):
-        read({"model_type": model_type, "rope_parameters": tables, "rope_scaling": YARN})
+    with pytest.raises(UserError, match="has a table full_attention "):
+        read({"model_type": "llama", "rope_parameters": tables, "rope_scaling": YARN})
+
+
+def test_magnitude_of_phimoe_is_refused_without_a_kind_that_has_one() -> None:
+    table = {"rope_type": "linear", "factor": 2.0, "short_mscale": 1.2, "long_mscale": 1.2}
+    with pytest.raises(UserError, match=r"has short_mscale 1.2 and rope_type 'linear'"):
+        read({"model_type": "phimoe", "rope_parameters": table})
 
 
 def test_factor_without_its_kind_is_refused() -> None:
