@@ -20,7 +20,9 @@ from support.families import CASES
 
 TYPES = {hf.model_type: hf for hf in reversed(CASES.values()) if getattr(hf, "rope_parameters", None)}
 LAYERED = {kind for kind, hf in TYPES.items() if "full_attention" in hf.rope_parameters}
-WITHOUT_SCALING = {"mellum", "cohere_compass_text"}  # transformers ignores rope_scaling
+WITHOUT_SCALING = {"mellum", "cohere_compass_text", "laguna", "mimo_v2_flash", "beam"}  # which refuse rope_scaling
+WITHOUT_SCALING |= {"cohere2_moe", "gemma4_text", "gemma4_unified_text"}
+WITH_QUERIES = {"mistral4", "ministral3"}  # whose tables have keys of the queries
 DRAWS = [(kind, seed) for kind in TYPES for seed in range(6)]
 DRAWS = [(kind, seed) for kind, seed in DRAWS if kind not in WITHOUT_SCALING or seed % 3 == 0]
 LENGTHS = 1, 40  # within and beyond every original context below
@@ -52,16 +54,29 @@ def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     rope_parameters beside rope_scaling: there it is in rope_scaling."""
     some = random.Random(f"{model_type} {seed}")
     hf = json.loads(json.dumps(TYPES[model_type].to_dict()))
+    hf |= {"position_embedding_type": "rope"} if model_type == "granitemoehybrid" else {}
     config = read(hf)[1]
     hf = {k: v for k, v in hf.items() if not k.startswith("rope") and not k.endswith("rope_theta")}
     hf |= {"head_dim": config.d_head} if hf.get("head_dim", 0) is None else {}
     part = at(config.attention, 0)
     rotated = part.d_rope if isinstance(part, LatentAttention) else rotary(config).rope_dim(config.d_head)
-    kinds = ["longrope"] if model_type == "phi3" else ["linear", "yarn", "llama3", "longrope"]
-    kinds += ["dynamic"] if rotated > 2 and model_type != "phi3" else []
+    kinds = {"phi3": ["longrope"], "phimoe": ["yarn", "longrope"]}.get(
+        model_type, ["linear", "yarn", "llama3", "longrope"]
+    )
+    kinds += ["dynamic"] if rotated > 2 and model_type not in ("phi3", "phimoe") else []
     old, new = (table(some, some.choice(kinds), rotated // 2) for _ in range(2))
-    if model_type in LAYERED:  # newer classes want the key
+    if model_type in LAYERED | WITHOUT_SCALING:  # newer classes want the key
         new.setdefault("original_max_position_embeddings", 8)
+    for one in old, new:
+        if model_type in WITH_QUERIES:
+            one |= {
+                "original_max_position_embeddings": some.randint(4, 16),
+                "llama_4_scaling_beta": some.uniform(0.1, 1),
+            }
+        if model_type == "mistral4" and isinstance(part, LatentAttention):
+            one["partial_rotary_factor"] = part.d_rope / (part.d_nope + part.d_rope)
+        if model_type == "phimoe":
+            one |= dict.fromkeys(("short_mscale", "long_mscale"), some.uniform(0.5, 2))
     theta, where = some.uniform(100, 1000), seed % 3  # the new key, the old one, both
     parameters = {"rope_theta": theta, **some.choice([new, {"rope_type": "default"}] if where == 2 else [new])}
     if (fraction := rotary(config).fraction) != 1.0:
@@ -106,6 +121,7 @@ def test_tables_of_rotary_positions_mean_what_they_do_to_transformers(model_type
     for length in LENGTHS:
         compute = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
         wanted, magnitude = compute(theirs, "cpu", seq_len=length, layer_type=layer_type)
+        magnitude = parameters.get("short_mscale", magnitude)  # of phimoe, whose model takes it instead
         torch.testing.assert_close(frequencies(ours, len(wanted), length), wanted, rtol=1e-5, atol=0)
         assert (ours.scaling.magnitude if ours.scaling else 1.0) == pytest.approx(magnitude)
 
@@ -138,12 +154,22 @@ def test_tables_that_disagree_are_warned_of(
     )
 
 
-@pytest.mark.parametrize("model_type", ["mellum", "llama"])
-def test_tables_that_a_family_does_not_have_are_refused(model_type: str) -> None:
+@pytest.mark.parametrize("model_type", sorted(WITHOUT_SCALING))
+def test_rope_scaling_is_refused_where_transformers_does_not_read_it(model_type: str) -> None:
+    with pytest.raises(UserError, match="has rope_scaling "):
+        read(TYPES[model_type].to_dict() | {"rope_scaling": YARN})
+
+
+def test_table_for_each_type_of_layers_is_refused_by_a_family_with_one_for_all() -> None:
     tables = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
-    name = "rope_scaling" if model_type == "mellum" else "a table full_attention"
-    with pytest.raises(UserError, match=f"has {name} "):
-        read({"model_type": model_type, "rope_parameters": tables, "rope_scaling": YARN})
+    with pytest.raises(UserError, match="has a table full_attention "):
+        read({"model_type": "llama", "rope_parameters": tables, "rope_scaling": YARN})
+
+
+def test_magnitude_of_phimoe_is_refused_without_a_kind_that_has_one() -> None:
+    table = {"rope_type": "linear", "factor": 2.0, "short_mscale": 1.2, "long_mscale": 1.2}
+    with pytest.raises(UserError, match=r"has short_mscale 1.2 and rope_type 'linear'"):
+        read({"model_type": "phimoe", "rope_parameters": table})
 
 
 def test_factor_without_its_kind_is_refused() -> None:

@@ -14,6 +14,7 @@ from onward.families import HF, Row, gemma2, llama, renamed, require, with_defau
 from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
 from onward.families._rope import rope, rotary
+from onward.families._rope_by_type import UNREAD
 from onward.families.llama import shape
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class DepthMix(Sandwich, kind="depth_mix", internal=True):
 
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(renamed(hf, EXPERTS), DEFAULTS)
-    c = llama.config(with_defaults({"rope_parameters": None, "mlp_bias": False}, given))
+    c = llama.config(with_defaults({**UNREAD, "mlp_bias": False}, given))
     tables = hf.get("rope_parameters") or ROTATED
     rotated = {kind: tables.get(kind) for kind in ROTATED}
     local = [(layer + 1) % 6 != 0 and layer < c.n_layers - 1 for layer in range(c.n_layers)]

@@ -26,8 +26,10 @@ HALVED = (lambda t: t * 0.5), (lambda t: t * 2.0)
 
 
 def config(hf: HF) -> DecoderConfig:
-    given = with_defaults({"rms_norm_eps": 1.0}, with_defaults(hf, {"head_dim": 128, "rope_theta": 10_000.0}))
-    c = cohere.config(given)  # whose norm has another key
+    given = with_defaults(
+        {"rms_norm_eps": 1.0, "rope_scaling": None}, with_defaults(hf, {"head_dim": 128, "rope_theta": 10_000.0})
+    )
+    c = cohere.config(given)  # whose norm has another key, and which reads rope_scaling
     layers, first = range(c.n_layers), hf.get("first_k_dense_replace", 0)
     kinds = hf.get("mlp_layer_types") or [KINDS[layer >= first] for layer in layers]
     prefix, pattern = hf.get("prefix_dense_sliding_window_pattern", 1), hf.get("sliding_window_pattern", 4)
@@ -63,6 +65,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     experts = require(next((part for part in parts if isinstance(part, Experts)), None), Experts)
     plain = [i for i, part in enumerate(parts) if part != experts]
     keys = cohere.to_hf(replace(c, position=a_rotary(c), attention=at(c.attention, 0), norm=LayerNorm(bias=False)))
+    keys.pop("rope_scaling", None)
     norm = require(c.norm, LayerNorm, RMSNorm)
     own, other = "rms_norm_eps", "layer_norm_eps"
     keys |= {own: norm.eps} if isinstance(norm, RMSNorm) else {own: None, other: norm.eps}

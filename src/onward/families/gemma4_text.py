@@ -24,7 +24,7 @@ from onward.config.scaling import ProportionalScaling
 from onward.families import HF, Row, activation, linear, llama, only, require, with_defaults
 from onward.families._experts import FUSED_ROWS
 from onward.families._layers import FULL, LOCAL, layer_types, windowed_layers
-from onward.families._rope_by_type import rope_by_type, rotary_by_type
+from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 if TYPE_CHECKING:
@@ -106,12 +106,13 @@ def config(hf: HF) -> DecoderConfig:
     if unified:
         only(hf, enable_moe_block=False, hidden_size_per_layer_input=0)
     given = with_defaults(hf, with_defaults(UNIFIED if unified else {}, DEFAULTS))
-    own = {"hidden_act": given["hidden_activation"], "rope_parameters": None, "mlp_bias": False}
+    own = {**UNREAD, "hidden_act": given["hidden_activation"], "mlp_bias": False}
     c = llama.config(with_defaults(own, given))
     layers, first_shared = range(c.n_layers), c.n_layers - given["num_kv_shared_layers"]
     local = windowed_layers(given, [(layer + 1) % 6 != 0 for layer in layers])
     local[-1] = False  # whatever layer_types says
-    old: dict[str, HF] = {LOCAL: {"rope_theta": 10_000.0}, FULL: {"rope_theta": 1e6, "rope_scaling": PROPORTIONAL}}
+    default = None if hf.get("rope_parameters") else PROPORTIONAL
+    old: dict[str, HF] = {LOCAL: {"rope_theta": 10_000.0}, FULL: {"rope_theta": 1e6, "rope_scaling": default}}
     of = rotary_by_type(given, old, context=c.context_length)
     width, vocab_size = given["hidden_size_per_layer_input"], given["vocab_size_per_layer_input"]
     return replace(

@@ -7,6 +7,7 @@ from onward.base.errors import UserError
 from onward.config.attention_options import LogScale, QueryScale
 from onward.config.decoder import DecoderConfig, SelfAttention
 from onward.families import HF, llama, mistral, require, with_defaults
+from onward.families._rope import rope_table
 from onward.families.llama import shape
 
 ARCHITECTURES = {"ministral3": "Ministral3ForCausalLM"}
@@ -41,10 +42,6 @@ def scaled(hf: HF, default: HF) -> HF:
     """`hf` with rotary positions `default`, unless it has its own; {} means no scaling."""
     given = hf.get("rope_parameters") is not None or hf.get("rope_scaling")
     return hf if given else with_defaults({"rope_parameters": default}, hf)
-
-
-def rope_table(hf: HF) -> dict[str, Any]:
-    return {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
 
 
 def log_scale(hf: HF) -> LogScale:

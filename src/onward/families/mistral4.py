@@ -7,10 +7,11 @@ from typing import Any
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.config.routing import SoftmaxRouting
-from onward.families import HF, Row, deepseek_v2, deepseek_v3, require, with_defaults
+from onward.families import HF, Row, deepseek_v2, deepseek_v3, only, require, with_defaults
 from onward.families._experts import FUSED_ROWS, ROUTER
+from onward.families._rope import rope_table
 from onward.families.llama import shape
-from onward.families.ministral3 import YARN, log_scale, rope_table, scaled, with_log_scale
+from onward.families.ministral3 import YARN, log_scale, scaled, with_log_scale
 
 ARCHITECTURES = {"mistral4": "Mistral4ForCausalLM"}
 BASE = "model."
@@ -40,6 +41,7 @@ def config(hf: HF) -> DecoderConfig:
     hf = scaled(with_defaults(hf, DEFAULTS), ROPE)
     table, part = rope_table(hf), hf.get("qk_rope_head_dim", 64)
     head = hf["qk_nope_head_dim"] + part
+    only(hf, head_dim=hf.get("head_dim") and head)  # transformers rotates a fraction of it
     given = table.pop(FRACTION, hf.get(FRACTION, part / head))
     if int(head * given) != part:
         raise UserError(f"config.json has {FRACTION} {given}: Onward supports only qk_rope_head_dim / {head}")

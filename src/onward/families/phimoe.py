@@ -24,6 +24,7 @@ PRESETS: dict[str, HF] = {
 }
 ANCESTORS = {"phi-3.5-moe": "mixtral-8x7b"}
 names = mixtral.names
+KINDS = "yarn", "longrope", "default"  # of rotary positions with a magnitude, or which ignore it
 DEFAULTS = shape(4096, 6400, 32, 32, 8) | {
     "vocab_size": 32_064,
     "max_position_embeddings": 131_072,
@@ -68,6 +69,10 @@ def scaled(hf: HF) -> dict[str, Any]:
     magnitude, long = keys.pop("short_mscale", None), keys.pop("long_mscale", None)
     if magnitude != long:
         raise UserError(f"config.json has short_mscale {magnitude} and long_mscale {long}: Onward needs equal ones")
+    if magnitude not in (None, 1.0) and (kind := keys.get("rope_type", keys.get("type"))) not in KINDS:
+        raise UserError(
+            f"config.json has short_mscale {magnitude} and rope_type {kind!r}: Onward needs yarn or longrope"
+        )
     magnitudes = {} if magnitude is None else {"attention_factor": magnitude}
     return {"rope_parameters": keys | magnitudes, "rope_scaling": None}
 
