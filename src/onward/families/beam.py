@@ -105,7 +105,10 @@ def names(c: DecoderConfig) -> Iterator[Row]:
     def one(t: Tensor) -> Tensor:
         heads = t.unflatten(0, (-1, c.d_head))
         if not t.is_meta and not bool((heads == heads[:, :1]).all()):
-            raise UserError("Cannot save this model as beam, because the gate's bias differs within a head")
+            raise UserError(
+                "Cannot save this model as beam, because the gate's bias differs within a head: freeze "
+                "attn.gate.bias, or keep it equal within each head, in training"
+            )
         return heads[:, 0].clone()
 
     yield from gemma2.names(c)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from onward.config.decoder import DecoderConfig, Gated, SelfAttention, at
+from onward.config.decoder import DecoderConfig, Gated, Rotary, SelfAttention, at
 from onward.families import HF, Row, llama, require, with_defaults
 from onward.families._experts import dense_or_sparse, mixture_keys, mixture_names, sigmoid_mixture
 from onward.families._layers import FULL, LOCAL, windowed_layers
@@ -30,6 +30,11 @@ WHOLE: HF = {"rope_parameters": {}, "rope_scaling": None, "partial_rotary_factor
 ROPE = {kind: {"rope_theta": theta, "partial_rotary_factor": 0.334} for kind, theta in ((FULL, 5e6), (LOCAL, 1e4))}
 
 
+def turned(table: HF, context: int) -> Rotary:
+    plain = table.get("rope_type", "default") == "default"  # transformers has another default fraction for scaled ones
+    return rotary({"rope_parameters": table}, context=context, fraction=0.334 if plain else 1.0)
+
+
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
     c = llama.config(with_defaults(WHOLE, given))
@@ -43,7 +48,7 @@ def config(hf: HF) -> DecoderConfig:
     local = replace(full, window=window, sinks=True, n_kv_heads=2 * kv_heads)
     near = windowed_layers(hf, [i > 0 and (i + 1) % 6 > 0 for i in range(n)])
     tables = hf.get("rope_parameters") or ROPE
-    of = {kind: rotary({"rope_parameters": tables.get(kind)}, context=c.context_length) for kind in (FULL, LOCAL)}
+    of = {kind: turned(tables.get(kind) or {}, c.context_length) for kind in (FULL, LOCAL)}
     sparse = with_defaults(given, {"first_k_dense_replace": 1})
     scale = {"routed_scaling_factor": hf.get("routed_scaling_factor") or 1.0}
     return replace(
@@ -57,7 +62,8 @@ def config(hf: HF) -> DecoderConfig:
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     parts = [require(at(c.attention, i), SelfAttention) for i in range(c.n_layers)]
     kinds = [LOCAL if part.window else FULL for part in parts]
-    of = {kind: rope(at(c.position, i))["rope_parameters"] for i, kind in enumerate(kinds)}
+    turns = {kind: require(at(c.position, i), Rotary) for i, kind in enumerate(kinds)}
+    of = {k: {"partial_rotary_factor": turn.fraction} | rope(turn)["rope_parameters"] for k, turn in turns.items()}
     return (
         without_rope(llama.keys(c))
         | mixture_keys(c, shared=False)
