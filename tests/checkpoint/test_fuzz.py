@@ -29,6 +29,7 @@ SECONDS, ROOM = 10, 1 << 30
 REMOVED = Ellipsis
 VALUES = (REMOVED, None, "many", -1, 0, 2**63, 1e300, 0.5, [1], math.nan)
 FIRSTS: dict[str, dict[str, Any]] = {name.split(":")[0]: hf.to_dict() for name, hf in reversed(CASES.items())}
+del FIRSTS["beam"]  # random biases of its gates differ within a head, which its files cannot say
 COUNTS = pytest.mark.parametrize("count", [80, pytest.param(10_000, marks=pytest.mark.long)])
 
 

@@ -104,7 +104,9 @@ def test_saved_state_is_loaded_and_continued_bit_for_bit(
     assert_equal(shown, average)
     assert_equal(state.tensors, saved.tensors)
     assert (state.progress, state.messages) == (saved.progress, [])
-    assert not [name for name in read_tensors(saves(tmp_path)[0] / "state.safetensors") if frozen_matrix(model)[0] in name]
+    assert not [
+        name for name in read_tensors(saves(tmp_path)[0] / "state.safetensors") if frozen_matrix(model)[0] in name
+    ]
     assert read_json(tmp_path / "config.json")["eos_token_id"] == 3
     used = {name: average.get(name, p) for name, p in model.named_parameters()}
     for name, p in load_model(tmp_path)[0].named_parameters():

@@ -233,7 +233,7 @@ UNNAMED: list[tuple[str, dict[str, Any], list[str]]] = [
     ("gpt2", {"d_model": 96}, ["d_head 64 -> 8", "d_ff 3,072 -> 384"]),
     ("gpt2", {"d_model": 96, "d_head": 8, "d_ff": 384}, []),
     ("gemma-2-9b", {"attention": SelfAttention()}, ["attention.window"]),
-    ("mini", {"attention": "latent"}, ["attention.qk_norm head -> absent"]),
+    ("mini", {"attention": "latent"}, ["attention.qk_norm head -> absent", "attention.d_value"]),
 ]
 
 

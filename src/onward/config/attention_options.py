@@ -52,5 +52,5 @@ class LogScale(QueryScale, kind="log"):
 class PowerScale(QueryScale, kind="power"):
     """The factor (1 + (p + 1) / original) ** exponent."""
 
-    exponent: Factor = 0.1
+    exponent: Factor = 0.1  # how fast the factor grows
     original: Size = 2048  # positions after which the factor is 2 ** exponent

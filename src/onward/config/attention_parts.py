@@ -31,9 +31,7 @@ class SelfAttention(Attention, kind="self"):
     value_scale: Factor = 1.0  # multiplies the values (MiMo-V2)
     value_norm: Norm | None = None  # the norm of each value; none: no norm
     values_are_keys: bool = False  # the values are the keys before norm and rotation (Gemma 4)
-    shares_kv: bool = (
-        False  # use keys and values of the nearest layer before with its own and the same window (Gemma 3n)
-    )
+    shares_kv: bool = False  # use keys and values of the last layer with its own and the same window (Gemma 3n)
     qk_norm_part: Norm | None = None  # the norm of queries and keys; none: that of the block
     norm_rotated: bool = False  # normalize queries and keys after their rotation (Hunyuan)
     chunked: bool = False  # attend only to tokens of the same chunk of `window` positions (Llama 4)

@@ -92,8 +92,8 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
     yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
     first, last = cache_bytes_per_token(config), cache_bytes_per_token(config, length=config.context_length)
     yield Fact("key/value bytes per token", first, "in all layers, at 16 bits per element")
-    if states := state_bytes(config):
-        yield Fact("state bytes per row", states, "in all recurrent layers, at any length; matrices at 32 bits")
+    states = state_bytes(config)
+    yield Fact("state bytes per row", states, "in all recurrent layers, at any length; matrices at 32 bits", not states)
     yield Fact(
         "key/value bytes, windows full", last, "once layers with a window overwrite their oldest token", first == last
     )
@@ -111,10 +111,18 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
     yield Fact("biases", has, "layers with a learned vector that is added", silent=has == "none")
 
 
-def facts_of_part(what: str, meaning: str, parts: Sequence[Part | None], silent: bool = False) -> Iterator[Fact]:
-    """Yield the kind of a component and the kind's fields, over `parts`, one of each layer; `facts` lists biases."""
-    yield Fact(what, over_layers([part and titled(part) for part in parts], meaning), SPECIAL.sub("", meaning), silent)
-    owned = [(part, field) for part in parts if part is not None for field in dataclasses.fields(part) if field.init]  # type: ignore[arg-type]
+def facts_of_part(what: str, meaning: str, parts: Sequence[Any], silent: bool = False) -> Iterator[Fact]:
+    """Yield the kind of a component and the kind's fields, over `parts`, one of each layer; layers of another kind may
+    have another value under this name. `facts` lists biases."""
+    kinds = [titled(part) if isinstance(part, Part) else part for part in parts]
+    yield Fact(what, over_layers(kinds, meaning), SPECIAL.sub("", meaning), silent)
+    owned = [
+        (part, field)
+        for part in parts
+        if isinstance(part, Part)
+        for field in dataclasses.fields(part)  # type: ignore[arg-type]
+        if field.init
+    ]
     for name in dict.fromkeys(field.name for _, field in owned if not field.name.endswith("bias")):
         holders = [(part, field) for part, field in owned if field.name == name]
         values = [getattr(part, name) for part, _ in holders]

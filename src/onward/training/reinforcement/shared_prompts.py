@@ -12,6 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from onward.config.part_types import each
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
 
@@ -21,7 +22,11 @@ def target_states(model: Decoder, batch: Batch) -> Tensor:
     work, consecutive completions of one prompt are put into one row, which holds the prompt once, and attend only to it
     and themselves; the states are equal up to rounding."""
     inside = batch.targets != IGNORE_INDEX
-    shared = shared_rows(batch, model.config.d_model) if batch.positions is None else None
+    c = model.config
+    shares = batch.positions is None and not any(
+        part.states(c) for part in each(c.attention)
+    )  # a state has no branches
+    shared = shared_rows(batch, c.d_model) if shares else None
     if shared is None:
         return model.hidden(batch.tokens, batch.positions)[inside]
     return model.hidden(shared.tokens, shared.positions).flatten(0, 1)[shared.indices[inside]]
