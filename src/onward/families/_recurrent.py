@@ -62,7 +62,11 @@ def mamba2(hf: HF, eps: float) -> Mamba2:
     heads, width, count = hf["mamba_n_heads"], hf["mamba_d_head"], hf.get("mamba_expand", 2) * hf["hidden_size"]
     width = count // heads if width == "auto" else width
     if heads * width != count:
-        raise UserError(f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must make {count}")
+        expand = hf.get("mamba_expand", 2)
+        raise UserError(
+            f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must make {count} channels, "
+            f"mamba_expand {expand} times the width"
+        )
     groups, size, taps = (hf[f"mamba_{key}"] for key in ("n_groups", "d_state", "d_conv"))
     biases = hf.get("mamba_conv_bias", True), hf.get("mamba_proj_bias", False)
     return Mamba2(heads, width, groups, size, taps, *biases, norm_eps=eps)
