@@ -19,8 +19,9 @@ Nothing else in Onward depends on a family's name.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import pkgutil
+import re
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -124,9 +125,20 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
     return presets()[name]
 
 
+def of_its_name(model_type: str) -> Family | None:
+    """The family in the file that is called like its model_type, as most are: one import instead of a hundred."""
+    name = model_type.replace("-", "_")
+    if not re.fullmatch("[a-z][a-z0-9_]*", name) or importlib.util.find_spec(f"{__name__}.{name}") is None:
+        return None
+    module: Any = importlib.import_module(f"{__name__}.{name}")
+    return module if model_type in module.ARCHITECTURES else None
+
+
 def family(model_type: str) -> Family:
     """Return the family module for a model_type, a value in config.json. Raises a UserError that says which part is
     missing, or suggests the nearest known one."""
+    if (module := of_its_name(model_type)) is not None:
+        return module
     if model_type not in families():
         from onward.families._unread import UNREAD
 
@@ -144,7 +156,8 @@ def family(model_type: str) -> Family:
 
 def text_part(hf: HF) -> TextPart | None:
     """The text decoder in the config.json of a model that also sees images or hears; None for a model of text."""
-    if str(hf.get("model_type")) in families():
+    model_type = str(hf.get("model_type"))
+    if of_its_name(model_type) is not None or model_type in families():
         return None
     from onward.families._wrappers import text_part
 
