@@ -147,7 +147,7 @@ def test_every_family_trains_and_is_read_by_transformers_afterwards(hf: PreTrain
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses[-1] < 0.95 * losses[0]
     save_model(ours.eval(), tmp_path, original)
     assert_same_logits(ours, AutoModelForCausalLM.from_pretrained(tmp_path))
 

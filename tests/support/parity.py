@@ -12,11 +12,14 @@ LENGTH = 16  # tokens compared; windows and original contexts are shorter
 
 @torch.inference_mode()
 def assert_same_logits(ours: torch.nn.Module, theirs: Any) -> None:
-    """Equal within 2e-5 of the largest logit."""
+    """Equal within 2e-5 of the largest logit, or 1e-4 with recurrent layers, whose sums transformers rounds in another
+    order."""
     vocabulary = theirs.config.vocab_size
     tokens = torch.randint(vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(0))
     wanted = theirs(tokens).logits
-    torch.testing.assert_close(ours(tokens), wanted, rtol=0, atol=2e-5 * wanted.abs().max().item())
+    recurrent = any(name.endswith("a_log") for name, _ in ours.named_parameters())
+    tolerance = (1e-4 if recurrent else 2e-5) * wanted.abs().max().item()
+    torch.testing.assert_close(ours(tokens), wanted, rtol=0, atol=tolerance)
 
 
 @torch.no_grad()
@@ -30,6 +33,7 @@ def stir(model: Any) -> Any:
 
 def publish(hf: PreTrainedConfig, folder: Path) -> Any:
     """A model of transformers with random weights, saved in a folder."""
+    torch.manual_seed(0)
     theirs = stir(AutoModelForCausalLM.from_config(hf))
     theirs.save_pretrained(folder)
     return theirs
