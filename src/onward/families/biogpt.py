@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, SelfAttention
-from onward.families import ACTIVATIONS, HF, Row, activation, linear, sizes
+from onward.families import ACTIVATIONS, HF, Row, activation, linear, opt, sizes
 
 ARCHITECTURES = {"biogpt": "BioGptForCausalLM"}
 BASE = "biogpt."
@@ -51,10 +51,4 @@ def names(c: DecoderConfig) -> Iterator[Row]:
     yield from linear("biogpt.layer_norm", "norm")
     yield "output_projection.weight", "head.weight"
     for i in range(c.n_layers):
-        their, our = f"biogpt.layers.{i}", f"blocks.{i}"
-        yield from linear(f"{their}.self_attn_layer_norm", f"{our}.attn_norm")
-        yield from linear(f"{their}.final_layer_norm", f"{our}.mlp_norm")
-        for name in "q", "k", "v", "out":
-            yield from linear(f"{their}.self_attn.{name}_proj", f"{our}.attn.{name}")
-        yield from linear(f"{their}.fc1", f"{our}.mlp.up")
-        yield from linear(f"{their}.fc2", f"{our}.mlp.down")
+        yield from opt.layer(f"biogpt.layers.{i}", f"blocks.{i}")

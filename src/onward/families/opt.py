@@ -72,10 +72,13 @@ def names(c: DecoderConfig) -> Iterator[Row]:
     yield from linear("model.decoder.final_layer_norm", "norm")
     yield "lm_head.weight", "head.weight"
     for i in range(c.n_layers):
-        their, our = f"model.decoder.layers.{i}", f"blocks.{i}"
-        yield from linear(f"{their}.self_attn_layer_norm", f"{our}.attn_norm")
-        yield from linear(f"{their}.final_layer_norm", f"{our}.mlp_norm")
-        for name in "q", "k", "v", "out":
-            yield from linear(f"{their}.self_attn.{name}_proj", f"{our}.attn.{name}")
-        yield from linear(f"{their}.fc1", f"{our}.mlp.up")
-        yield from linear(f"{their}.fc2", f"{our}.mlp.down")
+        yield from layer(f"model.decoder.layers.{i}", f"blocks.{i}")
+
+
+def layer(their: str, our: str) -> Iterator[Row]:
+    yield from linear(f"{their}.self_attn_layer_norm", f"{our}.attn_norm")
+    yield from linear(f"{their}.final_layer_norm", f"{our}.mlp_norm")
+    for name in "q", "k", "v", "out":
+        yield from linear(f"{their}.self_attn.{name}_proj", f"{our}.attn.{name}")
+    yield from linear(f"{their}.fc1", f"{our}.mlp.up")
+    yield from linear(f"{their}.fc2", f"{our}.mlp.down")
