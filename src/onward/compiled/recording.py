@@ -181,7 +181,7 @@ class RecordedEntry(CacheEntry):
         (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a bias."""
         assert self.cache.recorder is not None
         if not mask.linear:
-            raise NotCompilable("a bias of the scores that is not linear, or a mask of chunks")
+            raise NotCompilable("a mask of chunks" if mask.chunked else "a bias of the scores that is not linear")
         slopes = None if mask.slopes is None else mask.slopes.float()
         names = [name for name in (self.name, v.name, self.tail) if name]
         shapes = [self.cache.entries[name].shape[2:] for name in names]
