@@ -1,7 +1,9 @@
 """The code of a page: its blocks run in order, and their output is compared with the output that the page shows.
 
 A block of ```python or ```sh may be followed by a block of ```text, its output. A comment between them loosens the
-comparison: `<!-- within 10 % -->` for numbers of a training run, `<!-- varies -->` for times and sampled texts.
+comparison: `<!-- within 10 % -->` for numbers of a training run, `<!-- varies -->` for times and sampled texts. A comment
+`<!-- holds: kept < hacked -->` states a claim of the prose: an expression of the page's variables, and of
+the printed `output`, that must be true.
 """
 
 import re
@@ -17,9 +19,12 @@ Command = Callable[[Sequence[str]], int]  # runs `onward` with arguments; return
 
 CELL = re.compile(
     r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n"
-    r"(?:\n(?:<!-- (?:within (?P<percent>[\d.]+) %|(?P<varies>varies)) -->\n+)?```text\n(?P<output>.*?)^```\n)?",
+    r"(?P<notes>(?:\n*<!-- (?:within [\d.]+ %|varies|holds: [^\n]+) -->\n)*)"
+    r"(?:\n+```text\n(?P<output>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
+WITHIN = re.compile(r"<!-- within ([\d.]+) % -->")
+CLAIM = re.compile(r"<!-- holds: (.+) -->")
 NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
 BAR = "▇"  # its length repeats the number beside it
 PERCENT = 1.0  # by which a number may differ where a page does not say otherwise
@@ -35,6 +40,7 @@ class Cell:
     output: str | None = None  # None: the page shows no output
     percent: float = PERCENT  # percentage by which numbers of the output may differ
     varies: bool = False  # whether the output is one example of many
+    claims: Sequence[str] = ()  # expressions that are true after the code
 
     @property
     def commands(self) -> list[str]:
@@ -48,8 +54,10 @@ def pieces(text: str) -> Iterator[str | Cell]:
     end = 0
     for match in CELL.finditer(text):
         yield text[end : match.start()]
-        percent = float(match["percent"] or PERCENT)
-        yield Cell(match["kind"], match["code"], match["output"], percent, bool(match["varies"]))
+        notes = match["notes"]
+        percent = float(within[1]) if (within := WITHIN.search(notes)) else PERCENT
+        varies = "<!-- varies -->" in notes
+        yield Cell(match["kind"], match["code"], match["output"], percent, varies, CLAIM.findall(notes))
         end = match.end()
     yield text[end:]
 
@@ -87,12 +95,15 @@ def fails(cell: Cell, status: int) -> bool:
 def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
     """Run a block of code from a page, with the arguments of `run`; return the text that it prints on standard output,
     and the error message of a mistake that the page demonstrates. Raises a RuntimeError if the block fails
-    unexpectedly."""
+    unexpectedly, or if a claim after it is false."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = run(cell, names, onward)
     if fails(cell, status):
         raise RuntimeError(f"{cell.code}{err.getvalue()}")
+    for claim in cell.claims:
+        if not eval(claim, {**names, "output": out.getvalue()}):
+            raise RuntimeError(f"the page claims that {claim}, which is false after\n{cell.code}{out.getvalue()}")
     lines = (out.getvalue() + (err.getvalue() if status == 2 else "")).splitlines()
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
