@@ -1,9 +1,9 @@
 """The code of a page: its blocks run in order, and their output is compared with the output that the page shows.
 
 A block of ```python or ```sh may be followed by a block of ```text, its output. A comment between them loosens the
-comparison: `<!-- within 10 % -->` for numbers of a training run, `<!-- varies -->` for times and sampled texts. A comment
-`<!-- holds: kept < hacked -->` states a claim of the prose: an expression of the page's variables, and of
-the printed `output`, that must be true.
+comparison: `<!-- within 10 % -->` for numbers of a training run, `<!-- varies -->` for times and sampled texts. A
+comment `<!-- holds: kept < hacked -->` states a claim of the prose: an expression of the page's variables, and of the
+printed `output`, that must be true.
 """
 
 import re
