@@ -36,7 +36,7 @@ def test_a_chapter_becomes_a_page_that_needs_no_other_file(tmp_path: Path) -> No
     assert main(["learn", "1", "--web", str(page)]) == 0
     text = page.read_text(encoding="utf-8")
     assert 'src="data:image/svg+xml;base64,' in text
-    assert text.count("<details>") == find_chapter(1).text.count("<details>")
+    assert text.count("<details>") == find_chapter("1").text.count("<details>")
     assert ".svg" not in text.replace("--out 01-tokens.svg", "")
 
 

@@ -19,7 +19,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 READERS = """CausalSelfAttention, Pre-LN, weight tying, few-shot, gradient checkpointing, FSDP, ZeRO, DDP, MoE,
 flash attention, StoppingCriteria, TextStreamer, prompt engineering, KV cache, logits processor, nucleus, n_embd,
 lm_head, GradScaler, past_key_values, block_size, autoregressive, chain rule,
-emergent abilities, in-context learning, RLHF, YaRN"""
+emergent abilities, in-context learning, RLHF, YaRN, loss, kv, epoch, pretraining, gradient descent, one-hot, qkv, d_k,
+GPU, exposure bias"""
 
 
 def exists(code: str) -> bool:

@@ -266,8 +266,19 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
         unknown = None if others else next((name for name in kwargs if name not in known), None)
         missing = re.fullmatch(r"missing a required (?:\S+ )?argument: '(\w+)'", str(error))
         what = f"{missing[1]} is missing: give it" if missing else str(error)
-        what = f"{unknown} is not an argument: {nearest(unknown, known)}" if unknown else what
+        if unknown:
+            what = f"{unknown} is not an argument: {config_with(function, unknown) or nearest(unknown, known)}"
         raise UserError(f"{function.__qualname__.removesuffix('.__init__')}: {what}") from None
+
+
+def config_with(function: Callable[..., Any], name: str) -> str:
+    """The call with the dataclass that has the field `name`, if a parameter of the function is one: "write
+    Decoder(DecoderConfig(vocab_size=...))"."""
+    owner = function.__qualname__.removesuffix(".__init__")
+    kinds = (
+        kind for kind in get_type_hints(function).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    )
+    return next((f"write {owner}({k.__name__}({name}=...))" for k in kinds if name in k.__dataclass_fields__), "")
 
 
 @functools.cache

@@ -76,8 +76,13 @@ def dispatch(words: list[str]) -> int:
         from onward.base.errors import UserError
         from onward.base.fields import nearest
 
-        meant = SYNONYMS.get(words[0].lower())
-        advice = f"did you mean {meant}?" if meant else nearest(words[0], COMMANDS)
+        from onward.learn.glossary import find
+
+        term = " ".join(word for word in words if word.lower() not in ("what", "is", "a", "an", "the"))
+        if meant := SYNONYMS.get(words[0].lower()):
+            advice = f"did you mean {meant}?"
+        else:
+            advice = f"onward help {term} explains the term" if find(term) else nearest(words[0], COMMANDS)
         raise UserError(f"{words[0]!r} is not a command: {advice}")
     if words[0] not in IN_PROCESSES and (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         from onward.base.errors import UserError

@@ -9,6 +9,7 @@ from os.path import normpath
 from pathlib import Path
 
 from onward.base.errors import UserError
+from onward.learn.glossary import find
 
 PAGES = Path(__file__).parent / "pages"
 HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)
@@ -62,8 +63,11 @@ def chapters() -> Sequence[Chapter]:
     return [read_chapter(path) for path in sorted(PAGES.glob("[0-9][0-9]-*.md"))]
 
 
-def find_chapter(number: int) -> Chapter:
-    matching = [chapter for chapter in chapters() if chapter.number == number]
-    if not matching:
-        raise UserError(f"there is no chapter {number}: choose {', '.join(str(c.number) for c in chapters())}")
-    return matching[0]
+def find_chapter(name: str) -> Chapter:
+    """The chapter with this number, with these words in its title, or else that of a term of the glossary."""
+    titled = [chapter for chapter in chapters() if name == str(chapter.number) or name.lower() in chapter.title.lower()]
+    taught = [chapter for entry in find(name) for chapter in chapters() if chapter.number == entry.chapter]
+    if not titled + taught:
+        known = ", ".join(f"{chapter.number} ({chapter.title})" for chapter in chapters())
+        raise UserError(f"there is no chapter {name}: choose {known}")
+    return (titled + taught)[0]

@@ -40,11 +40,14 @@ def plain(name: str) -> str:
 
 
 def find(word: str) -> list[Entry]:
-    """Entries of this name, ignoring case and hyphens, or else those with a word that begins with three letters or more
-    of it."""
-    exact = [entry for entry in glossary() if plain(word) in map(plain, entry.names)]
-    if exact or len(plain(word)) < 3:
-        return exact
+    """Entries of this name, ignoring case and hyphens, or else those of `mentioning`."""
+    return [entry for entry in glossary() if plain(word) in map(plain, entry.names)] or mentioning(word)
+
+
+def mentioning(word: str) -> list[Entry]:
+    """Entries with a name in which a word begins with three letters or more of `word`."""
+    if len(plain(word)) < 3:
+        return []
     return [entry for entry in glossary() if any(f" {word.lower()}" in f" {name.lower()}" for name in entry.names)]
 
 

@@ -54,7 +54,8 @@ def steps(name: str) -> list[dict[str, Any]]:
     return [step(before, after) for after, before in pairwise(lineage(name))]
 
 
-def catalog() -> Iterator[dict[str, Any]]:
+def catalog(part: str = "") -> Iterator[dict[str, Any]]:
+    """All families with their releases; only those releases whose names contain `part`."""
     for name, module in sorted(modules().items()):
         entries = [
             {
@@ -65,6 +66,8 @@ def catalog() -> Iterator[dict[str, Any]]:
                 "ancestor": preset.ancestor,
             }
             for preset in presets().values()
-            if preset.family == name
+            if preset.family == name and part in preset.name
         ]
+        if part and not entries:
+            continue
         yield {"family": name, "about": sentence(module), "architectures": module.ARCHITECTURES, "presets": entries}

@@ -11,6 +11,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_next, printable
+from onward.learn.glossary import find
 
 ABOUT = """\
 Follow one token of a text through a model, from its id to the next token, with the shapes and numbers of this model.
@@ -20,6 +21,7 @@ examples:
   onward explain runs/mybook "The cat sat on the"
   onward explain runs/mybook "The cat sat on the" --out explain.html
   onward explain runs/mybook "The cat sat on the" --position 1 --layer 2    another token, and another block in detail
+  onward help attention                                                     explains a term instead
 """
 
 
@@ -38,6 +40,10 @@ class Options(Loading):
 
 
 def main(argv: Sequence[str]) -> None:
+    if len(argv) == 1 and find(argv[0]):
+        raise UserError(
+            f"Cannot explain {argv[0]!r} without a model and a text: onward help {argv[0]} explains the term"
+        )
     options = parse(Options, argv, prog="onward explain", about=ABOUT)
     from onward.reports.explain.page import explain
 

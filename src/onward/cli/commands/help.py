@@ -32,7 +32,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward help", about=ABOUT)
     from onward.cli.overview import COMMANDS
     from onward.learn.chapters import chapters
-    from onward.learn.glossary import find
+    from onward.learn.glossary import find, mentioning
 
     word = " ".join(options.term)
     entries = find(word)
@@ -57,3 +57,5 @@ def main(argv: Sequence[str]) -> None:
         if entry.chapter in titles:
             out.print(f"chapter {entry.chapter}, {titles[entry.chapter]}: onward learn {entry.chapter}", markup=False)
         out.print()
+    if others := [entry.name for entry in mentioning(word) if entry not in entries]:
+        out.print(f"see also: {', '.join(others)}", markup=False)

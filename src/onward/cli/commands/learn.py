@@ -18,6 +18,7 @@ Read the course on decoder-only Transformers, and run and change its code. A cha
 examples:
   onward learn                          the chapters
   onward learn 4                        read chapter 4 in the terminal
+  onward learn attention                the chapter on attention
   onward learn 4 --run                  run its code, block by block, in this folder
   onward learn 4 --web attention.html   the same as a page for a browser
   onward learn 4 --notebook 4.ipynb     the same as a notebook for Jupyter
@@ -30,7 +31,7 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("chapter",)
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web", "notebook")}
-    chapter: int | None = None  # number of a chapter; default: list the chapters
+    chapter: str = ""  # number of a chapter, words of its title, or a term that it teaches; default: list the chapters
     run: bool = False  # run the chapter's code, which writes its files to this folder
     web: str = ""  # write the chapter as a self-contained web page, such as attention.html
     notebook: str = ""  # write the chapter as a notebook for Jupyter, with its outputs, such as attention.ipynb
@@ -38,7 +39,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward learn", about=ABOUT)
-    if options.chapter is None:
+    if not options.chapter:
         print_table([{"chapter": one.number, "title": one.title, "about": one.about} for one in chapters()])
         print_next("onward learn 1", "onward learn 1 --run")
         return

@@ -17,6 +17,7 @@ List published decoders, describe one, or compare two; list the models downloade
 
 examples:
   onward models                        all families and their releases
+  onward models llama                  the releases with these letters in their names
   onward models llama-3.1-8b           one release, and the changes since its first ancestor
   onward models diff gpt2 llama-2-7b   the differences between two releases
   onward models diff llama-7b runs/mybook
@@ -31,12 +32,15 @@ class Options:
     """The options of `onward models`, which lists and describes published decoders."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
-    names: tuple[str, ...] = ()  # a release, folder or hub name; "diff" and two of these; or "cached"; default: all
+    names: tuple[
+        str, ...
+    ] = ()  # a release, a part of its name, a folder or a hub name; "diff" and two of these; or "cached"; default: all
     json: bool = False  # print the result as JSON
 
 
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward models", about=ABOUT)
+    from onward.families import presets
     from onward.planning.releases import catalog, step
 
     value: Any
@@ -54,6 +58,9 @@ def main(argv: Sequence[str]) -> None:
             following = (quote(after),)
         case ("diff", *_):
             raise UserError("onward models diff takes two releases or folders: onward models diff gpt2 llama-2-7b")
+        case (part,) if part not in presets() and (found := [*catalog(part)]):
+            show, value = show_all, found
+            following = tuple(release["name"] for family in found for release in family["presets"])[:2]
         case (name,):
             show, value = show_one, describe_release(name)
             following = (f"diff {'llama-7b' if name == 'gpt2' else 'gpt2'} {quote(name)}",)

@@ -22,6 +22,11 @@ class Parser(argparse.ArgumentParser):
         self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own knows no -1e-3
 
     def error(self, message: str) -> NoReturn:
+        # argparse: "argument --out: expected one argument" and "the following arguments are required: text"
+        if (match := re.fullmatch(r"argument (--\S+): expected (?:one|at least one) argument", message)) and (
+            example := re.search(rf"^  {self.prog} .*{match[1]} \S+", self.epilog or "", re.MULTILINE)
+        ):
+            message = f"Cannot use {match[1]} without a value: write such as{re.sub(' +', ' ', example[0])}"
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: Any = None) -> None:
