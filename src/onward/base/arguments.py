@@ -275,10 +275,9 @@ def config_with(function: Callable[..., Any], name: str) -> str:
     """The call with the dataclass that has the field `name`, if a parameter of the function is one: "write
     Decoder(DecoderConfig(vocab_size=...))"."""
     owner = function.__qualname__.removesuffix(".__init__")
-    kinds = (
-        kind for kind in get_type_hints(function).values() if isinstance(kind, type) and dataclasses.is_dataclass(kind)
-    )
-    return next((f"write {owner}({k.__name__}({name}=...))" for k in kinds if name in k.__dataclass_fields__), "")
+    kinds = (parameter.annotation for parameter in signature_of(function).parameters.values())
+    configs = (kind for kind in kinds if name in getattr(kind, "__dataclass_fields__", ()))
+    return next((f"write {owner}({config.__name__}({name}=...))" for config in configs), "")
 
 
 @functools.cache

@@ -75,7 +75,6 @@ def dispatch(words: list[str]) -> int:
     if words[0] not in COMMANDS:
         from onward.base.errors import UserError
         from onward.base.fields import nearest
-
         from onward.learn.glossary import find
 
         term = " ".join(word for word in words if word.lower() not in ("what", "is", "a", "an", "the"))

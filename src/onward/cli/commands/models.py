@@ -32,9 +32,7 @@ class Options:
     """The options of `onward models`, which lists and describes published decoders."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
-    names: tuple[
-        str, ...
-    ] = ()  # a release, a part of its name, a folder or a hub name; "diff" and two of these; or "cached"; default: all
+    names: tuple[str, ...] = ()  # a release, or letters of its name; "diff" and two of these; or "cached"; default: all
     json: bool = False  # print the result as JSON
 
 
