@@ -56,15 +56,15 @@ def steps(name: str) -> list[dict[str, Any]]:
 
 def catalog() -> Iterator[dict[str, Any]]:
     for name, module in sorted(modules().items()):
+        of_family = [(preset, preset.config) for preset in presets().values() if preset.family == name]
         entries = [
             {
                 "name": preset.name,
-                "parameters": parameters(preset.config),
-                "active_parameters": active_parameters(preset.config),
-                "context_length": preset.config.context_length,
+                "parameters": parameters(config),
+                "active_parameters": active_parameters(config),
+                "context_length": config.context_length,
                 "ancestor": preset.ancestor,
             }
-            for preset in presets().values()
-            if preset.family == name
+            for preset, config in of_family
         ]
         yield {"family": name, "about": sentence(module), "architectures": module.ARCHITECTURES, "presets": entries}
