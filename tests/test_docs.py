@@ -93,27 +93,27 @@ def shortened(words: list[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the run with which many pages begin, once a page has trained it."""
     return tmp_path_factory.mktemp("kept") / "mybook"
 
 
-def run_command(words: list[str], kept: Path) -> int:
+def run_command(words: list[str], first_run: Path) -> int:
     """Run a command of `onward`; that with which many pages begin is run once."""
     options = words[4:]
     if words[:4] != BEGINNING or (options and options[0] != "--time"):
         return main(shortened(words))
-    if kept.exists():
-        shutil.copytree(kept, "runs/mybook")
+    if first_run.exists():
+        shutil.copytree(first_run, "runs/mybook")
         return 0
     status = main(shortened(words))
-    shutil.copytree("runs/mybook", kept)
+    shutil.copytree("runs/mybook", first_run)
     return status
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_page_runs_and_makes_its_pictures(
-    page: Path, reader: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+    page: Path, reader: Path, first_run: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     text = page.read_text(encoding="utf-8")
     blocks = BLOCK.findall(text)
@@ -139,7 +139,7 @@ def test_page_runs_and_makes_its_pictures(
                     assert subprocess.run([*words, "--fail", "--silent"]).returncode == 0, line
                 case ["onward"] if words[1:2] != ["quickstart"] and words[1:3] != ["data", "get"]:
                     found = words[1:2] == ["doctor"]  # the bug of the example
-                    assert run_command(words[1:], kept) == found, line
+                    assert run_command(words[1:], first_run) == found, line
                 case ["echo"]:
                     echo, *command = line.split(" | onward ")
                     stdin = io.TextIOWrapper(io.BytesIO(shlex.split(echo)[1].encode() + b"\n"))
@@ -150,7 +150,9 @@ def test_page_runs_and_makes_its_pictures(
                     parser.parse_args(words[1:at])
                     if "--mesh" in words:
                         words[words.index("--mesh") + 1] = "replicate=1"
-                    assert run_command(words[at:], kept) == 0, line  # training/test_launchers.py has many processes
+                    assert run_command(words[at:], first_run) == 0, (
+                        line
+                    )  # training/test_launchers.py has many processes
     for name in IMAGE.findall(text):
         if (reader / name).exists():  # its numbers depend on the machine that trained the model
             made, kept = (
