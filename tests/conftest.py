@@ -65,7 +65,7 @@ THINNED = {  # grids of slow cases: `make test` runs every nth, `make test-all` 
     "test_every_cache_gives_the_logits_of_the_plain_run": 11,
     "test_an_adapter_has_the_logits_of_peft_whichever_of_the_two_wrote_it": 5,
     "test_request_that_cannot_go_on_fails_alone": 11,
-    "test_two_processes_train_as_one": 5,
+    "test_two_processes_train_as_one": 7,
     "test_backend_equals_the_reference_without_a_cache": 5,
     "test_request_has_the_same_tokens_in_every_batch_cache_and_chunking": 7,
     "test_each_parameter_of_every_release_has_a_rule": 7,
