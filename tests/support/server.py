@@ -18,7 +18,8 @@ import uvicorn
 import onward
 from onward.serving import EngineOptions, RequestLimits, Served, Service, load_served, make_app
 from onward.serving.models import engines_of
-from onward.serving.server import listen
+from onward.serving.server import config_of, listen
+from onward.serving.server_options import ConnectionLimits
 
 
 @dataclass
@@ -47,7 +48,7 @@ class Running:
         engines = engines_of(self.served)
         rows = any(any(pool.ref_counts) for engine in engines for pool in engine.scheduler.manager.pools.values())  # type: ignore[attr-defined]
         busy = any(engine.busy for engine in engines)
-        return not (busy or rows or self.service.pending or self.service.jobs or self.service.worker.jobs)
+        return not (busy or rows or self.service.accounts.pending or self.service.jobs or self.service.worker.jobs)
 
 
 @contextmanager
@@ -55,6 +56,7 @@ def serving(
     model: Path | str | Sequence[Path | str],
     adapters: Sequence[str] = (),
     limits: RequestLimits | None = None,
+    connections: ConnectionLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
     """Serve models inside the `with` block. `options` are those of EngineOptions, and `keys`, `hosts` and `origins`."""
@@ -64,8 +66,7 @@ def serving(
     service = Service(limits or RequestLimits())
     served = service.load(lambda: load_served(models, adapters, EngineOptions(**options), load)).result()
     bound, app = listen("127.0.0.1", 0), make_app(service, **own)
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(app, connections or ConnectionLimits(), drain=2))
     service.open(served)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

@@ -13,7 +13,6 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from onward.base.errors import UserError
-from onward.planning.tables import byte_count
 from onward.serving import (
     chat,
     completions,
@@ -51,8 +50,7 @@ def make_app(
     for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, pages, reference:
         app.include_router(routes.router)
     app.mount("/page", StaticFiles(directory=pages.FOLDER))
-    max_body = int(byte_count(service.limits.max_body, "max_body"))
-    app.add_middleware(Guard, keys=keys, hosts=hosts, max_body=max_body)
+    app.add_middleware(Guard, keys=keys, hosts=hosts, limits=service.limits, accounts=service.accounts)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"])
     app.add_exception_handler(UserError, failed)

@@ -1,22 +1,30 @@
-"""What a request passes before any route: its host, key and size. Pure ASGI, so that routes notice clients that go."""
+"""What a request passes before any route: its host, key and size, and the account of its work. Pure ASGI."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import json
+import re
 import socket
 from collections.abc import Sequence
 from typing import Any
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from onward.serving.errors import error_body
+from onward.planning.tables import byte_count
+from onward.serving.account import Accounts
+from onward.serving.errors import RETRY_AFTER, ApiError, error_body
+from onward.serving.server_options import RequestLimits
 
 PUBLIC = {"/health", "/v1/health", "/", "/favicon.ico", "/docs", "/openapi.json"}  # paths that need no key
 PUBLIC_FILES = "/page/"  # files of the page
+WORK = {"/api/roles"}  # paths that cause work beside those that are posted to
+BODIES = 16  # the most large bodies that are read at a time
+TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"')  # a text in JSON
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -25,12 +33,19 @@ POLICY = (
 
 class Guard:
     """Refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a body beyond
-    `max_body` bytes, and adds security headers to responses. A path may end with a slash, and HEAD is answered as
-    GET."""
+    `max_body` bytes or with too many values, and adds security headers to responses. A path may end with a slash, and
+    HEAD is answered as GET.
 
-    def __init__(self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str], max_body: int) -> None:
-        self.app, self.keys, self.max_body = app, [key.encode() for key in keys], max_body
+    A request that causes work has an account from the moment that its body is complete. When its client closes the
+    connection, the request is cancelled, and all its work with it."""
+
+    def __init__(
+        self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str], limits: RequestLimits, accounts: Accounts
+    ) -> None:
+        self.app, self.keys, self.limits, self.accounts = app, [key.encode() for key in keys], limits, accounts
+        self.max_body = int(byte_count(limits.max_body, "max_body"))
         self.hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
+        self.reading = 0  # bytes of incomplete bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -42,20 +57,12 @@ class Guard:
             )
             return await refuse(send, 403, message)
         public = path in PUBLIC or path.startswith(PUBLIC_FILES) or scope["method"] == "OPTIONS"
-        if self.keys and not public and not self.has_key(headers):
+        key = self.key_of(headers)
+        if self.keys and not public and key is None:
             return await refuse(send, 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.max_body:
             return await refuse(send, 413, self.too_large)
-        read = 0
-
-        async def bounded() -> Message:
-            nonlocal read
-            message = await receive()
-            read += len(message.get("body", b""))
-            if read > self.max_body:
-                raise HTTPException(413, self.too_large)
-            return message
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -65,7 +72,60 @@ class Guard:
             await send(message)
 
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the HTTP server leaves out the body
-        return await self.app({**scope, "method": method, "path": path}, bounded, with_headers)
+        scope = {**scope, "method": method, "path": path}
+        if method != "POST" and path not in WORK:
+            return await self.app(scope, receive, with_headers)
+        try:
+            body = await self.body(receive)
+            address = (scope.get("client") or [""])[0]
+            with self.accounts.open(f"key {key}" if key is not None else address) as account:
+                scope["state"] = {**scope.get("state", {}), "account": account}
+                await self.answer(scope, body, receive, with_headers)
+        except ApiError as error:
+            await refuse(send, error.status, str(error))
+        except ClientDisconnect:
+            pass  # nobody reads a response
+
+    async def body(self, receive: Receive) -> bytes:
+        """The whole body of a request. Raises an ApiError for one that is too large."""
+        body, more = bytearray(), True
+        try:
+            while more:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                piece, more = message.get("body", b""), message.get("more_body", False)
+                body += piece
+                self.reading += len(piece)
+                if len(body) > self.max_body:
+                    raise ApiError(self.too_large, 413)
+                if self.reading > BODIES * self.max_body:
+                    raise ApiError("Cannot read more large bodies at a time: try again later", 429)
+        finally:
+            self.reading -= len(body)
+        most = self.limits.max_values
+        if body.count(b",") >= most and TEXT.sub(b"", body).count(b",") >= most:
+            raise ApiError(f"the body has more than {most:,} values, which is the limit (--max-values)", 413)
+        return bytes(body)
+
+    async def answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
+        """Run the application on a request whose body is complete, until its client has gone."""
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def once() -> Message:
+            return messages.pop() if messages else await asyncio.get_running_loop().create_future()
+
+        task = asyncio.ensure_future(self.app(scope, once, send))
+        watch = asyncio.ensure_future(receive())  # returns when the client closes its connection
+        try:
+            await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                task.result()
+        finally:
+            watch.cancel()
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
     @property
     def too_large(self) -> str:
@@ -83,17 +143,20 @@ class Guard:
             return False
         return True
 
-    def has_key(self, headers: Headers) -> bool:
+    def key_of(self, headers: Headers) -> int | None:
+        """The index of the API key of a request; None if it is missing or wrong."""
         # compares with all keys, in the same time for all wrong keys of a length
         scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        matches = [hmac.compare_digest(given.encode(), key) for key in self.keys]
-        return any(matches)
+        given = (bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode("latin-1")
+        matches = [hmac.compare_digest(given, key) for key in self.keys]
+        return matches.index(True) if True in matches else None
 
 
 async def refuse(send: Send, status: int, message: str) -> None:
     body = json.dumps(error_body(message, status)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status in RETRY_AFTER:
+        headers.append((b"retry-after", RETRY_AFTER[status].encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     headers.append((b"connection", b"close"))

@@ -52,7 +52,9 @@ class ServerMetrics(Collector):
         return [
             GaugeMetricFamily("vllm:num_requests_running", "Answers being generated", running),
             GaugeMetricFamily(
-                "vllm:num_requests_waiting", "Answers waiting to be generated", self.service.pending - running
+                "vllm:num_requests_waiting",
+                "Answers and other work waiting to be done",
+                max(0, self.service.accounts.pending - running),
             ),
             used,
         ]

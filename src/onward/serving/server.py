@@ -16,8 +16,9 @@ from fastapi import FastAPI
 
 from onward.base.errors import UserError
 from onward.serving.app import make_app
+from onward.serving.connections import BACKLOG, Connections
 from onward.serving.models import Served
-from onward.serving.server_options import Listening
+from onward.serving.server_options import ConnectionLimits, Listening
 from onward.serving.service import Service
 
 LEAVE = 10.0  # seconds that the engine's thread may take for its last step, or a compilation
@@ -38,6 +39,20 @@ def listen(host: str, port: int) -> socket.socket:
             f"Cannot listen on port {port} of {host} ({error.strerror}): choose another with --port"
         ) from None
     return bound
+
+
+def config_of(app: FastAPI, limits: ConnectionLimits, drain: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Connections(limits).protocol,  # type: ignore[arg-type]  # a function that makes a protocol
+        ws="none",
+        log_level="critical",  # the application logs its failures, and connections theirs once per state
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(drain)),
+        timeout_keep_alive=max(1, round(limits.keep_alive)),
+        server_header=False,
+    )
 
 
 class Server(uvicorn.Server):
@@ -99,15 +114,7 @@ def serve(
 
     app = make_app(service, keys=keys, hosts=(options.host, *options.allow_host), origins=options.allow_origin)
     app.router.lifespan_context = lifespan
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=max(1, round(options.drain)),
-        timeout_keep_alive=30,
-        server_header=False,
-    )
-    server = Server(config, service)
+    server = Server(config_of(app, options, options.drain), service)
     with bound:
         server.run(sockets=[bound])
     if service.worker.is_alive():

@@ -39,10 +39,23 @@ class RequestLimits:
     max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; further ones get status 429
     max_body: str = "8MB"  # maximum size of a request in bytes
     max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # maximum number of messages in a conversation
+    max_values: Annotated[int, Range(1, 1 << 30)] = 1 << 18  # maximum number of values in the JSON of a request
+    max_unread: Annotated[int, Range(1, 1 << 20)] = 256  # unread tokens of a stream after which its answers wait
+    share: Annotated[float, Range(0, 1)] = 0.5  # largest share of rows that a client has while another client waits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening(RequestLimits):
+class ConnectionLimits:
+    """How many connections are open at a time, and for how many seconds each waits for its client."""
+
+    max_connections: Annotated[int, Range(1, 1 << 20)] = 4096  # at most as many as the system's limit of descriptors
+    receive_timeout: Annotated[float, Range(0, 86400)] = 30.0  # seconds in which a client must send a whole request
+    send_timeout: Annotated[float, Range(0, 86400)] = 60.0  # seconds after which a client that reads nothing is dropped
+    keep_alive: Annotated[float, Range(0, 86400)] = 30.0  # seconds that a connection stays open between two requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening(RequestLimits, ConnectionLimits):
     """Where the server listens, and whom it answers."""
 
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
