@@ -15,9 +15,11 @@ from fastapi.responses import Response, StreamingResponse
 
 from onward.base.errors import UserError
 from onward.generation.check_request import PromptError, check_request
+from onward.generation.constraint import language_of
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
 from onward.serving.account import Account, Accounts
+from onward.serving.constraints.remote import Constraints
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update
@@ -44,6 +46,7 @@ class Service:
         self.served: dict[str, Served] = {}
         self.worker = Worker(lambda engine, new: self.observe_step(engine, new), limits.share)
         self.accounts = Accounts(limits.max_queue, limits.share)
+        self.constraints = Constraints(limits)
         self.jobs: set[Job] = set()
         self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts
         self.long = ThreadPoolExecutor(1, "onward-long-prompts")  # tokenizes those that would hold up others
@@ -70,6 +73,7 @@ class Service:
 
     def close(self) -> None:
         self.worker.stop()
+        self.constraints.close()
         for threads in self.threads, self.long:
             threads.shutdown(wait=False, cancel_futures=True)
 
@@ -136,7 +140,7 @@ class Service:
             )
 
         def prepare() -> dict[Any, Any]:
-            answers = requests_for(engine, served.lm.text(), prompts, options)
+            answers = requests_for(engine, tokenizer, prompts, options, form)
             log_note(schema_note(options))
             for number, request in enumerate(answers):
                 request.adapter = served.adapter
@@ -150,6 +154,10 @@ class Service:
 
         names = edits.names(served.lm.model) if edits else []
         account.grow(count)
+        tokenizer, form = served.lm.text(), None
+        if language := await self.compute(language_of, tokenizer, options):
+            ends = {*engine.stop_token_ids, *options.stop_token_ids}
+            form = await self.constraints.start(language, tokenizer, engine.model.config.vocab_size, ends)
         answers = await self.compute(prepare)
         self.check_ready()
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
