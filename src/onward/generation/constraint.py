@@ -233,8 +233,8 @@ class TextConstraint:
         """Compute the attributes `mask` (V,), True for the tokens that are allowed next, and `full`, for the present
         state. Raises a UserError if the constraint is too large."""
         self.mask = self.state.allowed()
-        if self.state.matcher.is_error():
-            raise UserError(f"{self.what} cannot be used: {reason(self.state.matcher.get_error())}")
+        if self.state.matcher.is_error() and reason(self.state.matcher.get_error()) == TOO_LARGE:
+            raise UserError(f"{self.what} cannot be used: {TOO_LARGE}")
         self.mask[self.end] = False
         self.full = self.state.complete and not bool(self.mask.any())
         self.mask[self.end] = self.state.complete

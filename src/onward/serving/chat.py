@@ -23,7 +23,7 @@ from onward.serving.errors import ApiError
 from onward.serving.fields import FORM_CHARACTERS, SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
-from onward.serving.prompt_size import check_size
+from onward.serving.prompt_size import check_size, size_of
 from onward.serving.request_objects import Call, ContentPart, ResponseFormat, Tool
 from onward.serving.service import Service, account_of, log_note, service_of
 from onward.serving.shapes import Whole, shown
@@ -151,11 +151,12 @@ async def encoded(
     variables: Mapping[str, Any],
 ) -> list[int]:
     """The token ids of a conversation, which errors name by its field `source`."""
-    size = len(str(messages))
+    size = size_of([message.get("content") or "" for message in messages])
+    check_size(size, served, source, truncate)
     try:
         text = await service.compute(lambda: chat.prompt(messages, **ends, **variables), size=size)
-        check_size(text, served, source, truncate)
-        return await service.compute(chat.ids, text, size=size)
+        check_size(len(text), served, source, truncate)
+        return await service.compute(chat.ids, text, size=len(text))
     except ApiError:
         raise
     except UserError as error:

@@ -75,7 +75,7 @@ def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
     special = body.add_special_tokens is not False
     result = []
     for prompt in [given] if isinstance(given, str) else given:
-        check_size(prompt, served, "prompt", body.truncate_prompt_tokens)
+        check_size(size_of(prompt), served, "prompt", body.truncate_prompt_tokens)
         refuse_media(tokenizer.media, prompt)  # type: ignore[arg-type]
         tokens = tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt
         result.append(truncated(prompt_tokens(tokenizer, tokens), body, served))  # type: ignore[arg-type]

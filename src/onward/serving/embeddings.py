@@ -63,7 +63,7 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
         given = [given]  # type: ignore[list-item]
     given = [given] if isinstance(given, str) else given
     for one in given if len(given) <= PROMPTS else ():
-        check_size(one, served, "input")
+        check_size(size_of(one), served, "input")
     texts = [prompt_tokens(served.lm.text(), one) for one in given] if len(given) <= PROMPTS else given  # type: ignore
     if not 0 < len(texts) <= PROMPTS:
         raise ApiError(f"input has {len(texts)} texts: give 1 to {PROMPTS:,}", param="input")

@@ -24,7 +24,7 @@ PUBLIC = {"/health", "/v1/health", "/", "/favicon.ico", "/docs", "/openapi.json"
 PUBLIC_FILES = "/page/"  # files of the page
 WORK = {"/api/roles"}  # paths that cause work beside those that are posted to
 BODIES = 16  # the most large bodies that are read at a time
-TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"')  # a text in JSON
+TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # a text in JSON
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

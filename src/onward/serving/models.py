@@ -139,6 +139,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         draft=draft,
         lookup=options.lookup,
         prompt_cache=options.prompt_cache or None,
+        prompt_cache_size=int(byte_count(options.prompt_cache_size, "prompt_cache_size")),
         prefill_budget=options.prefill_budget,
     )
     # no program of a user changes a served model, so a step need not check every module and tensor

@@ -10,18 +10,18 @@ from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.models import Served
 from onward.text.tokenizer import Tokenizer
 
-ALWAYS = 1 << 16  # characters that are tokenized in any case, in some milliseconds
+ALWAYS = 1 << 16  # characters that are tokenized in any case, which takes some milliseconds
 TRUNCATED = 1 << 20  # characters of which the tokens at the end may be kept
 
 
-def check_size(prompt: str | Sequence[Any], served: Served, field: str, truncate: int | None = None) -> None:
-    """Raise an ApiError for a text with more characters than the longest tokens of a context have together; with
+def check_size(size: int, served: Served, field: str, truncate: int | None = None) -> None:
+    """Raise an ApiError for a text of more characters than the longest tokens of a context have together; with
     `truncate`, which keeps the last tokens, a longer one is allowed."""
     length = served.engine.length
     most = max(ALWAYS, length * longest_token(served.lm.text()), TRUNCATED if truncate else 0)
-    if isinstance(prompt, str) and len(prompt) > most:
+    if size > most:
         raise ApiError(
-            f"Cannot read {len(prompt):,} characters, because this model's maximum context length is {length} tokens, "
+            f"Cannot read {size:,} characters, because this model's maximum context length is {length} tokens, "
             f"which have at most {most:,} characters: shorten {field}",
             param=field,
             code=TOO_LONG,
@@ -34,5 +34,5 @@ def longest_token(tokenizer: Tokenizer) -> int:
 
 
 def size_of(prompts: str | Sequence[Any]) -> int:
-    """The number of characters of prompts that are texts."""
+    """The number of characters of prompts that are texts; 0 for token ids."""
     return len(prompts) if isinstance(prompts, str) else sum(len(one) for one in prompts if isinstance(one, str))

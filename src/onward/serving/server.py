@@ -114,6 +114,12 @@ def serve(
 
     app = make_app(service, keys=keys, hosts=(options.host, *options.allow_host), origins=options.allow_origin)
     app.router.lifespan_context = lifespan
+
+    def stop(error: UserError) -> None:
+        service.state, server.should_exit = "draining", True
+        failures.append(error)
+
+    service.worker.on_failure = stop
     server = Server(config_of(app, options, options.drain), service)
     with bound:
         server.run(sockets=[bound])

@@ -30,6 +30,8 @@ class EngineOptions:
     tool_parser: ToolParser = "auto"  # form of tool calls in answers; auto: that of the chat template
     reasoning_parser: ReasoningParser = "auto"  # form of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
+    prompt_cache_size: str = "10GB"  # size of the files in prompt_cache; those that were used longest ago are removed
+    mmap: bool = True  # use the weights in their files, which must not change; otherwise copy them to memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +43,7 @@ class RequestLimits:
     max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # maximum number of messages in a conversation
     max_values: Annotated[int, Range(1, 1 << 30)] = 1 << 18  # maximum number of values in the JSON of a request
     max_unread: Annotated[int, Range(1, 1 << 20)] = 256  # unread tokens of a stream after which its answers wait
-    constraint_time: Annotated[float, Range(0.01, 3600)] = (
-        5.0  # seconds in which a regex, schema or grammar is prepared
-    )
+    constraint_time: Annotated[float, Range(0.01, 3600)] = 5.0  # seconds to prepare a regex, schema or grammar
     constraint_memory: str = "512MB"  # memory that one constraint may take
     max_constraints: Annotated[int, Range(1, 4096)] = 16  # constraints that are kept prepared, each in a process
     share: Annotated[float, Range(0, 1)] = 0.5  # largest share of rows that a client has while another client waits

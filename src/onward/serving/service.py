@@ -26,6 +26,7 @@ from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
 from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
+from onward.serving.weight_files import WeightFiles
 from onward.serving.worker import StepObserver, Worker
 
 T = TypeVar("T")
@@ -59,7 +60,7 @@ class Service:
         # computes, and loads.
         def run() -> Sequence[Served]:
             served = load()
-            self.worker.engines = engines_of(served)
+            self.worker.engines, self.worker.files = engines_of(served), WeightFiles()
             return served
 
         self.worker.start()

@@ -56,7 +56,7 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     if text is not None:
         given = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         special = body.content is None if given is None else given  # as vLLM and llama.cpp have it
-        check_size(text, served, "prompt" if body.content is None else "content")
+        check_size(len(text), served, "prompt" if body.content is None else "content")
         tokens = await service.compute(lambda: tokenizer.encode(text, special=special), size=len(text))
     else:
         messages = [message_of(one.model_dump(), number) for number, one in enumerate(body.messages or [])]

@@ -13,13 +13,16 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar
 
+from onward.base.errors import UserError
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
 from onward.serving.jobs import Job, Update, deliver
 from onward.serving.models import row_counts
+from onward.serving.weight_files import WeightFiles
 
 T = TypeVar("T")
 StepObserver = Callable[[Engine, list[tuple[Request, int]]], None]
@@ -38,6 +41,8 @@ class Worker(threading.Thread):
     def __init__(self, observe: StepObserver, share: float = 1.0) -> None:
         super().__init__(name="onward-engine", daemon=True)
         self.engines: Sequence[Engine] = ()
+        self.files = WeightFiles()
+        self.on_failure: Callable[[UserError], None] = lambda error: None  # called if the thread can go on no more
         self.observe, self.share = observe, share
         self.inbox: deque[Callable[[], None]] = deque()
         self.pieces: deque[tuple[Future[Any], Generator[None, None, Any]]] = deque()
@@ -107,11 +112,30 @@ class Worker(threading.Thread):
             self.wake.clear()
             while self.inbox:
                 self.inbox.popleft()()
+            if path := self.files.changed():
+                self.fail(path)
+                return
             self.next_piece()
             for engine in self.engines:
                 if engine.busy:
                     self.take_turns(engine)
                     self.step(engine)
+
+    def fail(self, path: Path) -> None:
+        """End all requests, because a file of weights has changed: the next step could end the process."""
+        error = UserError(
+            f"Cannot go on, because {path} was changed while the model uses it: start the server again, and replace "
+            "files instead of writing to them, or use --no-mmap"
+        )
+        for request in list(self.jobs):
+            self.jobs[request].engine.cancel(request)
+            request.finish_reason, request.error = "error", error
+        for engine in self.engines:
+            self.send(engine)
+        for future, _ in self.pieces:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        self.on_failure(error)
 
     def gather(self) -> None:
         # prompts of clients that ask at the same time are prefilled together

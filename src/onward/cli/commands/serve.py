@@ -15,6 +15,7 @@ from onward.cli.shared.output import console
 from onward.serving.server_options import EngineOptions, Listening
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.serving.models import Served
 
 ABOUT = """\
@@ -49,6 +50,7 @@ def main(argv: Sequence[str]) -> None:
     from onward.hub.folder import locate
     from onward.serving.models import check_weights, engines_of, load_served, row_counts
     from onward.serving.server import serve
+    from onward.serving.weight_files import copy_to_memory
 
     names = *options.models, *filter(None, [options.draft])
     folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
@@ -56,8 +58,14 @@ def main(argv: Sequence[str]) -> None:
     if not options.is_local and not options.keys():
         console.print("everyone who can reach this machine can use the server: set a key with --api-key", markup=False)
 
+    def load_one(name: str, adapters: Sequence[str]) -> LanguageModel:
+        lm = load(name, options, adapters)
+        if not options.mmap:
+            copy_to_memory(lm.model)
+        return lm
+
     def load_all() -> Sequence[Served]:
-        served = load_served(options.models, options.adapter, options, lambda *given: load(given[0], options, given[1]))
+        served = load_served(options.models, options.adapter, options, load_one)
         if options.compile:
             for engine in engines_of(served):
                 compile_steps(engine, row_counts(engine))

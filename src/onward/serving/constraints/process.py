@@ -52,6 +52,7 @@ def serve(connection: Connection) -> None:
         own = Connection(reduction.recv_handle(connection))
         if not os.fork():
             connection.close()
+            os.nice(5)  # preparing one holds up no step of the engine
             try:
                 answer(own, given, vocabularies[given.vocabulary])
             finally:

@@ -35,7 +35,7 @@ from onward.serving.errors import ApiError
 from onward.serving.server_options import RequestLimits
 from onward.text.tokenizer import Tokenizer
 
-STEP = 1.0  # seconds in which the mask of the next token must be computed
+STEP = 2.0  # seconds in which the mask of the next token must be computed
 FAILED = 256  # constraints that are known to be too large
 Key = tuple[int, str, str, tuple[int, ...]]  # of a constraint: vocabulary, kind, text, end tokens
 
