@@ -19,6 +19,7 @@ from onward.planning.tables import byte_count
 from onward.serving.account import Accounts
 from onward.serving.errors import RETRY_AFTER, ApiError, error_body
 from onward.serving.server_options import RequestLimits
+from onward.serving.streams import DONE, event
 
 PUBLIC = {"/health", "/v1/health", "/", "/favicon.ico", "/docs", "/openapi.json"}  # paths that need no key
 PUBLIC_FILES = "/page/"  # files of the page
@@ -64,8 +65,12 @@ class Guard:
         if length.isdecimal() and int(length) > self.max_body:
             return await refuse(send, 413, self.too_large)
 
+        started = False
+
         async def with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
+                started = True
                 own = MutableHeaders(scope=message)
                 own["X-Content-Type-Options"], own["Referrer-Policy"] = "nosniff", "no-referrer"
                 own.setdefault("Content-Security-Policy", POLICY)
@@ -82,7 +87,11 @@ class Guard:
                 scope["state"] = {**scope.get("state", {}), "account": account}
                 await self.answer(scope, body, receive, with_headers)
         except ApiError as error:
-            await refuse(send, error.status, str(error))
+            if started:  # a stream
+                last = event(error_body(str(error), error.status)) + DONE
+                await send({"type": "http.response.body", "body": last.encode()})
+            else:
+                await refuse(send, error.status, str(error))
         except ClientDisconnect:
             pass  # nobody reads a response
 
@@ -121,6 +130,8 @@ class Guard:
             await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
+        except asyncio.CancelledError:  # the server ends, and waits for this request no longer
+            raise ApiError("the server has shut down before the end of the answer", 503) from None
         finally:
             watch.cancel()
             if not task.done():
