@@ -34,7 +34,7 @@ def post(server: Running, headers: dict[str, Any] | None = None, **body: Any) ->
     return httpx.post(f"{server.url}/v1/completions", json=body, headers=given, timeout=60)
 
 
-KEYS = {
+KEYS: dict[str, tuple[dict[str, Any], int]] = {
     "bearer": ({"Authorization": "Bearer secret"}, 200),
     "lower case": ({"Authorization": "bearer secret"}, 200),
     "x-api-key": ({"X-Api-Key": "secret"}, 200),
@@ -189,8 +189,9 @@ def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -
         lines = reply.iter_lines()
         next(lines)
         process.send_signal(signal.SIGTERM)
-        *_, error, done = [line for line in lines if line]
+        *_, failure, done = [line for line in lines if line]
     assert process.wait(20) == 0
+    assert "has shut down" in failure
     assert done == "data: [DONE]"
     assert "Traceback" not in (process.stderr.read() if process.stderr else "")
 

@@ -18,7 +18,7 @@ def ask(url: str) -> httpx.Response:
 @pytest.mark.parametrize("change", ["truncated", "rewritten"])
 def test_a_server_whose_weights_change_ends_with_a_sentence(change: str, tiny_run: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_run, tmp_path / "run")
-    process, url = started(str(folder))
+    process, url = started(str(folder), "--compile", "--rows", "1")
     assert ask(url).status_code == 200
     (path,) = folder.glob("*.safetensors")
     if change == "truncated":

@@ -88,7 +88,7 @@ def requests_for(
                 options,
                 limit,
                 answer.push,
-                form and form.after(before),
+                form.after(before) if form else None,
                 options.min_new_tokens,
                 frozenset(options.stop_token_ids),
                 random_seed() if options.seed is None else options.seed + len(answers),

@@ -17,7 +17,7 @@ from onward.serving.fields import SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.pieces import scores
-from onward.serving.prompt_size import check_size, size_of
+from onward.serving.prompt_size import check_size, prompts_in, size_of
 from onward.serving.service import account_of, service_of
 from onward.serving.shapes import Prompts, Whole
 from onward.serving.streams import DONE, event
@@ -69,16 +69,14 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
 
 
 def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
-    tokenizer, given = served.lm.text(), body.prompt
-    if isinstance(given, list) and given and isinstance(given[0], int):
-        given = [given]  # type: ignore[list-item]
+    tokenizer = served.lm.text()
     special = body.add_special_tokens is not False
     result = []
-    for prompt in [given] if isinstance(given, str) else given:
+    for prompt in prompts_in(body.prompt):
         check_size(size_of(prompt), served, "prompt", body.truncate_prompt_tokens)
-        refuse_media(tokenizer.media, prompt)  # type: ignore[arg-type]
+        refuse_media(tokenizer.media, prompt)
         tokens = tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt
-        result.append(truncated(prompt_tokens(tokenizer, tokens), body, served))  # type: ignore[arg-type]
+        result.append(truncated(prompt_tokens(tokenizer, tokens), body, served))
     return result
 
 

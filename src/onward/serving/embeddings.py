@@ -17,7 +17,7 @@ from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.fields import Body, check_others
 from onward.serving.models import Served
 from onward.serving.pieces import embedding
-from onward.serving.prompt_size import check_size, size_of
+from onward.serving.prompt_size import check_size, prompts_in, size_of
 from onward.serving.service import PROMPTS, service_of
 from onward.serving.shapes import Prompts, Whole
 
@@ -58,15 +58,12 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
 
 def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
     """The token ids of each text."""
-    given = body.input
-    if isinstance(given, list) and given and isinstance(given[0], int):
-        given = [given]  # type: ignore[list-item]
-    given = [given] if isinstance(given, str) else given
-    for one in given if len(given) <= PROMPTS else ():
+    given = prompts_in(body.input)
+    if not 0 < len(given) <= PROMPTS:
+        raise ApiError(f"input has {len(given)} texts: give 1 to {PROMPTS:,}", param="input")
+    for one in given:
         check_size(size_of(one), served, "input")
-    texts = [prompt_tokens(served.lm.text(), one) for one in given] if len(given) <= PROMPTS else given  # type: ignore
-    if not 0 < len(texts) <= PROMPTS:
-        raise ApiError(f"input has {len(texts)} texts: give 1 to {PROMPTS:,}", param="input")
+    texts = [prompt_tokens(served.lm.text(), one) for one in given]
     vocab_size, length = served.lm.config.vocab_size, served.engine.length
     for index, tokens in enumerate(texts):
         place = f"input[{index}]"

@@ -134,7 +134,7 @@ def json_type(kind: Type) -> Any:
         case Limited() | Either():
             return json_type(kind.args[0])
         case Table():
-            table = dict[str, json_type(kind.args[1])]  # type: ignore[misc]  # a type that is made here
+            table: Any = dict[str, json_type(kind.args[1])]  # type: ignore[misc]  # a type that is made here
             return Annotated[table, Field(max_length=MOST_ITEMS)]
         case Several():
             return Annotated[list[json_type(kind.args[0])], Field(max_length=MOST_ITEMS)]  # type: ignore[misc]

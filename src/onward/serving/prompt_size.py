@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+from onward.generation.prompts import Prompt
 from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.models import Served
 from onward.text.tokenizer import Tokenizer
@@ -36,3 +37,8 @@ def longest_token(tokenizer: Tokenizer) -> int:
 def size_of(prompts: str | Sequence[Any]) -> int:
     """The number of characters of prompts that are texts; 0 for token ids."""
     return len(prompts) if isinstance(prompts, str) else sum(len(one) for one in prompts if isinstance(one, str))
+
+
+def prompts_in(given: str | Sequence[Any]) -> Sequence[Prompt]:
+    """The prompts in a field that holds one text, the token ids of one, or a list of either."""
+    return [given] if isinstance(given, str) or (given and isinstance(given[0], int)) else given

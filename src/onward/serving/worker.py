@@ -104,9 +104,9 @@ class Worker(threading.Thread):
     def run(self) -> None:
         while not self.stopping:
             if not self.pieces and not any(engine.busy for engine in self.engines):
-                if self.spare and not self.inbox:
+                if self.spare and not self.inbox and not self.files.changed():
                     self.spare.popleft()()
-                else:
+                elif not self.files.changed():
                     self.wake.wait()
                     self.gather()
             self.wake.clear()
