@@ -12,7 +12,7 @@ import torch
 
 from onward.api.language_model import LanguageModel
 from onward.base.errors import UserError
-from onward.base.limits import in_bytes, memory_size
+from onward.base.limits import in_bytes, memory_size, resident_memory
 from onward.checkpoint.load import open_source
 from onward.config.decoder import DecoderConfig
 from onward.generation.cache.blocks import BlockManager
@@ -57,10 +57,11 @@ def load_served(
 ) -> list[Served]:
     """Load `models`, and on the first of them the LoRA adapters in folders. Raises a UserError for names that occur
     twice, for models that do not generate, and for what does not fit in memory."""
+    used = resident_memory()
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
     drafts = [load(options.draft, ()) if options.draft else None for _ in models]
     weights = sum(bytes_of(lm.model) for lm in (*loaded, *drafts) if lm)
-    free = memory_size() - weights if memory_size() else 4 * GIB
+    free = memory_size() - weights - used if memory_size() else 4 * GIB
     served: list[Served] = []
     for model, lm, draft in zip(models, loaded, drafts):
         lm.text()
@@ -107,8 +108,8 @@ def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: 
     if size and total > size:
         names = ", ".join(folder.name for folder in folders)
         raise UserError(
-            f"Cannot load {names}, because the weights need {in_bytes(total)} and this machine has "
-            f"{in_bytes(size)} of memory: serve a smaller model, or set --quantize int4"
+            f"Cannot load {names}, because the weights need {in_bytes(total)} and this process may "
+            f"use {in_bytes(size)} of memory: serve a smaller model, or set --quantize int4"
         )
 
 
@@ -120,8 +121,14 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         raise UserError(f"context is {length:,}: it must be at most the model's {lm.config.context_length:,} tokens")
     chunk = min(CHUNK, length)
     if options.cache_memory:
-        room = int(byte_count(options.cache_memory, "cache_memory"))
+        left, room = int(room / SHARE), int(byte_count(options.cache_memory, "cache_memory"))
     blocks = num_blocks(lm.config, options.rows, length, chunk, lm.model.dtype, room)
+    size = blocks * cache_bytes(lm.config, 1, BLOCK, lm.model.dtype)
+    if options.cache_memory and lm.model.device.type == "cpu" and size > left:
+        raise UserError(
+            f"cache_memory is {options.cache_memory}, of which this cache would take {in_bytes(size)}, but only "
+            f"{in_bytes(left)} of memory are left beside the weights: give less"
+        )
     cache = PagedKVCache(
         lm.config,
         options.rows,

@@ -23,6 +23,7 @@ from onward.training.finetuning.base import base_model, load_base, weights_folde
 from onward.training.inputs.record import check_inputs, read_config
 from onward.training.run.beginning import Parts, divides, with_tokens
 from onward.training.run.initial_values import read_initial_values
+from onward.training.run.room import check_room
 from onward.training.run.saved_progress import SavedProgress, saved_progress
 from onward.training.run.tasks import validation_tasks
 from onward.training.run.together import planned
@@ -69,6 +70,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         raise UserError(f"{error}, in {folder / 'run.json'}") from None
     tokenizer = Tokenizer.load(folder)
     check_inputs(folder, config.decoder(tokenizer.vocab_size))
+    room = [] if processes else check_room(config, config.decoder(tokenizer.vocab_size), device)
     adapter, stage, lazy = is_adapter(folder), stage_of(config), divides(processes)
     if adapter:
         check_base(folder, weights_folder(config))
@@ -90,7 +92,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         loss=as_loss(loss) if loss else stage.loss(config),
         tasks=validation_tasks(config, inputs, tokenizer),
         budget=budget,
-        messages=[*state.messages, *edits(saved, config)],
+        messages=[*state.messages, *edits(saved, config), *room],
         progress=saved.reached,
         state=state,
     )
