@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from onward import Run, UserError
+from onward.base.files import read_json, write_json
 from onward.training.run.lock import LOCK, Hold, is_running, of_this_job, run_lock
 
 from support.runs import config
@@ -109,6 +110,16 @@ def test_a_process_refused_between_start_and_training_does_not_end_the_run(story
     assert list(run.train())
 
 
+def test_a_run_of_a_mesh_goes_on_in_one_process_as_printed(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2)).folder
+    options = read_json(run / "run.json")
+    for mesh in "shard=2", "tensor=2 replicate=2":
+        write_json(run / "run.json", options | {"mesh": mesh})
+        assert Run.resume(run).processes.count == 1
+        with pytest.raises(UserError, match="takes 2 processes, but there is 1"):
+            Run.resume(run, mesh="shard=2")
+
+
 def test_lock_ends_with_the_run_that_holds_it(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=4))
     folder = run.folder
@@ -124,7 +135,8 @@ def test_asking_whether_a_run_runs_never_refuses_one(tmp_path: Path) -> None:
         with pytest.raises(TimeoutError):
             begun.result(timeout=0.1)
         fcntl.flock(asker, fcntl.LOCK_UN)
-        assert begun.result(timeout=10) and is_running(tmp_path)
+        assert begun.result(timeout=10)
+        assert is_running(tmp_path)
 
 
 @pytest.mark.long

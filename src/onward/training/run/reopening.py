@@ -3,6 +3,7 @@ at the beginning of a run whose model the processes divide."""
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from onward.base.errors import UserError
 from onward.base.files import read_json
 from onward.checkpoint.peft.bases import check_base
 from onward.checkpoint.saves.newest import newest_state
+from onward.config.mesh import Mesh
 from onward.hub.folder import is_adapter
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
@@ -51,8 +53,10 @@ def resumed_config(folder: Path) -> RunConfig:
 
 
 def replanned(config: RunConfig, folder: Path, processes: "Processes | None", mesh: str) -> "Processes | None":
-    """Return the processes that resume a run in the mesh `mesh` or, if it is empty, in the configured one or in the one
-    that the first process chooses; see `planned`."""
+    """Return the processes that resume a run in the mesh `mesh` or, if it is empty, in the configured one or, if that
+    is of another number of processes, in the one that the first process chooses; see `planned`."""
+    if config.mesh and Mesh.parse(config.mesh).count != (processes.count if processes else 1):
+        config = replace(config, mesh="")
     if processes is None and not (mesh or config.mesh):
         return None
     decoder = config.decoder(Tokenizer.load(folder).vocab_size)
