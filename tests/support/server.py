@@ -89,5 +89,6 @@ def started(*words: str) -> tuple[subprocess.Popen[str], str]:
     for line in process.stderr or ():
         said.append(line)
         if line.startswith("the page: "):
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # the log, for which a pipe has no room
             return process, line.split()[2].removesuffix("/")
     raise AssertionError("".join(said))

@@ -21,6 +21,7 @@ from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
+from onward.serving.request_log import current
 from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
 from onward.serving.worker import StepObserver, Worker
@@ -34,10 +35,11 @@ TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most
 
 class Service:
     """The state of the server, used only in the event loop. `pending` counts the answers that are not done.
-    `observe_job` is called with each job that ends, `observe_step` in the engines' thread after each step."""
+    `load_more` loads a further model by its name; None: none can be added. `observe_job` is called with each job that
+    ends, `observe_step` in the engines' thread after each step."""
 
-    def __init__(self, limits: RequestLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: RequestLimits, load_more: Callable[[str], Sequence[Served]] | None = None) -> None:
+        self.limits, self.load_more = limits, load_more
         self.state: Literal["loading", "ready", "draining"] = "loading"
         self.served: dict[str, Served] = {}
         self.worker = Worker(lambda engine, new: self.observe_step(engine, new))
@@ -71,12 +73,13 @@ class Service:
     def model(self, name: str | None) -> Served:
         """The model with this name, by default the first; raises an ApiError for an unknown name, or if not ready."""
         self.check_ready()
-        if not name:
-            return next(iter(self.served.values()))
+        name = name or next(iter(self.served))
         if name not in self.served:
             known = ", ".join(self.served)
             raise ApiError(f"there is no model {name[:200]!r} here: choose {known}", 404, "model", "model_not_found")
-        return self.served[name]
+        served, record = self.served[name], current()
+        record.model, record.tokenizer = served.name, served.lm.tokenizer
+        return served
 
     def check_ready(self) -> None:
         if self.state == "loading":
@@ -144,6 +147,7 @@ class Service:
         self.check_ready()
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         job = Job(engine, answers, label, self.ended, context)
+        current().jobs.append(job)
         self.pending += count
         self.jobs.add(job)
         self.worker.add(job)
