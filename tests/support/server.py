@@ -20,6 +20,8 @@ from onward.serving import EngineOptions, RequestLimits, Served, Service, load_s
 from onward.serving.models import engines_of
 from onward.serving.server import listen
 
+APP = "keys", "hosts", "origins", "observers"  # options of make_app
+
 
 @dataclass
 class Running:
@@ -57,11 +59,11 @@ def serving(
     limits: RequestLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
-    """Serve models inside the `with` block. `options` are those of EngineOptions, and `keys`, `hosts` and `origins`."""
-    own = {name: options.pop(name) for name in ("keys", "hosts", "origins") if name in options}
+    """Serve models inside the `with` block. `options` are those of EngineOptions, of `make_app`, and `load_more`."""
+    own = {name: options.pop(name) for name in APP if name in options}
     models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
     load = lambda name, folders: onward.load(name, adapter_folder=[*folders])
-    service = Service(limits or RequestLimits())
+    service = Service(limits or RequestLimits(), options.pop("load_more", None))
     served = service.load(lambda: load_served(models, adapters, EngineOptions(**options), load)).result()
     bound, app = listen("127.0.0.1", 0), make_app(service, **own)
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)
