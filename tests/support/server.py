@@ -90,7 +90,7 @@ def started(*words: str) -> tuple[subprocess.Popen[str], str]:
     said = []
     for line in process.stderr or ():
         said.append(line)
-        if line.startswith("the page: "):
+        if "the page: " in line:
             threading.Thread(target=process.stderr.read, daemon=True).start()  # the log, for which a pipe has no room
-            return process, line.split()[2].removesuffix("/")
+            return process, line.partition("the page: ")[2].split()[0].removesuffix("/")
     raise AssertionError("".join(said))
