@@ -139,7 +139,11 @@ def outline(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, p
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
     """Compare the configuration in run.json (`config`), which a user may edit, with the one in the save; return a list
     with a sentence that names the fields that differ, or an empty list."""
-    known, now = progress.config, fields.plain(config)
+    now = fields.plain(config)
+    try:
+        known = fields.completed(type(config), progress.config, "progress")
+    except UserError:  # of other options than this version has
+        known = dict(progress.config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
     edited = [name for name in now if now[name] != known.get(name) and name not in ("out", "mesh", *by_clock)]
     return [f"run.json has been edited: {', '.join(edited)} from here on"] if edited else []
