@@ -166,7 +166,7 @@ def test_answers_are_refused_while_the_server_loads_and_drains(server: Running) 
             reply = post(server, prompt="a")
             assert reply.status_code == 503
             assert reply.headers["Retry-After"]
-            assert httpx.get(f"{server.url}/health").status_code == 503
+            assert httpx.get(f"{server.url}/ready").status_code == 503
     finally:
         server.service.state = "ready"
 

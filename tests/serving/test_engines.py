@@ -178,7 +178,7 @@ def test_weights_beyond_the_memory_are_refused_before_they_are_read(
     wide: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("onward.serving.models.memory_size", lambda: 1000)
-    with pytest.raises(UserError, match=r"Cannot load wide, because the weights need .* [GM]B and this machine has"):
+    with pytest.raises(UserError, match=r"Cannot load wide, because the weights need .* [GM]B and this process may"):
         check_weights([wide], None, None)
 
 

@@ -21,6 +21,8 @@ from onward.serving.models import engines_of
 from onward.serving.server import config_of, listen
 from onward.serving.server_options import ConnectionLimits
 
+APP = "keys", "hosts", "origins", "observers"  # options of make_app
+
 
 @dataclass
 class Running:
@@ -59,11 +61,11 @@ def serving(
     connections: ConnectionLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
-    """Serve models inside the `with` block. `options` are those of EngineOptions, and `keys`, `hosts` and `origins`."""
-    own = {name: options.pop(name) for name in ("keys", "hosts", "origins") if name in options}
+    """Serve models inside the `with` block. `options` are those of EngineOptions, of `make_app`, and `load_more`."""
+    own = {name: options.pop(name) for name in APP if name in options}
     models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
     load = lambda name, folders: onward.load(name, adapter_folder=[*folders])
-    service = Service(limits or RequestLimits())
+    service = Service(limits or RequestLimits(), options.pop("load_more", None))
     served = service.load(lambda: load_served(models, adapters, EngineOptions(**options), load)).result()
     bound, app = listen("127.0.0.1", 0), make_app(service, **own)
     server = uvicorn.Server(config_of(app, connections or ConnectionLimits(), drain=2))
@@ -89,6 +91,7 @@ def started(*words: str) -> tuple[subprocess.Popen[str], str]:
     said = []
     for line in process.stderr or ():
         said.append(line)
-        if line.startswith("the page: "):
-            return process, line.split()[2].removesuffix("/")
+        if "the page: " in line:
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # the log, for which a pipe has no room
+            return process, line.partition("the page: ")[2].split()[0].removesuffix("/")
     raise AssertionError("".join(said))

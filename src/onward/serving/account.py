@@ -4,10 +4,11 @@ together with the request."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from onward.serving.errors import ApiError
+from onward.serving.server_options import RequestLimits
 
 
 class Account:
@@ -25,17 +26,18 @@ class Account:
 
 
 class Accounts:
-    """The accounts of all requests in progress. At most `rows` answers are generated at a time, and `max_queue` wait; a
-    client with less than `share` of both may wait beyond that, so that no other client can lock it out."""
+    """The accounts of all requests in progress. At most `num_rows()` answers are generated at a time, and
+    `limits.max_queue` wait. A client with at most 1 - `limits.share` of both may wait beyond that, so that no other
+    client can lock it out."""
 
-    def __init__(self, max_queue: int, share: float) -> None:
-        self.max_queue, self.share, self.rows = max_queue, share, 0
+    def __init__(self, limits: RequestLimits, num_rows: Callable[[], int]) -> None:
+        self.max_queue, self.share, self.num_rows = limits.max_queue, limits.share, num_rows
         self.pending = 0  # answers, or other pieces of work
         self.of_client = Counter[str]()
 
     @property
     def most(self) -> int:
-        return self.rows + self.max_queue
+        return self.num_rows() + self.max_queue
 
     @contextmanager
     def open(self, client: str) -> Iterator[Account]:

@@ -18,6 +18,7 @@ from onward.serving.fields import Body, check_others
 from onward.serving.models import Served
 from onward.serving.pieces import embedding
 from onward.serving.prompt_size import check_size, prompts_in, size_of
+from onward.serving.request_log import current
 from onward.serving.service import PROMPTS, service_of
 from onward.serving.shapes import Prompts, Whole
 
@@ -51,7 +52,7 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
         {"object": "embedding", "index": index, "embedding": encoded(vector, body.encoding_format or "float")}
         for index, vector in enumerate(vectors)
     ]
-    count = sum(map(len, texts))
+    current().read = count = sum(map(len, texts))
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "data": data, "model": served.name, "usage": usage}
 

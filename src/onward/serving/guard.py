@@ -1,9 +1,8 @@
-"""What a request passes before any route: its host, key and size, and the account of its work. Pure ASGI."""
+"""What a request passes before any route: its host, key, limits and size, and the account of its work. Pure ASGI."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import ipaddress
 import json
 import re
@@ -18,10 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from onward.planning.tables import byte_count
 from onward.serving.account import Accounts
 from onward.serving.errors import RETRY_AFTER, ApiError, error_body
+from onward.serving.keys import Key, Keys
+from onward.serving.request_log import current
 from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
 
-PUBLIC = {"/health", "/v1/health", "/", "/favicon.ico", "/docs", "/openapi.json"}  # paths that need no key
+PUBLIC = {"/health", "/v1/health", "/ready", "/", "/favicon.ico", "/docs", "/openapi.json"}  # paths that need no key
 PUBLIC_FILES = "/page/"  # files of the page
 WORK = {"/api/roles"}  # paths that cause work beside those that are posted to
 BODIES = 16  # the most large bodies that are read at a time
@@ -33,17 +34,17 @@ POLICY = (
 
 
 class Guard:
-    """Refuses requests with a foreign Host header (DNS rebinding), without a valid key, or with a body beyond
-    `max_body` bytes or with too many values, and adds security headers to responses. A path may end with a slash, and
-    HEAD is answered as GET.
+    """Refuses requests with a foreign Host header (DNS rebinding), without a valid key, beyond the limits of their key,
+    or with a body beyond `max_body` bytes or with too many values, and adds security headers to responses. A path may
+    end with a slash, and HEAD is answered as GET. The key is in the scope as `key`.
 
     A request that causes work has an account from the moment that its body is complete. When its client closes the
     connection, the request is cancelled, and all its work with it."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: Sequence[str], hosts: Sequence[str], limits: RequestLimits, accounts: Accounts
+        self, app: ASGIApp, *, keys: Keys, hosts: Sequence[str], limits: RequestLimits, accounts: Accounts
     ) -> None:
-        self.app, self.keys, self.limits, self.accounts = app, [key.encode() for key in keys], limits, accounts
+        self.app, self.keys, self.limits, self.accounts = app, keys, limits, accounts
         self.max_body = int(byte_count(limits.max_body, "max_body"))
         self.hosts = {"localhost", socket.gethostname().lower(), *(host.lower() for host in hosts)}
         self.reading = 0  # bytes of incomplete bodies
@@ -58,8 +59,9 @@ class Guard:
             )
             return await refuse(send, 403, message)
         public = path in PUBLIC or path.startswith(PUBLIC_FILES) or scope["method"] == "OPTIONS"
-        key = self.key_of(headers)
-        if self.keys and not public and key is None:
+        key = self.keys.find(sent_key(headers)) if self.keys else None
+        if self.keys and not public and not key:
+            current().note = "wrong key" if sent_key(headers) else "no key"
             return await refuse(send, 401, "the API key is missing or wrong: send it as Authorization: Bearer KEY")
         length = headers.get("content-length", "")
         if length.isdecimal() and int(length) > self.max_body:
@@ -77,13 +79,18 @@ class Guard:
             await send(message)
 
         method = "GET" if scope["method"] == "HEAD" else scope["method"]  # the HTTP server leaves out the body
-        scope = {**scope, "method": method, "path": path}
+        scope = {**scope, "method": method, "path": path, "key": key}
+        if key:
+            current().key = key.name
         if method != "POST" and path not in WORK:
             return await self.app(scope, receive, with_headers)
+        if refusal := key and self.keys.begin(key):
+            message, seconds = refusal
+            return await refuse(send, 429, message, seconds)
         try:
             body = await self.body(receive)
-            address = (scope.get("client") or [""])[0]
-            with self.accounts.open(f"key {key}" if key is not None else address) as account:
+            client = f"key {key.name}" if key else (scope.get("client") or [""])[0]
+            with self.accounts.open(client) as account:
                 scope["state"] = {**scope.get("state", {}), "account": account}
                 await self.answer(scope, body, receive, with_headers)
         except ApiError as error:
@@ -94,6 +101,9 @@ class Guard:
                 await refuse(send, error.status, str(error))
         except ClientDisconnect:
             pass  # nobody reads a response
+        finally:
+            if key:
+                self.keys.end(key)
 
     async def body(self, receive: Receive) -> bytes:
         """The whole body of a request. Raises an ApiError for one that is too large."""
@@ -154,20 +164,25 @@ class Guard:
             return False
         return True
 
-    def key_of(self, headers: Headers) -> int | None:
-        """The index of the API key of a request; None if it is missing or wrong."""
-        # compares with all keys, in the same time for all wrong keys of a length
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        given = (bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")).encode("latin-1")
-        matches = [hmac.compare_digest(given, key) for key in self.keys]
-        return matches.index(True) if True in matches else None
+
+def sent_key(headers: Headers) -> bytes:
+    """The key that a client has sent; b"" without one."""
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return given.encode("latin-1")  # as the header had it
 
 
-async def refuse(send: Send, status: int, message: str) -> None:
+def check_admin(key: Key | None) -> None:
+    """Raise an ApiError unless a request's key is one of an administrator."""
+    if not (key and key.admin):
+        raise ApiError("this needs a key with admin = true, from a file of --api-key-file that ends in .toml", 403)
+
+
+async def refuse(send: Send, status: int, message: str, retry_after: int = 0) -> None:
     body = json.dumps(error_body(message, status)).encode()
     headers: list[Any] = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status in RETRY_AFTER:
-        headers.append((b"retry-after", RETRY_AFTER[status].encode()))
+        headers.append((b"retry-after", str(retry_after or RETRY_AFTER[status]).encode()))
     if status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     headers.append((b"connection", b"close"))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from onward.base.arguments import Range
-from onward.base.errors import UserError
 from onward.config.ranges import Size
+from onward.serving.keys import Key, check_keys, read_keys
 
 KEY_VARIABLE = "ONWARD_API_KEY"  # of the environment
 ToolParser = Literal["auto", "harmony", "qwen3_coder", "hermes", "mistral_args", "mistral", "llama3_json", "json"]
@@ -66,25 +66,22 @@ class Listening(RequestLimits, ConnectionLimits):
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
     port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: any free port
     api_key: tuple[str, ...] = ()  # keys that clients must send, in addition to $ONWARD_API_KEY
-    api_key_file: str = ""  # file with keys, one per line
+    api_key_file: str = ""  # keys, one per line, or a .toml file with their names and limits; SIGHUP reads it again
     allow_host: tuple[str, ...] = ()  # additional names of this server to accept in the Host header
     allow_origin: tuple[str, ...] = ()  # websites whose pages may call the API, such as https://example.org
     drain: Annotated[float, Range(0, 86400)] = 30.0  # time limit in seconds for running answers after SIGTERM
+    log_format: Literal["text", "json"] = "text"  # form of the log on standard error; json: one object per line
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level in the log; info: each request
+    log_prompts: bool = False  # write prompts and answers to the log
+    otlp_traces_endpoint: str = ""  # collector of OpenTelemetry for traces, such as http://127.0.0.1:4318/v1/traces
 
-    def keys(self) -> list[str]:
+    def keys(self) -> list[Key]:
         """The API keys that clients may use; [] if none is needed."""
-        keys = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
-        if self.api_key_file:
-            try:
-                lines = Path(self.api_key_file).read_text(encoding="utf-8").split()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "it is not text"
-                raise UserError(f"Cannot read api_key_file {self.api_key_file} ({reason}): name a file") from None
-            if not lines:
-                raise UserError(f"api_key_file {self.api_key_file} is empty: write a key into it, or leave it out")
-            keys += lines
-        if not all(key.strip() for key in keys):
-            raise UserError("api_key is empty: give a key, or leave it out")
+        given = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
+        keys = [Key(key=key, name=f"key {number}") for number, key in enumerate(given, 1)]
+        for key in read_keys(Path(self.api_key_file)) if self.api_key_file else ():
+            keys.append(key if key.name else replace(key, name=f"key {len(keys) + 1}"))
+        check_keys(keys)
         return keys
 
     @property

@@ -24,6 +24,7 @@ from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
+from onward.serving.request_log import current
 from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
 from onward.serving.weight_files import WeightFiles
@@ -39,14 +40,15 @@ SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
 
 class Service:
     """The state of the server, used only in the event loop. `accounts` are those of the requests in progress.
-    `observe_job` is called with each job that ends, `observe_step` in the engines' thread after each step."""
+    `load_more` loads a further model by its name; None: none can be added. `observe_job` is called with each job that
+    ends, `observe_step` in the engines' thread after each step."""
 
-    def __init__(self, limits: RequestLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: RequestLimits, load_more: Callable[[str], Sequence[Served]] | None = None) -> None:
+        self.limits, self.load_more = limits, load_more
         self.state: Literal["loading", "ready", "draining"] = "loading"
         self.served: dict[str, Served] = {}
         self.worker = Worker(lambda engine, new: self.observe_step(engine, new), limits.share)
-        self.accounts = Accounts(limits.max_queue, limits.share)
+        self.accounts = Accounts(limits, self.num_rows)
         self.constraints = Constraints(limits)
         self.jobs: set[Job] = set()
         self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts
@@ -68,7 +70,6 @@ class Service:
 
     def open(self, served: Sequence[Served]) -> None:
         self.served = {one.name: one for one in served}
-        self.accounts.rows = sum(engine.scheduler.rows for engine in engines_of(served))
         if self.state == "loading":
             self.state = "ready"
 
@@ -81,12 +82,16 @@ class Service:
     def model(self, name: str | None) -> Served:
         """The model with this name, by default the first; raises an ApiError for an unknown name, or if not ready."""
         self.check_ready()
-        if not name:
-            return next(iter(self.served.values()))
+        name = name or next(iter(self.served))
         if name not in self.served:
             known = ", ".join(self.served)
             raise ApiError(f"there is no model {name[:200]!r} here: choose {known}", 404, "model", "model_not_found")
-        return self.served[name]
+        served, record = self.served[name], current()
+        record.model, record.tokenizer = served.name, served.lm.tokenizer
+        return served
+
+    def num_rows(self) -> int:
+        return sum(engine.scheduler.rows for engine in engines_of(list(self.served.values())))
 
     def check_ready(self) -> None:
         if self.state == "loading":
@@ -164,6 +169,7 @@ class Service:
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         unread = self.limits.max_unread, self.worker.wait_for_client
         job = Job(engine, answers, label, account.client, self.ended, context, *unread)
+        current().jobs.append(job)
         self.jobs.add(job)
         account.ends.callback(self.cancel, job)
         self.worker.add(job)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from onward.base.errors import UserError
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
+from onward.serving.errors import ApiError
 from onward.serving.jobs import Job, Update, deliver
 from onward.serving.models import row_counts
 from onward.serving.weight_files import WeightFiles
@@ -202,6 +203,8 @@ class Worker(threading.Thread):
         """Add requests to the engine; if this fails, they end with the exception."""
         self.jobs |= dict.fromkeys(job.answers, job)
         try:
+            if job.engine not in self.engines:
+                raise ApiError("the model was removed before its answer began", 404, "model", "model_not_found")
             job.opened.enter_context(job.context)
             for request in job.answers:
                 job.engine.add(request)
