@@ -27,7 +27,7 @@ def test_a_client_with_many_requests_leaves_rows_to_another(
         step = server.served[0].engine.step
 
         def slow() -> Any:
-            time.sleep(0.02)
+            time.sleep(0.05)
             return step()
 
         long = {"max_tokens": 24, "ignore_eos": True, "seed": 3}
@@ -49,6 +49,6 @@ def test_a_client_with_many_requests_leaves_rows_to_another(
         assert all(one.json()["choices"] == alone for one in replies), "a request that has waited goes on as before"
     if share < 1:
         assert reply.status_code == 200
-        assert seconds < 0.45, "24 answers take 3 s"
+        assert seconds < 2, "24 answers take 8 s"
     else:
         assert reply.status_code == 429

@@ -84,14 +84,15 @@ def serving(
         bound.close()
 
 
-def started(*words: str) -> tuple[subprocess.Popen[str], str]:
-    """Start `onward serve` on a free port; return its process and address, once it is ready."""
+def started(*words: str, log: list[str] | None = None) -> tuple[subprocess.Popen[str], str]:
+    """Start `onward serve` on a free port; return its process and address, once it is ready. The lines of its log are
+    appended to `log`."""
     command = [sys.executable, "-m", "onward", "serve", *words, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    said = []
+    said: list[str] = [] if log is None else log
     for line in process.stderr or ():
         said.append(line)
         if "the page: " in line:
-            threading.Thread(target=process.stderr.read, daemon=True).start()  # the log, for which a pipe has no room
+            threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()  # a pipe has no room
             return process, line.partition("the page: ")[2].split()[0].removesuffix("/")
     raise AssertionError("".join(said))

@@ -140,13 +140,14 @@ class Guard:
             await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 task.result()
+            else:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         except asyncio.CancelledError:  # the server ends, and waits for this request no longer
+            task.cancel()
             raise ApiError("the server has shut down before the end of the answer", 503) from None
         finally:
             watch.cancel()
-            if not task.done():
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
 
     @property
     def too_large(self) -> str:
