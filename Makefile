@@ -5,6 +5,7 @@
 # make clients      other clients of the server's API, for tests that are skipped without them; needs node for some
 # make page-pictures  the pictures of the server's page in docs/; needs Chromium, and runs/quickstart
 # make docs         the documentation as a site in build/site/html
+# make package      the wheel and the source package in build/dist, and the command of the wheel in an empty environment
 # TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; without it pip takes the package index's
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ QUICK := $(addprefix tests/test_,fields.py files.py imports.py language_model.py
   tests/training/test_run_config.py tests/data/test_tokens.py tests/checkpoint/test_folder.py \
   tests/text/test_tokenizer.py tests/evaluation/test_score.py tests/planning/test_parameters.py
 
-.PHONY: quickstart lint quick test test-all clients page-pictures docs
+.PHONY: quickstart lint quick test test-all clients page-pictures docs package
 quickstart: $(VENV)/.installed
 	$(BIN)/onward quickstart $(QUICKSTART)
 	@echo; echo "The command onward is in $(BIN); to use it by name: source $(BIN)/activate"
@@ -51,6 +52,12 @@ page-pictures: $(VENV)/.tested
 docs: $(VENV)/.installed
 	@$(BIN)/python -c 'import zensical' 2> /dev/null || $(PIP) --editable '.[docs]'
 	$(BIN)/python -m docs.site.build build/site
+
+package: $(VENV)/.installed
+	$(PIP) build
+	$(BIN)/python -m build --outdir build/dist
+	$(BIN)/python -m venv --without-pip --system-site-packages build/wheel
+	$(BIN)/python -m pip --python build/wheel install --quiet --no-deps --no-index --force-reinstall build/dist/*.whl
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onward needs Python 3.11 or newer: make PYTHON=python3.12"; exit 2; }

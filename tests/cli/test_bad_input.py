@@ -126,6 +126,8 @@ OTHERS = {
     "evaluate nowhere story.txt": "there is no folder nowhere: name the folder of a model",
     "evaluate RUN gone.txt": "gone.txt does not exist",
     "evaluate RUN story.txt --stride 999": "stride is 999",
+    "inspect RUN story.txt names": "names needs no text: give it first",
+    "inspect RUN story.txt features": "features needs a text to train on",
     "evaluate RUN story.txt --mesh tensor=2": "--mesh 'tensor=2' takes 2 processes, but there is 1",
     "evaluate RUN story.txt --stide 9": "did you mean --stride",
     "generate nowhere Once": "there is no folder nowhere: name the folder of a model",

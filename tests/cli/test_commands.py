@@ -92,7 +92,7 @@ def test_a_huge_perplexity_is_written_with_its_power_of_ten(
     assert len(text(perplexity)) < 30
 
 
-HELP = {"train": ["--help-all"]}
+HELP = {"train": ["--help-all"], "serve": ["--help-all"]}
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -3,10 +3,12 @@
 import re
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from onward import Run
 from onward.cli.shared.display import Display
+from onward.training.step.trainer import Step
 
 from support.runs import config
 
@@ -25,6 +27,19 @@ def test_picture_shows_figures_bar_and_the_continued_prompt(story_file: Path, tm
     assert top.startswith("╭─ the same prompt, continued ─")
     assert bottom.startswith("╰─")
     assert len(last.rstrip()) < 70, "there is room for the ^C of a terminal, without which it begins a new line"
+
+
+def test_time_left_is_that_of_steps_not_of_what_comes_before_them(
+    story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=40))
+    now = 1000.0
+    monkeypatch.setattr("onward.cli.shared.display.perf_counter", lambda: now)
+    display = Display(run)
+    for step in 13, 11, 12, 13, 14:  # after a resume, and a rollback
+        now += 300 if step == 13 else 2  # compiling, and validating again
+        display.show(Step(step, 3.0, 1e-3, 1.0, 100, 0.1))
+    assert display.figures()["time left"] == "0:52"
 
 
 def test_piped_output_begins_with_the_figures_that_are_known(story_file: Path, tmp_path: Path, capsys) -> None:

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,15 @@ def test_model_is_found_that_depends_on(on: str) -> None:
     model.blocks[0].attn.register_forward_hook(lambda module, args, result: change(result))
     assert failing(model) - {"saved = loaded"} >= promises
     assert promises or not failing(model)
+
+
+def test_a_token_without_a_row_is_found() -> None:
+    model, tokenizer = decoder(DECODERS["llama"]), onward.train_tokenizer("byte", [])
+    rows = model.config.vocab_size
+    assert rows < tokenizer.vocab_size
+    assert "token ids have rows" in failing(model, tokenizer=tokenizer)
+    wide = decoder(replace(DECODERS["llama"], vocab_size=tokenizer.vocab_size))
+    assert failing(wide, tokenizer=tokenizer) == set()
 
 
 def test_weight_that_is_not_saved_is_found() -> None:

@@ -24,20 +24,21 @@ LONG = {"prompt": "The cat", "max_tokens": 24, "temperature": 0.9, "ignore_eos":
 @pytest.fixture(scope="module")
 def server(tiny_run: Path) -> Iterator[Running]:
     limits = RequestLimits(max_queue=3, max_body="10KB", max_messages=4)
-    with serving(tiny_run, rows=2, limits=limits, keys=["secret"], hosts=["api.example.org"]) as running:
+    with serving(tiny_run, rows=2, limits=limits, keys=["secret", "schlüssel"], hosts=["api.example.org"]) as running:
         yield running
         assert running.idle()
 
 
-def post(server: Running, headers: dict[str, str] | None = None, **body: Any) -> httpx.Response:
+def post(server: Running, headers: dict[str, Any] | None = None, **body: Any) -> httpx.Response:
     given = {"Authorization": "Bearer secret", **(headers or {})}
     return httpx.post(f"{server.url}/v1/completions", json=body, headers=given, timeout=60)
 
 
-KEYS = {
+KEYS: dict[str, tuple[dict[str, Any], int]] = {
     "bearer": ({"Authorization": "Bearer secret"}, 200),
     "lower case": ({"Authorization": "bearer secret"}, 200),
     "x-api-key": ({"X-Api-Key": "secret"}, 200),
+    "UTF-8": ({"Authorization": "Bearer schlüssel".encode()}, 200),
     "wrong": ({"Authorization": "Bearer secrets"}, 401),
     "another scheme": ({"Authorization": "Basic secret"}, 401),
     "none": ({}, 401),
@@ -165,7 +166,7 @@ def test_answers_are_refused_while_the_server_loads_and_drains(server: Running) 
             reply = post(server, prompt="a")
             assert reply.status_code == 503
             assert reply.headers["Retry-After"]
-            assert httpx.get(f"{server.url}/health").status_code == 503
+            assert httpx.get(f"{server.url}/ready").status_code == 503
     finally:
         server.service.state = "ready"
 
@@ -179,6 +180,21 @@ def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
         rest = [line for line in lines if line]
     assert rest[-1] == "data: [DONE]"
     assert process.wait(20) == 0
+
+
+def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -> None:
+    log: list[str] = []
+    process, url = started(str(tiny_run), "--drain", "1", "--rows", "1", log=log)
+    body = {**LONG, "max_tokens": 30, "n": 64, "stream": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
+        lines = reply.iter_lines()
+        next(lines)
+        process.send_signal(signal.SIGTERM)
+        *_, failure, done = [line for line in lines if line]
+    assert process.wait(20) == 0
+    assert "has shut down" in failure
+    assert done == "data: [DONE]"
+    assert "Traceback" not in "".join(log)
 
 
 def test_a_second_sigterm_ends_the_server_at_once(tiny_run: Path) -> None:

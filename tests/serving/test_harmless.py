@@ -153,6 +153,7 @@ GETS: tuple[str, ...] = (
     "/v1/models/{name}",
     "/health",
     "/v1/health",
+    "/ready",
     "/metrics",
     "/docs",
     "/openapi.json",

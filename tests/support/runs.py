@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # its first import keeps its callers' frames alive, and with them the lock of a run
 
 from onward import RunConfig
 from onward.checkpoint.saves.folder import saves

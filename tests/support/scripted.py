@@ -58,11 +58,13 @@ def scripted_server(folder: Path) -> Iterator[Running]:
     onward.save(LanguageModel(Decoder(config).eval(), tokenizer), folder / "caller")
     submit = Service.submit
 
-    def scripted_submit(self: Service, served: Any, prompts: Any, options: GenerationOptions, *rest: Any) -> Any:
+    def scripted_submit(
+        self: Service, account: Any, served: Any, prompts: Any, options: GenerationOptions, *rest: Any
+    ) -> Any:
         answer = scripted(served.lm.text().decode(prompts[0]))
         if answer is not None:
             options = replace(options, regex=re.escape(answer), json_schema="", grammar="")
-        return submit(self, served, prompts, options, *rest)
+        return submit(self, account, served, prompts, options, *rest)
 
     with pytest.MonkeyPatch.context() as patch, serving(folder / "caller", rows=4) as running:
         patch.setattr(Service, "submit", scripted_submit)

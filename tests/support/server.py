@@ -18,7 +18,10 @@ import uvicorn
 import onward
 from onward.serving import EngineOptions, RequestLimits, Served, Service, load_served, make_app
 from onward.serving.models import engines_of
-from onward.serving.server import listen
+from onward.serving.server import config_of, listen
+from onward.serving.server_options import ConnectionLimits
+
+APP = "keys", "hosts", "origins", "observers"  # options of make_app
 
 
 @dataclass
@@ -47,7 +50,7 @@ class Running:
         engines = engines_of(self.served)
         rows = any(any(pool.ref_counts) for engine in engines for pool in engine.scheduler.manager.pools.values())  # type: ignore[attr-defined]
         busy = any(engine.busy for engine in engines)
-        return not (busy or rows or self.service.pending or self.service.jobs or self.service.worker.jobs)
+        return not (busy or rows or self.service.accounts.pending or self.service.jobs or self.service.worker.jobs)
 
 
 @contextmanager
@@ -55,17 +58,17 @@ def serving(
     model: Path | str | Sequence[Path | str],
     adapters: Sequence[str] = (),
     limits: RequestLimits | None = None,
+    connections: ConnectionLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
-    """Serve models inside the `with` block. `options` are those of EngineOptions, and `keys`, `hosts` and `origins`."""
-    own = {name: options.pop(name) for name in ("keys", "hosts", "origins") if name in options}
+    """Serve models inside the `with` block. `options` are those of EngineOptions, of `make_app`, and `load_more`."""
+    own = {name: options.pop(name) for name in APP if name in options}
     models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
     load = lambda name, folders: onward.load(name, adapter_folder=[*folders])
-    service = Service(limits or RequestLimits())
+    service = Service(limits or RequestLimits(), options.pop("load_more", None))
     served = service.load(lambda: load_served(models, adapters, EngineOptions(**options), load)).result()
     bound, app = listen("127.0.0.1", 0), make_app(service, **own)
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=2)
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(config_of(app, connections or ConnectionLimits(), drain=2))
     service.open(served)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()
@@ -81,13 +84,15 @@ def serving(
         bound.close()
 
 
-def started(*words: str) -> tuple[subprocess.Popen[str], str]:
-    """Start `onward serve` on a free port; return its process and address, once it is ready."""
+def started(*words: str, log: list[str] | None = None) -> tuple[subprocess.Popen[str], str]:
+    """Start `onward serve` on a free port; return its process and address, once it is ready. The lines of its log are
+    appended to `log`."""
     command = [sys.executable, "-m", "onward", "serve", *words, "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    said = []
+    said: list[str] = [] if log is None else log
     for line in process.stderr or ():
         said.append(line)
-        if line.startswith("the page: "):
-            return process, line.split()[2].removesuffix("/")
+        if "the page: " in line:
+            threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()  # a pipe has no room
+            return process, line.partition("the page: ")[2].split()[0].removesuffix("/")
     raise AssertionError("".join(said))

@@ -1,23 +1,28 @@
 """One process at a time works in a run folder."""
 
+import fcntl
+import gc
+import os
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from onward import Run, UserError
+from onward.base.files import read_json, write_json
 from onward.cli import main
-from onward.training.run.lock import LOCK, is_running, of_this_job, run_lock
+from onward.training.run.lock import LOCK, Hold, is_running, of_this_job, run_lock
 
 from support.runs import config
 
 
-def test_run_folder_is_locked_only_while_a_process_trains_in_it(story_file: Path, tmp_path: Path) -> None:
+def test_run_folder_is_locked_from_the_start_to_the_end_of_the_training(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
-    assert not is_running(run.folder)
+    assert is_running(run.folder)
     events = run.train(stop=lambda: run.step == 2)
     next(events)
     assert is_running(run.folder)
@@ -41,6 +46,7 @@ def test_second_process_cannot_train_in_a_locked_folder(story_file: Path, tmp_pa
 
 def test_run_that_another_process_has_trained_meanwhile_is_not_continued(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=4))
+    list(run.train(stop=lambda: run.step == 2))
     (run.folder / LOCK).write_text("process 7 on there, started then")
     with pytest.raises(UserError, match="process 7 on there, started then, has trained in"):
         next(iter(run.train()))
@@ -92,6 +98,49 @@ def test_second_start_into_one_folder_names_the_process_that_started_first(
         first.communicate(story_file.read_bytes())
     assert first.returncode == 0
     assert "holds a run already" in refusal(capsys, str(story_file), *words)
+
+
+def test_a_process_refused_between_start_and_training_does_not_end_the_run(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
+    named = (run.folder / LOCK).read_text()
+    words = ["--out", str(run.folder), "--steps", "2", *SMALL.split()]
+    assert f"another process trains in {run.folder} (process {os.getpid()} on " in refusal(capsys, str(story_file), *words)
+    list(run.train(stop=lambda: run.step == 2))
+    assert not is_running(run.folder)
+    assert "holds a run already" in refusal(capsys, str(story_file), *words)
+    assert (run.folder / LOCK).read_text() == named, "a process that is refused leaves no name"
+    assert list(run.train())
+
+
+def test_a_run_of_a_mesh_goes_on_in_one_process_as_printed(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2)).folder
+    options = read_json(run / "run.json")
+    for mesh in "shard=2", "tensor=2 replicate=2":
+        write_json(run / "run.json", options | {"mesh": mesh})
+        assert Run.resume(run).processes.count == 1
+        with pytest.raises(UserError, match="takes 2 processes, but there is 1"):
+            Run.resume(run, mesh="shard=2")
+
+
+def test_lock_ends_with_the_run_that_holds_it(story_file: Path, tmp_path: Path) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=4))
+    folder = run.folder
+    del run
+    gc.collect()
+    assert not is_running(folder)
+
+
+def test_asking_whether_a_run_runs_never_refuses_one(tmp_path: Path) -> None:
+    with (tmp_path / LOCK).open("w") as asker, ThreadPoolExecutor() as threads:
+        fcntl.flock(asker, fcntl.LOCK_SH)
+        begun = threads.submit(Hold, tmp_path)
+        with pytest.raises(TimeoutError):
+            begun.result(timeout=0.1)
+        fcntl.flock(asker, fcntl.LOCK_UN)
+        assert begun.result(timeout=10)
+        assert is_running(tmp_path)
 
 
 @pytest.mark.long

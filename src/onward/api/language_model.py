@@ -18,7 +18,7 @@ from onward.evaluation.kept import Kept
 from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
-from onward.generation.cache.prefix_files import PrefixFiles
+from onward.generation.cache.prefix_files import SIZE, PrefixFiles
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.proposal import Draft
@@ -45,6 +45,7 @@ class EngineKeywords(TypedDict, total=False):
     rows: Size | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
+    prompt_cache_size: int
     prefill_budget: Annotated[int, Range(1, 1 << 20)] | None
 
 
@@ -239,6 +240,7 @@ class LanguageModel(TextModel):
         rows: Size | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
+        prompt_cache_size: Annotated[int, Range(1, 1 << 60)] = SIZE,
         prefill_budget: Annotated[int, Range(1, 1 << 20)] | None = None,
     ) -> Engine:
         """Return an engine, which computes many requests together, for this model and tokenizer.
@@ -248,8 +250,9 @@ class LanguageModel(TextModel):
         pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
-        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts. Raises a
-        UserError for a draft with another vocabulary, and if `draft` and `lookup` are both given.
+        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts, at most
+        `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with another vocabulary, and if
+        `draft` and `lookup` are both given.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -269,7 +272,7 @@ class LanguageModel(TextModel):
             allowed=self.mask(),
             slide=slide,
             draft=proposals,
-            files=PrefixFiles(Path(prompt_cache), self.model) if prompt_cache else None,
+            files=PrefixFiles(Path(prompt_cache), self.model, prompt_cache_size) if prompt_cache else None,
             prefill_budget=prefill_budget,
         )
 

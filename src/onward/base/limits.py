@@ -4,12 +4,16 @@ import ctypes
 import os
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 STATM = Path("/proc/self/statm")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of mallopt (malloc.h)
 KEPT = (1 << 31) - 1  # bytes
-CONTAINER = Path("/sys/fs/cgroup/memory.max")  # of a container; "max": no limit
+PROCESS = Path("/proc/self")  # what Linux says of this process: its control groups and where they are mounted
+GROUP_FILES = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}  # by version
+UNLIMITED = 1 << 60  # bytes; version 1 of control groups has no word for it
 
 
 def limit_memory(more: int) -> None:
@@ -21,14 +25,53 @@ def limit_memory(more: int) -> None:
 
 
 def memory_size() -> int:
-    """Return the size of the machine's memory, or of the container's limit, in bytes; 0 if unknown."""
+    """Return the memory in bytes that this process may use: that of the machine or, if it is less, the limit of its
+    control groups (of a container, a systemd unit, a batch job) or of its address space (`ulimit -v`); 0 if unknown."""
     names = os.sysconf_names if hasattr(os, "sysconf") else {}
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if "SC_PHYS_PAGES" in names else 0
+    sizes = [total, *group_limits(), address_limit()]
+    return min((size for size in sizes if 0 < size < UNLIMITED), default=0)
+
+
+def group_limits() -> Iterator[int]:
+    """The limits in bytes of the control groups of this process, from its own up to the root of each hierarchy; nothing
+    outside of Linux."""
     try:
-        limit = CONTAINER.read_text().strip()
+        groups = [line.split(":", 2) for line in (PROCESS / "cgroup").read_text().splitlines()]
+        mounts = [line.split() for line in (PROCESS / "mountinfo").read_text().splitlines()]
     except OSError:
-        limit = "max"
-    return min(total or int(limit), int(limit)) if limit.isdecimal() else total
+        return
+    own = {"cgroup2" if not names else "cgroup": path for _, names, path in groups if not names or "memory" in names}
+    for mount in mounts:
+        root, point, kind = mount[3], Path(unescaped(mount[4])), mount[mount.index("-") + 1]
+        if kind not in own or (kind == "cgroup" and "memory" not in mount[-1].split(",")):
+            continue
+        inner = Path(own[kind])  # as seen from the mount, whose root is a group itself
+        folder = point / inner.relative_to(root) if inner.is_relative_to(root) else point
+        while folder.is_relative_to(point):
+            for name in GROUP_FILES[kind]:
+                with suppress(OSError, ValueError):  # the root has no file; "max": no limit
+                    yield int((folder / name).read_text())
+            folder = folder.parent
+
+
+def unescaped(path: str) -> str:
+    return path.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n").replace("\\134", "\\")
+
+
+def address_limit() -> int:
+    """The memory in bytes that the limit of the address space leaves to this process, beside what it has mapped without
+    using it, such as libraries; 0 if there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return 0
+    mapped, used = map(int, STATM.read_text().split()[:2]) if STATM.exists() else (0, 0)
+    return max(1, limit - (mapped - used) * resource.getpagesize())
+
+
+def resident_memory() -> int:
+    """Return the bytes of memory that this process uses now; 0 if unknown."""
+    return int(STATM.read_text().split()[1]) * resource.getpagesize() if STATM.exists() else 0
 
 
 def keep_freed_memory() -> None:

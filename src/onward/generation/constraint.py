@@ -1,4 +1,5 @@
-"""Answers constrained by a regular expression, a JSON schema or a grammar, through llguidance.
+"""Answers constrained by a regular expression, a JSON schema or a grammar, through llguidance. Imports torch only for
+masks, so that a process that prepares constraints starts soon.
 
 Shapes: V vocabulary.
 """
@@ -7,14 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.generation.options import FORMS, GenerationOptions
@@ -24,9 +23,13 @@ from onward.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+    from torch import Tensor
 
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
+MOST_STATES = 50_000  # of the expressions of a constraint, with a memory of 1 to 2 kB each
+TOO_LARGE = "it is too large: use fewer alternatives, optional properties and nested repetitions"
+LIMITS = re.compile(r"fuel|too (many|large|complex|big)|limit|exceeded", re.IGNORECASE)  # in messages of llguidance
 CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
 NAMED = re.compile(  # texts, comments and expressions of a Lark grammar, or the name of a token between them
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'
@@ -44,21 +47,32 @@ def constraint(
     a UserError for a schema that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
     token ids that are allowed only where the answer is complete.
     """
+    language = language_of(tokenizer, options)
+    return None if language is None else started(language, vocabulary(tokenizer, size), end)
+
+
+def language_of(tokenizer: Tokenizer, options: GenerationOptions) -> Language | None:
+    """Return the language of the options' `regex`, `json_schema` or `grammar`; None if all are empty. Raises a
+    UserError for one that cannot be used."""
     what = next((name for name in FORMS if getattr(options, name)), None)
     if what is None:
         return None
     text = getattr(options, what)
-    language = Language(what, with_ids(lark_of(text), tokenizer) if what == "grammar" else text)
-    vocab = vocabulary(tokenizer, size)
-    first = TextConstraint(language.start(vocab), vocab, sorted(end), language.schema)
+    return Language(what, with_ids(lark_of(text), tokenizer) if what == "grammar" else text)
+
+
+def started(language: Language, vocab: Vocabulary, end: Collection[int]) -> TextConstraint:
+    """Return the constraint of an empty answer. Raises a UserError for one that no tokens can meet."""
+    first = TextConstraint(language.start(vocab), vocab, sorted(end), language.schema, language.what)
     any_allowed = bool(first.mask.any())
     if not (any_allowed and first.state.possible):
         if characters := language.unspelled(vocab):
             raise UserError(
-                f"{what} cannot be met: the tokens of this model cannot spell {', '.join(map(repr, characters))}"
+                f"{language.what} cannot be met: the tokens of this model cannot spell "
+                f"{', '.join(map(repr, characters))}"
             )
         if not any_allowed:
-            raise UserError(f"{what} cannot be met: the tokens of this model can spell no text that it allows")
+            raise UserError(f"{language.what} cannot be met: the tokens of this model can spell no text that it allows")
     return first
 
 
@@ -72,7 +86,7 @@ class Language:
     def __init__(self, what: str, text: str) -> None:
         from llguidance import regex_to_lark
 
-        self.what, self.text = what, text
+        self.what, self.text, self.source = what, text, text
         self.schema: Prepared | None = None
         self.token_ids = [int(i) for i in re.findall(r"<\[(\d+)\]>", text)] if what == "grammar" else []
         if what == "regex":
@@ -120,9 +134,10 @@ class Language:
     def matcher(self, grammar: str, vocab: Vocabulary) -> LLMatcher:
         """Return an llguidance matcher of `grammar` over a vocabulary, before the first token. Raises a UserError if
         llguidance rejects the grammar."""
-        from llguidance import LLMatcher
+        from llguidance import LLMatcher, LLParserLimits
 
-        matcher = LLMatcher(vocab.inner, grammar, log_level=0)
+        limits = LLParserLimits(max_lexer_states=MOST_STATES)
+        matcher = LLMatcher(vocab.inner, grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise UserError(f"{self.what} cannot be used: {reason(matcher.get_error())}")
         return matcher
@@ -208,21 +223,27 @@ class TextConstraint:
     follow. `schema` is the JSON schema of the answer, None for other constraints.
     """
 
-    def __init__(self, state: State, vocab: Vocabulary, end: list[int], schema: Prepared | None = None) -> None:
-        self.state, self.vocab, self.end, self.schema = state, vocab, end, schema
+    def __init__(
+        self, state: State, vocab: Vocabulary, end: list[int], schema: Prepared | None = None, what: str = "grammar"
+    ) -> None:
+        self.state, self.vocab, self.end, self.schema, self.what = state, vocab, end, schema, what
         self.compute_mask()
 
     def compute_mask(self) -> None:
         """Compute the attributes `mask` (V,), True for the tokens that are allowed next, and `full`, for the present
-        state."""
-        self.mask = torch.from_numpy(self.state.allowed())
+        state. Raises a UserError if the constraint is too large."""
+        self.mask = self.state.allowed()
+        if self.state.matcher.is_error() and reason(self.state.matcher.get_error()) == TOO_LARGE:
+            raise UserError(f"{self.what} cannot be used: {TOO_LARGE}")
         self.mask[self.end] = False
-        self.full = self.state.complete and not self.mask.any()
+        self.full = self.state.complete and not bool(self.mask.any())
         self.mask[self.end] = self.state.complete
 
     def allowed(self) -> Tensor:
         """Return the mask (V,), True for the tokens that are allowed next."""
-        return self.mask
+        from torch import from_numpy
+
+        return from_numpy(self.mask)
 
     def accept(self, token: int) -> bool:
         """Advance by a token; returns False if the token was not allowed, or if no further token may follow."""
@@ -235,9 +256,7 @@ class TextConstraint:
     def check(self, tokens: Sequence[int]) -> None:
         """Raise a UserError if `tokens`, a complete answer, break a keyword of the JSON schema that the mask does not
         enforce."""
-        text = b"".join(self.vocab.pieces[token] for token in tokens).decode(errors="replace")
-        for problem in self.schema.problems(text) if self.schema else ():
-            raise UserError(problem)
+        check_answer(self.schema, (self.vocab.pieces[token] for token in tokens))
 
     def copy(self) -> TextConstraint:
         """Return a copy of the constraint that advances independently, as for draft tokens."""
@@ -250,7 +269,7 @@ class TextConstraint:
         excludes tokens that lose their first space when they are decoded at the beginning of a text."""
         result = self.copy()
         if not text:
-            result.mask = self.mask.clone()
+            result.mask = self.mask.copy()
             result.mask[self.vocab.spaced] = False
         return result
 
@@ -280,11 +299,24 @@ class Vocabulary:
 
 @lru_cache(maxsize=2)
 def vocabulary(tokenizer: Tokenizer, size: int) -> Vocabulary:
-    """Return the tokens of a tokenizer with ids below `size`, for llguidance; control tokens and unused ids have no
-    bytes and are never allowed."""
+    """Return the tokens of a tokenizer with ids below `size`, for llguidance."""
+    return Vocabulary(*pieces_of(tokenizer, size))
+
+
+@lru_cache(maxsize=2)
+def pieces_of(tokenizer: Tokenizer, size: int) -> tuple[list[bytes], list[int]]:
+    """Return the bytes of the token ids below `size`, and the ids that lose their first space at the beginning of a
+    text; control tokens and unused ids have no bytes and are never allowed."""
     pieces = [tokenizer.token_bytes(i) for i in range(size)]
     starts = [] if tokenizer.of_bytes else [i for i, piece in enumerate(pieces) if piece[:1] == b" "]
-    return Vocabulary(pieces, [i for i in starts if tokenizer.decode([i]).encode() != pieces[i]])
+    return pieces, [i for i in starts if tokenizer.decode([i]).encode() != pieces[i]]
+
+
+def check_answer(schema: Prepared | None, pieces: Iterable[bytes]) -> None:
+    """Raise a UserError if an answer, given by the bytes of its tokens, breaks a keyword of the JSON schema that the
+    grammar does not enforce."""
+    for problem in schema.problems(b"".join(pieces).decode(errors="replace")) if schema else ():
+        raise UserError(problem)
 
 
 def read_schema(text: str) -> Any:
@@ -329,6 +361,8 @@ def lark_of(grammar: str) -> str:
 
 def reason(message: str) -> str:
     """Shorten `message`, an error message of llguidance, to one sentence, without the excerpt of its grammar."""
+    if LIMITS.search(message.partition("\n")[0]):
+        return TOO_LARGE
     match = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
     if first.startswith("panic"):  # a mistake of the library

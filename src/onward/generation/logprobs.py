@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
-
-from onward.base.device import tensor_on
-from onward.model.decoder import Decoder
-
-POSITIONS = 128  # whose logits are computed at a time
 
 
 @dataclass(frozen=True)
@@ -34,15 +28,3 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[To
     top = log_p.topk(min(count, log_p.size(1)))
     pairs = [list(zip(ids, values)) for ids, values in zip(top.indices.tolist(), top.values.tolist())]
     return [TokenLogprob(t, float(row[t]), best) for t, row, best in zip(tokens, log_p, pairs)]
-
-
-@torch.inference_mode()
-def prompt_logprobs(model: Decoder, tokens: Sequence[int], count: int) -> list[TokenLogprob]:
-    """Return the log-probability of each token of a text (`tokens`) after the first, with the `count` likeliest tokens
-    at its position. The text must fit into the model's context."""
-    hidden = model.hidden(tensor_on(model.device, [tokens]))[0]
-    result: list[TokenLogprob] = []
-    for start in range(0, len(tokens) - 1, POSITIONS):
-        after = tokens[start + 1 : start + 1 + POSITIONS]
-        result += token_logprobs(model.logits(hidden[None, start : start + len(after)])[0], after, count)
-    return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import Protocol
 
 from onward.base.arguments import unchecked
 from onward.base.errors import UserError
@@ -11,7 +12,7 @@ from onward.generation.answer import Answer
 from onward.generation.constraint import constraint, read_schema
 from onward.generation.engine.engine import Engine
 from onward.generation.options import FORMS, GenerationOptions
-from onward.generation.request import Request, random_seed
+from onward.generation.request import Constraint, Request, random_seed
 from onward.generation.schemas import SchemaWarning, prepared
 from onward.text.media import refuse_media
 from onward.text.stream import LOOK_BACK
@@ -19,6 +20,14 @@ from onward.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]  # a text, or its token ids
 DEFAULT_NEW_TOKENS = 256
+
+
+class StartedConstraint(Protocol):
+    """The constraint of an empty answer, as `constraint.TextConstraint`."""
+
+    def after(self, text: str) -> Constraint: ...
+
+    def check(self, tokens: Sequence[int]) -> None: ...
 
 
 def default_new_tokens(room: int) -> int:
@@ -50,17 +59,22 @@ def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]
 
 
 def requests_for(
-    engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
+    engine: Engine,
+    tokenizer: Tokenizer,
+    prompts: Sequence[Prompt],
+    options: GenerationOptions,
+    form: StartedConstraint | None = None,
 ) -> dict[Request, Answer]:
     """Make options.n requests for each prompt, to be added to an engine; returns each request with its Answer, whose
     text grows as the engine steps. The engine is not changed, so that any thread may call this while it steps.
 
-    Request i, counted over all prompts, has the seed options.seed + i, or a random one. Requests with one prompt share
-    its prefill. By default an answer has at most DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
+    `form` is the constraint of the options, if it is made already. Request i, counted over all prompts, has the seed
+    options.seed + i, or a random one. Requests with one prompt share its prefill. By default an answer has at most
+    DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
     """
-    ends = {*engine.stop_token_ids, *options.stop_token_ids}
-    constrained = any(getattr(options, form) for form in FORMS)
-    form = constraint(tokenizer, engine.model.config.vocab_size, ends, options) if constrained else None
+    if form is None and any(getattr(options, name) for name in FORMS):
+        ends = {*engine.stop_token_ids, *options.stop_token_ids}
+        form = constraint(tokenizer, engine.model.config.vocab_size, ends, options)
     answers: dict[Request, Answer] = {}
     for prompt in prompts:
         tokens = prompt_tokens(tokenizer, prompt)
@@ -74,7 +88,7 @@ def requests_for(
                 options,
                 limit,
                 answer.push,
-                form and form.after(before),
+                form.after(before) if form else None,
                 options.min_new_tokens,
                 frozenset(options.stop_token_ids),
                 random_seed() if options.seed is None else options.seed + len(answers),

@@ -145,6 +145,14 @@ def batched(subject: VerifiedModel) -> PromiseFinding:
     return subject.compare("batched = alone", torch.cat(alone))
 
 
+def with_rows(subject: VerifiedModel) -> PromiseFinding:
+    assert subject.tokenizer
+    ids, rows = subject.tokenizer.vocab_size, subject.model.config.vocab_size
+    return PromiseFinding(
+        "token ids have rows", float(max(0, ids - rows)), 0.0, "token ids", f"{ids:,} ids, {rows:,} rows"
+    )
+
+
 PROMISES: dict[str, Callable[[VerifiedModel], PromiseFinding]] = {
     "saved": saved,
     "batched": batched,
@@ -156,7 +164,9 @@ PROMISES: dict[str, Callable[[VerifiedModel], PromiseFinding]] = {
     "in company": lambda s: s.generated("generated in a batch = plain", rows=3),
     "speculated": lambda s: s.generated("speculated = target", draft=True),
     "streamed": streamed,
+    "has rows": with_rows,
 }
+OF_TOKENIZERS = {"streamed", "has rows"}  # promises of models with a tokenizer
 
 
 @checked
@@ -179,7 +189,7 @@ def verify(
         if not subject.plain.isfinite().all():
             raise UserError(f"Cannot compare logits, because the model's are NaN or infinite in {model.dtype}")
         for name, measure in PROMISES.items():
-            if name != "streamed" or tokenizer is not None:
+            if name not in OF_TOKENIZERS or tokenizer is not None:
                 yield measure(subject)
         if reference is not None:
             yield against(subject, reference)

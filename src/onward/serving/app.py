@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import get_type_hints
 
 from fastapi import FastAPI, Request
@@ -13,8 +14,8 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.staticfiles import StaticFiles
 
 from onward.base.errors import UserError
-from onward.planning.tables import byte_count
 from onward.serving import (
+    admin,
     chat,
     completions,
     embeddings,
@@ -29,7 +30,9 @@ from onward.serving import (
 )
 from onward.serving.errors import RETRY_AFTER, body_of, error_body
 from onward.serving.guard import Guard
+from onward.serving.keys import Key, Keys
 from onward.serving.metrics import ServerMetrics
+from onward.serving.request_log import Observer, RequestLog, RequestRecord, current, log_request
 from onward.serving.service import Service
 from onward.serving.shapes import mistake, shown
 from onward.serving.streams import JSONReply
@@ -39,22 +42,34 @@ ABOUT = "Models in the API of OpenAI. The fields of a request have the names of 
 
 
 def make_app(
-    service: Service, *, keys: Sequence[str] = (), hosts: Sequence[str] = (), origins: Sequence[str] = ()
+    service: Service,
+    *,
+    keys: Sequence[str | Key] = (),
+    hosts: Sequence[str] = (),
+    origins: Sequence[str] = (),
+    log_prompts: bool = False,
+    observers: Sequence[Observer] = (),
 ) -> FastAPI:
     """The application of a Service. `keys` are accepted API keys (empty: none is needed), `hosts` the names that a Host
-    header may have, `origins` the web sites whose pages may call it."""
+    header may have, `origins` the web sites whose pages may call it. Each request has a line in the log
+    `onward.serving.requests`, with its prompts and answers if `log_prompts`; `observers` are called with the record of
+    each request when it has ended. `app.state.keys.replace` changes the keys."""
     # /docs is our own page: FastAPI's loads a script from another host, which the Content-Security-Policy forbids
     app = FastAPI(title="Onward", description=ABOUT, docs_url=None, redoc_url=None, default_response_class=JSONReply)
     app.state.service, app.state.metrics = service, ServerMetrics(service)
-    app.state.logits, app.state.roles = inside.Logits(), {}
+    app.state.logits, app.state.roles, app.state.keys = inside.Logits(), {}, Keys(keys)
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
-    for routes in listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, pages, reference:
+    for routes in (
+        *(listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, pages, reference),
+        admin,
+    ):
         app.include_router(routes.router)
     app.mount("/page", StaticFiles(directory=pages.FOLDER))
-    max_body = int(byte_count(service.limits.max_body, "max_body"))
-    app.add_middleware(Guard, keys=keys, hosts=hosts, max_body=max_body)
+    app.add_middleware(Guard, keys=app.state.keys, hosts=hosts, limits=service.limits, accounts=service.accounts)
     if origins:
         app.add_middleware(CORSMiddleware, allow_origins=[*origins], allow_methods=["*"], allow_headers=["*"])
+    watching = partial(log_request, prompts=log_prompts), app.state.metrics.request, partial(charge, app.state.keys)
+    app.add_middleware(RequestLog, observers=[*watching, *observers])
     app.add_exception_handler(UserError, failed)
     app.add_exception_handler(Exception, failed)
     app.add_exception_handler(HTTPException, refused)
@@ -62,13 +77,19 @@ def make_app(
     return app
 
 
+def charge(keys: Keys, record: RequestRecord) -> None:
+    keys.charge(record.key, record.prompt_tokens + record.new_tokens)
+
+
 async def failed(request: Request, error: Exception) -> JSONReply:
     sent = await request.json() if isinstance(error, UserError) and request.method == "POST" else None
     status, body = body_of(error, sent)
     if status == 500:
-        LOG.error("a request failed", exc_info=error)
-    retry = {"Retry-After": RETRY_AFTER[status]} if status in RETRY_AFTER else None
-    return JSONReply(body, status, headers=retry)
+        LOG.error("the request %s failed", current().id, exc_info=error)
+    headers = {"X-Request-Id": current().id} if status == 500 else {}  # sent outside of all that adds headers
+    if status in RETRY_AFTER:
+        headers["Retry-After"] = RETRY_AFTER[status]
+    return JSONReply(body, status, headers=headers)
 
 
 async def refused(request: Request, error: Exception) -> JSONReply:

@@ -23,13 +23,14 @@ from onward.serving.errors import ApiError
 from onward.serving.fields import FORM_CHARACTERS, SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
+from onward.serving.prompt_size import check_size, size_of
 from onward.serving.request_objects import Call, ContentPart, ResponseFormat, Tool
-from onward.serving.service import Service, log_note, service_of
+from onward.serving.service import Service, account_of, log_note, service_of
 from onward.serving.shapes import Whole, shown
 from onward.serving.streams import DONE, event
 from onward.serving.tools import Tools
 from onward.serving.usage import of_chat, usage_of
-from onward.text.chat import chat_of
+from onward.text.chat import Chat, chat_of
 
 router = APIRouter(tags=["OpenAI"])
 ENDS = "add_generation_prompt", "continue_final_message"  # fields that say how the prompt ends
@@ -95,15 +96,15 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     if body.top_logprobs and not body.logprobs:
         raise ApiError("Cannot give top_logprobs without logprobs: set it to true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    job, forms = await begin(service, served, body, messages, tools, "chat", schema, ends, num_logprobs)
+    job, forms = await begin(http, served, body, messages, tools, "chat", schema, ends, num_logprobs)
     reply = ChatReply(body, served, job, tools, forms)
     if body.stream:
         return service.stream(http, job, reply.events)
-    return await service.respond(http, job, reply.as_json)
+    return await service.respond(job, reply.as_json)
 
 
 async def begin(
-    service: Service,
+    http: Request,
     served: Served,
     body: ChatFields,
     messages: Sequence[Mapping[str, Any]],
@@ -115,14 +116,12 @@ async def begin(
 ) -> tuple[Job, Forms]:
     """Start the answer to a conversation, by default as long as the context; return its job, and how it is read.
     `label` names it in the log, `schema` is that of an answer without calls, `ends` are arguments of `Chat.encode`."""
+    service = service_of(http)
     variables = variables_of(body.chat_template_kwargs, tools, served)
     if body.reasoning_effort is not None:
         variables["reasoning_effort"] = body.reasoning_effort
-    chat = await service.compute(chat_of, served.lm.text())
-    try:
-        tokens = await service.compute(lambda: chat.encode(messages, **ends or {}, **variables))
-    except UserError as error:
-        raise of_messages(error, "input" if label == "responses" else "messages") from None
+    chat, source = await service.compute(chat_of, served.lm.text()), "input" if label == "responses" else "messages"
+    tokens = await encoded(service, chat, messages, source, served, body.truncate_prompt_tokens, ends or {}, variables)
     tokens = truncated(tokens, body, served)
     continued = messages[-1].get("content") if (ends or {}).get("continue_final_message") else ""
     forms = forms_of(served, tools, body.reasoning_format).after(tokens, str(continued or ""))
@@ -137,9 +136,31 @@ async def begin(
     room = max(1, served.engine.length - len(tokens))
     stop = chat.stop + texts_of(body.stop)
     given = body.options(room, stop=stop, logprobs=logprobs, **form)
-    return await service.submit(
-        served, [tokens], given, label, body.edits, check if check and check.notes else None
-    ), forms
+    checks = check if check and check.notes else None
+    return await service.submit(account_of(http), served, [tokens], given, label, body.edits, checks), forms
+
+
+async def encoded(
+    service: Service,
+    chat: Chat,
+    messages: Sequence[Mapping[str, Any]],
+    source: str,
+    served: Served,
+    truncate: int | None,
+    ends: Mapping[str, bool],
+    variables: Mapping[str, Any],
+) -> list[int]:
+    """The token ids of a conversation, which errors name by its field `source`."""
+    size = size_of([message.get("content") or "" for message in messages])
+    check_size(size, served, source, truncate)
+    try:
+        text = await service.compute(lambda: chat.prompt(messages, **ends, **variables), size=size)
+        check_size(len(text), served, source, truncate)
+        return await service.compute(chat.ids, text, size=len(text))
+    except ApiError:
+        raise
+    except UserError as error:
+        raise of_messages(error, source) from None
 
 
 def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Forms:

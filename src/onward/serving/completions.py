@@ -10,18 +10,19 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from onward.generation.logprobs import TokenLogprob, prompt_logprobs
+from onward.generation.logprobs import TokenLogprob
 from onward.generation.prompts import prompt_tokens
 from onward.serving.errors import ApiError
 from onward.serving.fields import SamplingFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
-from onward.serving.service import Service, service_of
+from onward.serving.pieces import scores
+from onward.serving.prompt_size import check_size, prompts_in, size_of
+from onward.serving.service import account_of, service_of
 from onward.serving.shapes import Prompts, Whole
 from onward.serving.streams import DONE, event
 from onward.serving.usage import of_completion, usage_of
 from onward.text.media import refuse_media
-from onward.transforms.lora import use_adapter
 
 router = APIRouter(tags=["OpenAI"])
 DEFAULT_TOKENS = 16  # of an answer, as OpenAI's API has it, or as many as the context has room for
@@ -47,34 +48,35 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
     for a stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
-    prompts = await service.compute(tokens_of, body, served)
+    prompts = await service.compute(tokens_of, body, served, size=size_of(body.prompt))
     room = served.engine.length - max(map(len, prompts), default=0)
     options = body.options(max(1, min(DEFAULT_TOKENS, room)), logprobs=body.logprobs)
     if body.best_of not in (None, options.n):
         raise ApiError(
             f"Cannot rank answers by best_of {body.best_of}: leave it out, or give n ({options.n})", param="best_of"
         )
-    job = await service.submit(served, prompts, options, "completions", body.edits)
-    reply = CompletionReply(
-        body, served, job, [CompletionChoice(body, served, prompt) for prompt in prompts for _ in range(options.n)]
-    )
+    job = await service.submit(account_of(http), served, prompts, options, "completions", body.edits)
+    choices = [CompletionChoice(body, served, prompt) for prompt in prompts for _ in range(options.n)]
     if body.echo and body.logprobs is not None:
-        await reply.read_prompts(service)
+        for number, prompt in enumerate(prompts):
+            scored = await service.beside(scores(served, prompt, body.logprobs))
+            for choice in choices[number * options.n :][: options.n]:
+                choice.prompt_logprobs = [prompt[0], *scored]
+    reply = CompletionReply(body, served, job, choices)
     if body.stream:
         return service.stream(http, job, reply.events)
-    return await service.respond(http, job, reply.as_json)
+    return await service.respond(job, reply.as_json)
 
 
 def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
-    tokenizer, given = served.lm.text(), body.prompt
-    if isinstance(given, list) and given and isinstance(given[0], int):
-        given = [given]  # type: ignore[list-item]
+    tokenizer = served.lm.text()
     special = body.add_special_tokens is not False
     result = []
-    for prompt in [given] if isinstance(given, str) else given:
-        refuse_media(tokenizer.media, prompt)  # type: ignore[arg-type]
+    for prompt in prompts_in(body.prompt):
+        check_size(size_of(prompt), served, "prompt", body.truncate_prompt_tokens)
+        refuse_media(tokenizer.media, prompt)
         tokens = tokenizer.encode(prompt, special=special) if isinstance(prompt, str) else prompt
-        result.append(truncated(prompt_tokens(tokenizer, tokens), body, served))  # type: ignore[arg-type]
+        result.append(truncated(prompt_tokens(tokenizer, tokens), body, served))
     return result
 
 
@@ -120,17 +122,6 @@ class CompletionReply:
             "created": int(time.time()),
             "model": served.name,
         }
-
-    async def read_prompts(self, service: Service) -> None:
-        """Compute log-probabilities of the prompts, for a request that echoes them."""
-        model, count = self.served.lm.model, self.body.logprobs or 0
-
-        def read(prompt: list[int]) -> list[TokenLogprob | int]:
-            with use_adapter(model, self.served.adapter):
-                return [prompt[0], *prompt_logprobs(model, prompt, count)]
-
-        for choice in self.choices:
-            choice.prompt_logprobs = await service.in_engine(lambda prompt=choice.prompt: read(prompt))  # type: ignore[misc]
 
     def as_json(self, updates: list[Update]) -> dict[str, Any]:
         joined = [merged([update for update in updates if update.index == i]) for i in range(len(self.choices))]

@@ -6,22 +6,21 @@ Shapes: T tokens, D d_model.
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from onward.base.device import tensor_on
 from onward.generation.prompts import prompt_tokens
-from onward.model.decoder import Decoder
 from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.fields import Body, check_others
 from onward.serving.models import Served
+from onward.serving.pieces import embedding
+from onward.serving.prompt_size import check_size, prompts_in, size_of
+from onward.serving.request_log import current
 from onward.serving.service import PROMPTS, service_of
 from onward.serving.shapes import Prompts, Whole
-from onward.transforms.lora import use_adapter
 
 router = APIRouter(tags=["OpenAI"])
 
@@ -47,27 +46,25 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
             f"Cannot return {body.dimensions} dimensions, because this model has {size}: leave dimensions out",
             param="dimensions",
         )
-    texts = await service.compute(tokens_of, body, served)
-    vectors = []
-    for tokens in texts:  # others decode between two texts
-        vectors.append(await service.in_engine(lambda tokens=tokens: embedding(served, tokens)))  # type: ignore[misc]
+    texts = await service.compute(tokens_of, body, served, size=size_of(body.input))
+    vectors = [await service.beside(embedding(served, tokens)) for tokens in texts]
     data = [
         {"object": "embedding", "index": index, "embedding": encoded(vector, body.encoding_format or "float")}
         for index, vector in enumerate(vectors)
     ]
-    count = sum(map(len, texts))
+    current().read = count = sum(map(len, texts))
     usage = {"prompt_tokens": count, "total_tokens": count}
     return {"object": "list", "data": data, "model": served.name, "usage": usage}
 
 
 def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
     """The token ids of each text."""
-    given = body.input
-    if isinstance(given, list) and given and isinstance(given[0], int):
-        given = [given]  # type: ignore[list-item]
-    texts = [prompt_tokens(served.lm.text(), one) for one in ([given] if isinstance(given, str) else given)]  # type: ignore[arg-type]
-    if not 0 < len(texts) <= PROMPTS:
-        raise ApiError(f"input has {len(texts)} texts: give 1 to {PROMPTS:,}", param="input")
+    given = prompts_in(body.input)
+    if not 0 < len(given) <= PROMPTS:
+        raise ApiError(f"input has {len(given)} texts: give 1 to {PROMPTS:,}", param="input")
+    for one in given:
+        check_size(size_of(one), served, "input")
+    texts = [prompt_tokens(served.lm.text(), one) for one in given]
     vocab_size, length = served.lm.config.vocab_size, served.engine.length
     for index, tokens in enumerate(texts):
         place = f"input[{index}]"
@@ -83,16 +80,6 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
                 code=TOO_LONG,
             )
     return texts
-
-
-@torch.inference_mode()
-def embedding(served: Served, tokens: Sequence[int]) -> list[float]:
-    """The mean of a text's last hidden states (D,), in fp32."""
-    model: Decoder = served.lm.model
-    with use_adapter(model, served.adapter):
-        hidden = model.hidden(tensor_on(model.device, [list(tokens)]))
-    vector: list[float] = hidden[0].float().mean(0).tolist()
-    return vector
 
 
 def encoded(vector: list[float], form: str) -> list[float] | str:

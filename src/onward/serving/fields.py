@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
@@ -79,6 +79,7 @@ INSTEAD = {  # of a refused field: the field with its meaning
     "function_call": "tool_choice",
     "prompt_logprobs": "echo with logprobs",
 }
+MOST_ITEMS = 16_384  # of a list or a table of options, such as logit_bias
 WORKABLE_STOPS = 64  # stop texts of a request
 FORM_CHARACTERS = 100_000  # of a regular expression, grammar or schema, as JSON
 unknown_fields: set[str] = set()  # those that the log has named
@@ -133,9 +134,10 @@ def json_type(kind: Type) -> Any:
         case Limited() | Either():
             return json_type(kind.args[0])
         case Table():
-            return dict[str, json_type(kind.args[1])]  # type: ignore[misc]  # a type that is made here
+            table: Any = dict[str, json_type(kind.args[1])]  # type: ignore[misc]  # a type that is made here
+            return Annotated[table, Field(max_length=MOST_ITEMS)]
         case Several():
-            return list[json_type(kind.args[0])]  # type: ignore[misc]
+            return Annotated[list[json_type(kind.args[0])], Field(max_length=MOST_ITEMS)]  # type: ignore[misc]
     return {int: Whole, float: Real}.get(kind.annotation, kind.annotation)
 
 

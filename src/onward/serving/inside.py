@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
-import torch
 from fastapi import APIRouter, Request
 from pydantic import Field
 from torch import Tensor
@@ -21,14 +20,13 @@ from onward.inspection.attribution import logit_attribution
 from onward.inspection.head_maps import attention_maps
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
-from onward.model.decoder import without_dropout
 from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.fields import SamplingFields
 from onward.serving.models import Served
+from onward.serving.pieces import whole
 from onward.serving.service import Service, service_of
 from onward.serving.shapes import Whole
 from onward.text.tokenizer import Tokenizer
-from onward.transforms.lora import use_adapter
 
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
@@ -72,14 +70,9 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
 
 
 async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
-    """Call `function` in the engine's thread between two steps, with the adapter of `served`, without gradients and
-    dropout."""
-
-    def run() -> T:
-        with use_adapter(served.lm.model, served.adapter), torch.no_grad(), without_dropout(served.lm.model):
-            return function()
-
-    return await service.in_engine(run)
+    """Call `function` in the engine's thread, in turns with decoding, with the adapter of `served`, without gradients
+    and dropout."""
+    return await service.beside(whole(served, function))
 
 
 class Logits:

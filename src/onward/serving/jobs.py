@@ -41,18 +41,24 @@ def merged(updates: Sequence[Update]) -> Update:
 class Job:
     """The answers to one request of a client: the engine's thread makes updates, the event loop receives them.
     `answers` maps the engine's requests to answers that grow from them; `context`, such as one that edits the model, is
-    open in the engine's thread meanwhile. `on_close` is called once, when all are done or the job is cancelled. Times
-    are seconds of `perf_counter`."""
+    open in the engine's thread meanwhile. `on_close` is called once, when all are done or the job is cancelled. While
+    the client leaves more than `max_unread` tokens unread, the answers wait: `on_unread` is called with True, and later
+    with False. Times are seconds of `perf_counter`."""
 
     def __init__(
         self,
         engine: Engine,
         answers: dict[Request, Answer],
         label: str,
+        client: str,
         on_close: Callable[[Job], None],
         context: AbstractContextManager[None],
+        max_unread: int = 1 << 20,
+        on_unread: Callable[[Job, bool], None] = lambda job, waits: None,
     ) -> None:
         self.engine, self.answers, self.label, self.on_close = engine, answers, label, on_close
+        self.client, self.max_unread, self.on_unread = client, max_unread, on_unread
+        self.unread, self.waits = 0, False  # tokens in `queue`, and whether the answers wait for them to be read
         self.context, self.opened = context, ExitStack()
         self.loop = asyncio.get_running_loop()
         self.queue: asyncio.Queue[list[Update]] = asyncio.Queue()
@@ -75,6 +81,10 @@ class Job:
         # called in the event loop
         self.first_token = self.first_token or perf_counter()
         self.queue.put_nowait(updates)
+        self.unread += sum(len(update.tokens) for update in updates)
+        if self.unread > self.max_unread and not self.waits and not self.closed:
+            self.waits = True
+            self.on_unread(self, True)
         self.remaining -= sum(bool(update.finish_reason) for update in updates)
         if not self.remaining:
             self.close()
@@ -91,6 +101,10 @@ class Job:
             updates = await self.queue.get()
             while not self.queue.empty():  # a client that reads slowly gets longer pieces
                 updates = updates + self.queue.get_nowait()
+            self.unread = 0
+            if self.waits:
+                self.waits = False
+                self.on_unread(self, False)
             done += sum(bool(update.finish_reason) for update in updates)
             by_index: dict[int, list[Update]] = {}
             for update in updates:

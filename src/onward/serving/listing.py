@@ -1,4 +1,4 @@
-"""What the server has and how it is: /v1/models and /health."""
+"""What the server has and how it is: /v1/models, /health and /ready."""
 
 from __future__ import annotations
 
@@ -44,6 +44,16 @@ def record(served: Served) -> dict[str, Any]:
 @router.get("/health", tags=["server"])
 @router.get("/v1/health", tags=["server"], include_in_schema=False)
 async def health(http: Request) -> JSONResponse:
+    """Return status 200 if the process works, also while it loads its models and while it is about to end; 503 if it
+    must be started again."""
+    service = service_of(http)
+    if service.worker.is_alive():
+        return JSONResponse({"status": "ok" if service.state == "ready" else service.state})
+    return JSONResponse(error_body("the thread of the engines has ended: start the server again", 503), 503)
+
+
+@router.get("/ready", tags=["server"])
+async def ready(http: Request) -> JSONResponse:
     """Return status 200 if the server answers requests; 503 while it loads its models, and while it is about to end."""
     state = service_of(http).state
     if state == "ready":

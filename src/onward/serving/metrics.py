@@ -15,6 +15,7 @@ from onward.generation.engine.engine import Engine
 from onward.generation.request import Request as Answer
 from onward.serving.jobs import Job
 from onward.serving.models import engines_of
+from onward.serving.request_log import RequestRecord
 from onward.serving.service import Service
 
 router = APIRouter(tags=["server"])
@@ -40,6 +41,7 @@ class ServerMetrics(Collector):
         self.first = times("vllm:time_to_first_token_seconds", "Time from the request to its first token")
         self.between = times("vllm:inter_token_latency_seconds", "Time between two steps with new tokens", BETWEEN)
         self.total = times("vllm:e2e_request_latency_seconds", "Time from the request to the end of its answers")
+        self.responses = count("onward:http_responses", "Responses to requests, by HTTP status", ["status"])
         self.registry.register(self)
 
     def collect(self) -> list[GaugeMetricFamily]:
@@ -52,9 +54,12 @@ class ServerMetrics(Collector):
         return [
             GaugeMetricFamily("vllm:num_requests_running", "Answers being generated", running),
             GaugeMetricFamily(
-                "vllm:num_requests_waiting", "Answers waiting to be generated", self.service.pending - running
+                "vllm:num_requests_waiting",
+                "Answers and other work waiting to be done",
+                max(0, self.service.accounts.pending - running),
             ),
             used,
+            GaugeMetricFamily("onward:ready", "1 if the server answers requests", self.service.state == "ready"),
         ]
 
     def step(self, engine: Engine, new: list[tuple[Answer, int]]) -> None:
@@ -69,6 +74,9 @@ class ServerMetrics(Collector):
         else:
             self.last_step.pop(id(engine), None)
         self.new_tokens.inc(len(new))
+
+    def request(self, record: RequestRecord) -> None:
+        self.responses.labels(str(record.status or 499)).inc()
 
     def job(self, job: Job) -> None:
         now = perf_counter()

@@ -12,20 +12,24 @@ import torch
 
 from onward.api.language_model import LanguageModel
 from onward.base.errors import UserError
-from onward.base.limits import in_bytes, memory_size
+from onward.base.limits import in_bytes, memory_size, resident_memory
 from onward.checkpoint.load import open_source
+from onward.checkpoint.peft.adapters import changes_base, load_adapter
+from onward.checkpoint.peft.bases import check_adapter_folder, check_base
 from onward.config.decoder import DecoderConfig
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CHUNK
 from onward.generation.drafts.model_draft import NUM_DRAFT_TOKENS
 from onward.generation.engine.engine import Engine
-from onward.model.adapters import adapter_names
+from onward.hub.folder import locate
+from onward.model.adapters import adapter_names, selection
 from onward.model.decoder import Decoder
 from onward.model.paged import PagedKVCache
 from onward.planning.memory import cache_bytes, weight_bytes
 from onward.planning.tables import byte_count
 from onward.serving.server_options import EngineOptions
 from onward.transforms.heads import head_labels
+from onward.transforms.lora import remove_lora
 
 BLOCK = 16  # positions of a block of the cache
 SHARE = 0.5  # of the memory left beside the weights, the most that the cache takes unless a size is given
@@ -57,10 +61,11 @@ def load_served(
 ) -> list[Served]:
     """Load `models`, and on the first of them the LoRA adapters in folders. Raises a UserError for names that occur
     twice, for models that do not generate, and for what does not fit in memory."""
+    used = resident_memory()
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
     drafts = [load(options.draft, ()) if options.draft else None for _ in models]
     weights = sum(bytes_of(lm.model) for lm in (*loaded, *drafts) if lm)
-    free = memory_size() - weights if memory_size() else 4 * GIB
+    free = memory_size() - weights - used if memory_size() else 4 * GIB
     served: list[Served] = []
     for model, lm, draft in zip(models, loaded, drafts):
         lm.text()
@@ -87,6 +92,45 @@ def load_served(
     return served
 
 
+def check_adapter_of(base: Served, folder: Path) -> None:
+    """Raise a UserError unless a folder has an adapter that can be added to a served model."""
+    check_adapter_folder(folder)
+    check_base(folder, locate(base.root))
+    if changes_base(folder):
+        raise UserError(
+            f"Cannot add {folder}, because it has fully trained weights, which would change {base.name}: serve it as a "
+            "model of its own"
+        )
+
+
+def add_adapter(base: Served, folder: Path, name: str) -> Served:
+    """Add the LoRA adapter in a folder to a served model, under a name; called in the engines' thread. Raises a
+    UserError, and changes nothing, for an adapter that does not fit the model."""
+    model = base.lm.model
+    try:
+        load_adapter(model, folder, base.lm.hf, name)
+    except BaseException:
+        remove_lora(model, name)
+        raise
+    finally:
+        selection(model).name = ""
+        renew(base.engine)
+    lm, root = with_tokenizer_of(base.lm, folder), str(folder)
+    return Served(name, root, lm, base.engine, name, base.name, base.tool_parser, base.reasoning_parser)
+
+
+def drop_adapter(served: Served) -> None:
+    """Remove an adapter that no request uses; called in the engines' thread."""
+    remove_lora(served.lm.model, served.adapter)
+    renew(served.engine)
+
+
+def renew(engine: Engine) -> None:
+    """Let an engine, whose model was changed, compare it before the next step: compiled steps and cached prefixes of
+    the model before are not those of the model now."""
+    engine.state.snapshot = engine.state.known = None
+
+
 def with_tokenizer_of(lm: LanguageModel, folder: Path) -> LanguageModel:
     # a base model and each adapter may have a chat template of their own
     if not (folder / "tokenizer.json").exists():
@@ -97,18 +141,18 @@ def with_tokenizer_of(lm: LanguageModel, folder: Path) -> LanguageModel:
 def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: str | None) -> None:
     """Raise a UserError if the weights need more memory than this machine has; only headers are read, and folders of
     adapters skipped."""
-    total, size = 0, memory_size()
+    total, size, used = 0, memory_size(), resident_memory()
     for folder in folders:
         if folder.is_dir() and not (folder / "config.json").exists():
             continue
         source = open_source(folder)
         stored = torch.float32 if Counter(source.tensor_types()).most_common(1)[0][0] == "F32" else torch.bfloat16
         total += weight_bytes(source.family()[1], dtype or stored, quantize)
-    if size and total > size:
+    if size and total + used > size:
         names = ", ".join(folder.name for folder in folders)
         raise UserError(
-            f"Cannot load {names}, because the weights need {in_bytes(total)} and this machine has "
-            f"{in_bytes(size)} of memory: serve a smaller model, or set --quantize int4"
+            f"Cannot load {names}, because the weights need {in_bytes(total)} and this process may "
+            f"use {in_bytes(size)} of memory: serve a smaller model, or set --quantize int4"
         )
 
 
@@ -120,8 +164,14 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         raise UserError(f"context is {length:,}: it must be at most the model's {lm.config.context_length:,} tokens")
     chunk = min(CHUNK, length)
     if options.cache_memory:
-        room = int(byte_count(options.cache_memory, "cache_memory"))
+        left, room = int(room / SHARE), int(byte_count(options.cache_memory, "cache_memory"))
     blocks = num_blocks(lm.config, options.rows, length, chunk, lm.model.dtype, room)
+    size = blocks * cache_bytes(lm.config, 1, BLOCK, lm.model.dtype)
+    if options.cache_memory and lm.model.device.type == "cpu" and size > left:
+        raise UserError(
+            f"cache_memory is {options.cache_memory}, of which this cache would take {in_bytes(size)}, but only "
+            f"{in_bytes(left)} of memory are left beside the weights: give less"
+        )
     cache = PagedKVCache(
         lm.config,
         options.rows,
@@ -139,6 +189,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         draft=draft,
         lookup=options.lookup,
         prompt_cache=options.prompt_cache or None,
+        prompt_cache_size=int(byte_count(options.prompt_cache_size, "prompt_cache_size")),
         prefill_budget=options.prefill_budget,
     )
     # no program of a user changes a served model, so a step need not check every module and tensor

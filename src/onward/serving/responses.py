@@ -66,11 +66,11 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     if body.reasoning and body.reasoning.get("effort") is not None:
         body.reasoning_effort = str(body.reasoning["effort"])
     schema, messages = schema_of(response_format_of(body.text)), messages_of(body)
-    job, forms = await begin(service, served, body, messages, tools, "responses", schema, logprobs=body.num_logprobs)
+    job, forms = await begin(http, served, body, messages, tools, "responses", schema, logprobs=body.num_logprobs)
     reply = ResponseReply(body, served, job, tools, forms)
     if body.stream:
         return service.stream(http, job, reply.events)
-    return await service.respond(http, job, reply.as_json)
+    return await service.respond(job, reply.as_json)
 
 
 def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:

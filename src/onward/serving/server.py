@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -16,10 +17,13 @@ from fastapi import FastAPI
 
 from onward.base.errors import UserError
 from onward.serving.app import make_app
+from onward.serving.connections import BACKLOG, Connections
 from onward.serving.models import Served
-from onward.serving.server_options import Listening
+from onward.serving.server_options import ConnectionLimits, Listening
 from onward.serving.service import Service
+from onward.serving.spans import Spans
 
+LOG = logging.getLogger("onward.serving")
 LEAVE = 10.0  # seconds that the engine's thread may take for its last step, or a compilation
 
 
@@ -40,12 +44,36 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-class Server(uvicorn.Server):
-    """The first SIGINT or SIGTERM lets running answers finish, a second one ends at once."""
+def config_of(app: FastAPI, limits: ConnectionLimits, drain: float) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=Connections(limits).protocol,  # type: ignore[arg-type]  # a function that makes a protocol
+        ws="none",
+        log_config=None,
+        log_level="critical",  # the application logs its failures, and connections theirs once per state
+        access_log=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=max(1, round(drain)),
+        timeout_keep_alive=max(1, round(limits.keep_alive)),
+        server_header=False,
+    )
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+
+class Server(uvicorn.Server):
+    """The first SIGINT or SIGTERM lets running answers finish, a second one ends at once. SIGHUP calls `reload`."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, reload: Callable[[], None] | None) -> None:
         super().__init__(config)
-        self.service = service
+        self.service, self.reload = service, reload
+
+    def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+        assert self.reload
+        try:
+            self.reload()
+        except UserError as error:
+            LOG.error("%s; the keys stay as they were", error)
+        else:
+            LOG.info("the keys were read again")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit:
@@ -59,6 +87,8 @@ class Server(uvicorn.Server):
             yield
             return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        if self.reload:
+            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self.handle_hangup)
         try:
             yield
         finally:
@@ -67,12 +97,16 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    options: Listening, load: Callable[[], Sequence[Served]], ready: Callable[[str, Sequence[Served]], None]
+    options: Listening,
+    load: Callable[[], Sequence[Served]],
+    ready: Callable[[str, Sequence[Served]], None],
+    load_more: Callable[[str], Sequence[Served]] | None = None,
 ) -> None:
     """Listen, load the models, and answer requests until a signal; `ready` is called with the address once they are
-    loaded. Raises a UserError for the address, and any exception of `load`."""
-    keys, bound = options.keys(), listen(options.host, options.port)
-    service = Service(options)
+    loaded, and `load_more` with the name of a model that an administrator adds. Raises a UserError for the address, and
+    any exception of `load`."""
+    keys, spans = options.keys(), Spans(options.otlp_traces_endpoint) if options.otlp_traces_endpoint else None
+    bound, service = listen(options.host, options.port), Service(options, load_more)
     failures: list[BaseException] = []
     name = f"[{options.host}]" if ":" in options.host else options.host
     address = f"http://{name}:{bound.getsockname()[1]}"
@@ -97,20 +131,28 @@ def serve(
         loading.cancel()
         service.close()
 
-    app = make_app(service, keys=keys, hosts=(options.host, *options.allow_host), origins=options.allow_origin)
-    app.router.lifespan_context = lifespan
-    config = uvicorn.Config(
-        app,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=max(1, round(options.drain)),
-        timeout_keep_alive=30,
-        server_header=False,
+    app = make_app(
+        service,
+        keys=keys,
+        hosts=(options.host, *options.allow_host),
+        origins=options.allow_origin,
+        log_prompts=options.log_prompts,
+        observers=[spans] if spans else [],
     )
-    server = Server(config, service)
+    app.router.lifespan_context = lifespan
+
+    def stop(error: UserError) -> None:
+        service.state, server.should_exit = "draining", True
+        failures.append(error)
+
+    service.worker.on_failure = stop
+    reload = (lambda: app.state.keys.replace(options.keys())) if options.api_key_file else None
+    server = Server(config_of(app, options, options.drain), service, reload)
     with bound:
         server.run(sockets=[bound])
     if service.worker.is_alive():
         service.worker.join(LEAVE)  # a thread in machine code crashes while Python ends
+    if spans:
+        spans.close()
     if failures:
         raise failures[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from onward.base.arguments import Range
-from onward.base.errors import UserError
 from onward.config.ranges import Size
+from onward.serving.keys import Key, check_keys, read_keys
 
 KEY_VARIABLE = "ONWARD_API_KEY"  # of the environment
 ToolParser = Literal["auto", "harmony", "qwen3_coder", "hermes", "mistral_args", "mistral", "llama3_json", "json"]
@@ -30,6 +30,8 @@ class EngineOptions:
     tool_parser: ToolParser = "auto"  # form of tool calls in answers; auto: that of the chat template
     reasoning_parser: ReasoningParser = "auto"  # form of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
+    prompt_cache_size: str = "10GB"  # size of the files in prompt_cache; those that were used longest ago are removed
+    mmap: bool = True  # use the weights in their files, which must not change; otherwise copy them to memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,34 +41,47 @@ class RequestLimits:
     max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; further ones get status 429
     max_body: str = "8MB"  # maximum size of a request in bytes
     max_messages: Annotated[int, Range(1, 1 << 20)] = 1024  # maximum number of messages in a conversation
+    max_values: Annotated[int, Range(1, 1 << 30)] = 1 << 18  # maximum number of values in the JSON of a request
+    max_unread: Annotated[int, Range(1, 1 << 20)] = 256  # unread tokens of a stream after which its answers wait
+    constraint_time: Annotated[float, Range(0.01, 3600)] = 5.0  # seconds to prepare a regex, schema or grammar
+    constraint_memory: str = "512MB"  # memory that one constraint may take
+    max_constraints: Annotated[int, Range(1, 4096)] = 16  # constraints that are kept prepared, each in a process
+    share: Annotated[float, Range(0, 1)] = 0.5  # largest share of rows that a client has while another client waits
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listening(RequestLimits):
+class ConnectionLimits:
+    """How many connections are open at a time, and for how many seconds each waits for its client."""
+
+    max_connections: Annotated[int, Range(1, 1 << 20)] = 4096  # at most as many as the system's limit of descriptors
+    receive_timeout: Annotated[float, Range(0, 86400)] = 30.0  # seconds in which a client must send a whole request
+    send_timeout: Annotated[float, Range(0, 86400)] = 60.0  # seconds after which a client that reads nothing is dropped
+    keep_alive: Annotated[float, Range(0, 86400)] = 30.0  # seconds that a connection stays open between two requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening(RequestLimits, ConnectionLimits):
     """Where the server listens, and whom it answers."""
 
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
     port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: any free port
     api_key: tuple[str, ...] = ()  # keys that clients must send, in addition to $ONWARD_API_KEY
-    api_key_file: str = ""  # file with keys, one per line
+    api_key_file: str = ""  # keys, one per line, or a .toml file with their names and limits; SIGHUP reads it again
     allow_host: tuple[str, ...] = ()  # additional names of this server to accept in the Host header
     allow_origin: tuple[str, ...] = ()  # websites whose pages may call the API, such as https://example.org
     drain: Annotated[float, Range(0, 86400)] = 30.0  # time limit in seconds for running answers after SIGTERM
+    log_format: Literal["text", "json"] = "text"  # form of the log on standard error; json: one object per line
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level in the log; info: each request
+    log_prompts: bool = False  # write prompts and answers to the log
+    otlp_traces_endpoint: str = ""  # collector of OpenTelemetry for traces, such as http://127.0.0.1:4318/v1/traces
 
-    def keys(self) -> list[str]:
+    def keys(self) -> list[Key]:
         """The API keys that clients may use; [] if none is needed."""
-        keys = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
-        if self.api_key_file:
-            try:
-                lines = Path(self.api_key_file).read_text(encoding="utf-8").split()
-            except (OSError, UnicodeDecodeError) as error:
-                reason = getattr(error, "strerror", None) or "it is not text"
-                raise UserError(f"Cannot read api_key_file {self.api_key_file} ({reason}): name a file") from None
-            if not lines:
-                raise UserError(f"api_key_file {self.api_key_file} is empty: write a key into it, or leave it out")
-            keys += lines
-        if not all(key.strip() for key in keys):
-            raise UserError("api_key is empty: give a key, or leave it out")
+        given = [*self.api_key, *([os.environ[KEY_VARIABLE]] if os.environ.get(KEY_VARIABLE) else [])]
+        keys = [Key(key=key, name=f"key {number}") for number, key in enumerate(given, 1)]
+        for key in read_keys(Path(self.api_key_file)) if self.api_key_file else ():
+            keys.append(key if key.name else replace(key, name=f"key {len(keys) + 1}"))
+        check_keys(keys)
         return keys
 
     @property

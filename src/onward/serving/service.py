@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import lru_cache
@@ -15,35 +15,44 @@ from fastapi.responses import Response, StreamingResponse
 
 from onward.base.errors import UserError
 from onward.generation.check_request import PromptError, check_request
+from onward.generation.constraint import language_of
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
+from onward.serving.account import Account, Accounts
+from onward.serving.constraints.remote import Constraints
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
+from onward.serving.request_log import current
 from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
+from onward.serving.weight_files import WeightFiles
 from onward.serving.worker import StepObserver, Worker
 
 T = TypeVar("T")
 LOG = logging.getLogger("onward.serving")
 PROMPTS = 2048  # of a request, at most
 ANSWERS = 128  # for each prompt, at most
-TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most
+TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most; log-probabilities count as tokens
+SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
 
 
 class Service:
-    """The state of the server, used only in the event loop. `pending` counts the answers that are not done.
-    `observe_job` is called with each job that ends, `observe_step` in the engines' thread after each step."""
+    """The state of the server, used only in the event loop. `accounts` are those of the requests in progress.
+    `load_more` loads a further model by its name; None: none can be added. `observe_job` is called with each job that
+    ends, `observe_step` in the engines' thread after each step."""
 
-    def __init__(self, limits: RequestLimits) -> None:
-        self.limits = limits
+    def __init__(self, limits: RequestLimits, load_more: Callable[[str], Sequence[Served]] | None = None) -> None:
+        self.limits, self.load_more = limits, load_more
         self.state: Literal["loading", "ready", "draining"] = "loading"
         self.served: dict[str, Served] = {}
-        self.worker = Worker(lambda engine, new: self.observe_step(engine, new))
-        self.pending = 0
+        self.worker = Worker(lambda engine, new: self.observe_step(engine, new), limits.share)
+        self.accounts = Accounts(limits, self.num_rows)
+        self.constraints = Constraints(limits)
         self.jobs: set[Job] = set()
-        self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts and compile constraints
+        self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts
+        self.long = ThreadPoolExecutor(1, "onward-long-prompts")  # tokenizes those that would hold up others
         self.observe_job: Callable[[Job], None] = lambda job: None
         self.observe_step: StepObserver = lambda engine, new: None
 
@@ -53,7 +62,7 @@ class Service:
         # computes, and loads.
         def run() -> Sequence[Served]:
             served = load()
-            self.worker.engines = engines_of(served)
+            self.worker.engines, self.worker.files = engines_of(served), WeightFiles()
             return served
 
         self.worker.start()
@@ -66,17 +75,23 @@ class Service:
 
     def close(self) -> None:
         self.worker.stop()
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        self.constraints.close()
+        for threads in self.threads, self.long:
+            threads.shutdown(wait=False, cancel_futures=True)
 
     def model(self, name: str | None) -> Served:
         """The model with this name, by default the first; raises an ApiError for an unknown name, or if not ready."""
         self.check_ready()
-        if not name:
-            return next(iter(self.served.values()))
+        name = name or next(iter(self.served))
         if name not in self.served:
             known = ", ".join(self.served)
             raise ApiError(f"there is no model {name[:200]!r} here: choose {known}", 404, "model", "model_not_found")
-        return self.served[name]
+        served, record = self.served[name], current()
+        record.model, record.tokenizer = served.name, served.lm.tokenizer
+        return served
+
+    def num_rows(self) -> int:
+        return sum(engine.scheduler.rows for engine in engines_of(list(self.served.values())))
 
     def check_ready(self) -> None:
         if self.state == "loading":
@@ -84,16 +99,24 @@ class Service:
         if self.state == "draining":
             raise ApiError("the server is shutting down and accepts no more requests", 503, code="draining")
 
-    async def compute(self, function: Callable[..., T], *args: Any) -> T:
-        """Call a function in a thread that tokenizes prompts, so that the event loop goes on."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, function, *args)
+    async def compute(self, function: Callable[..., T], *args: Any, size: int = 0) -> T:
+        """Call a function in a thread that tokenizes prompts, so that the event loop goes on; `size` is the number of
+        characters of the prompts."""
+        threads = self.threads if size <= SHORT else self.long
+        return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
 
     async def in_engine(self, function: Callable[[], T]) -> T:
-        """Call a function in the engine's thread between two steps, where it may run a model."""
+        """Call a function that takes no time in the engine's thread between two steps."""
         return await asyncio.wrap_future(self.worker.call(function))
+
+    async def beside(self, pieces: Generator[None, None, T]) -> T:
+        """The result of work that runs a model in the engine's thread, in turns with decoding: after each decoding
+        step at most one of its `pieces`."""
+        return await asyncio.wrap_future(self.worker.beside(pieces))
 
     async def submit(
         self,
+        account: Account,
         served: Served,
         prompts: Sequence[Prompt],
         options: GenerationOptions,
@@ -101,17 +124,17 @@ class Service:
         edits: Edits | None = None,
         check: Callable[[Sequence[int]], None] | None = None,
     ) -> Job:
-        """Start answers; `edits` switches off parts of the model for these prompts alone, and `check` is called with
-        the tokens of each complete answer. Raises a UserError for what can never be answered, and an ApiError with
-        status 429 if too many answers wait already."""
-        engine, rows = served.engine, served.engine.scheduler.rows
+        """Start the answers of an `account`; `edits` switches off parts of the model for these prompts alone, and
+        `check` is called with the tokens of each complete answer. Raises a UserError for what can never be answered,
+        and an ApiError with status 429 if too many answers wait already."""
+        engine = served.engine
         if not prompts:
             raise ApiError("there is no prompt: give at least one", param="prompt")
         if len(prompts) > PROMPTS or options.n > ANSWERS:
             many = f"prompt has {len(prompts)} texts: give at most {PROMPTS:,}"
             raise UserError(many if len(prompts) > PROMPTS else f"n is {options.n}: give at most {ANSWERS}")
-        count, most = len(prompts) * options.n, rows + self.limits.max_queue
-        if count * (options.max_new_tokens or engine.length) > TOKENS:
+        count, most = len(prompts) * options.n, engine.scheduler.rows + self.limits.max_queue
+        if count * (options.max_new_tokens or engine.length) * (1 + (options.logprobs or 0) // 4) > TOKENS:
             raise UserError(
                 f"max_new_tokens is {options.max_new_tokens or engine.length}, so that {count} answers would have more "
                 f"than {TOKENS:,} tokens: ask for fewer answers, or shorter ones"
@@ -123,7 +146,7 @@ class Service:
             )
 
         def prepare() -> dict[Any, Any]:
-            answers = requests_for(engine, served.lm.text(), prompts, options)
+            answers = requests_for(engine, tokenizer, prompts, options, form)
             log_note(schema_note(options))
             for number, request in enumerate(answers):
                 request.adapter = served.adapter
@@ -136,39 +159,29 @@ class Service:
             return answers
 
         names = edits.names(served.lm.model) if edits else []
+        account.grow(count)
+        tokenizer, form = served.lm.text(), None
+        if language := await self.compute(language_of, tokenizer, options):
+            ends = {*engine.stop_token_ids, *options.stop_token_ids}
+            form = await self.constraints.start(language, tokenizer, engine.model.config.vocab_size, ends)
         answers = await self.compute(prepare)
-        if self.pending + count > most:
-            raise ApiError(
-                f"Cannot wait for more answers, because {self.pending} are pending already: try again later", 429
-            )
         self.check_ready()
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
-        job = Job(engine, answers, label, self.ended, context)
-        self.pending += count
+        unread = self.limits.max_unread, self.worker.wait_for_client
+        job = Job(engine, answers, label, account.client, self.ended, context, *unread)
+        current().jobs.append(job)
         self.jobs.add(job)
+        account.ends.callback(self.cancel, job)
         self.worker.add(job)
         return job
 
     def ended(self, job: Job) -> None:
-        self.pending -= len(job.answers)
         self.jobs.discard(job)
         self.observe_job(job)
 
-    async def respond(
-        self, http: HttpRequest, job: Job, body: Callable[[list[Update]], dict[str, Any]]
-    ) -> Response | dict[str, Any]:
-        """Wait for all answers, and return `body(updates)`; cancels the job if the client closes its connection."""
-
-        async def collect() -> list[Update]:
-            return [update async for updates in job.updates() for update in updates]
-
-        try:
-            updates = await unless_gone(http, collect())
-        finally:
-            if not job.closed:
-                self.worker.cancel(job)
-        if updates is None:
-            return Response(status_code=499)  # nobody reads it
+    async def respond(self, job: Job, body: Callable[[list[Update]], dict[str, Any]]) -> dict[str, Any]:
+        """Wait for all answers, and return `body(updates)`."""
+        updates = [update async for updates in job.updates() for update in updates]
         for update in updates:
             if update.error:
                 raise update.error
@@ -177,7 +190,7 @@ class Service:
     def stream(
         self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]
     ) -> Response:
-        """A stream of server-sent events; cancels the job if the client closes its connection."""
+        """A stream of server-sent events."""
 
         async def body() -> AsyncIterator[str]:
             try:
@@ -189,12 +202,13 @@ class Service:
                     LOG.exception("a stream failed")
                 yield event(content)
                 yield DONE
-            finally:
-                if not job.closed:
-                    self.worker.cancel(job)
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+
+    def cancel(self, job: Job) -> None:
+        if not job.closed:
+            self.worker.cancel(job)
 
 
 @lru_cache(maxsize=1000)  # each note once
@@ -212,22 +226,11 @@ async def checked(job: Job) -> AsyncIterator[list[Update]]:
         yield updates
 
 
-async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
-    """The result of `work`; None as soon as the client has closed its connection."""
-
-    async def gone() -> None:
-        while (await http.receive())["type"] != "http.disconnect":
-            pass
-
-    task, watch = asyncio.ensure_future(work), asyncio.ensure_future(gone())
-    try:
-        await asyncio.wait({task, watch}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    finally:
-        task.cancel()
-        watch.cancel()
-
-
 def service_of(http: HttpRequest) -> Service:
     service: Service = http.app.state.service
     return service
+
+
+def account_of(http: HttpRequest) -> Account:
+    account: Account = http.state.account
+    return account

@@ -39,7 +39,8 @@ def not_bool(value: Any) -> Any:
 
 Whole = Annotated[int, BeforeValidator(not_bool)]
 Real = Annotated[float, BeforeValidator(not_bool)]
-Tokens = Annotated[list[Whole], Field(fail_fast=True)]  # one mistake is enough: a list may have a million items
+TokenId = Annotated[int, Field(strict=True)]  # checked without a call of Python, unlike Whole
+Tokens = Annotated[list[TokenId], Field(fail_fast=True)]  # one mistake is enough: a list may have a million items
 Texts = Annotated[list[str], Field(fail_fast=True)]
 Prompts = str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
 

@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import Field
 
-from onward.base.errors import UserError
-from onward.serving.chat import ENDS, ChatMessage, message_of, of_messages, variables_of
+from onward.serving.chat import ENDS, ChatMessage, encoded, message_of, variables_of
 from onward.serving.errors import ApiError
 from onward.serving.fields import Body, check_others
+from onward.serving.prompt_size import check_size
 from onward.serving.request_objects import Tool
 from onward.serving.service import service_of
 from onward.serving.shapes import Tokens
@@ -56,37 +56,38 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     if text is not None:
         given = body.add_special if body.add_special_tokens is None else body.add_special_tokens
         special = body.content is None if given is None else given  # as vLLM and llama.cpp have it
-        tokens = await service.compute(lambda: tokenizer.encode(text, special=special))
+        check_size(len(text), served, "prompt" if body.content is None else "content")
+        tokens = await service.compute(lambda: tokenizer.encode(text, special=special), size=len(text))
     else:
         messages = [message_of(one.model_dump(), number) for number, one in enumerate(body.messages or [])]
         chat = await service.compute(chat_of, tokenizer)
         ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
         variables = variables_of(body.chat_template_kwargs, Tools.of(body.tools, None, None), served)
-        try:
-            tokens = await service.compute(lambda: chat.encode(messages, **ends, **variables))
-        except UserError as error:
-            raise of_messages(error, "messages") from None
+        tokens = await encoded(service, chat, messages, "messages", served, None, ends, variables)
     result: dict[str, Any] = {"count": len(tokens), "max_model_len": served.engine.length, "tokens": tokens}
     if text is None:
         result["stop"] = list(chat.stop)  # texts that end the answer
-    if body.with_pieces:
-        result["tokens"] = [{"id": token, "piece": tokenizer.piece(token)} for token in tokens]
-    if body.return_token_strs:
-        result["token_strs"] = [tokenizer.piece(token) for token in tokens]
+    if body.with_pieces or body.return_token_strs:
+        pieces = await service.compute(lambda: {token: tokenizer.piece(token) for token in set(tokens)})
+        if body.with_pieces:
+            result["tokens"] = [{"id": token, "piece": pieces[token]} for token in tokens]
+        if body.return_token_strs:
+            result["token_strs"] = [pieces[token] for token in tokens]
     return result
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
     """Return as JSON the text of token ids. Raises an ApiError for an id outside the vocabulary."""
-    served = service_of(http).model(body.model)
+    service = service_of(http)
+    served = service.model(body.model)
     check_others(body.model_extra or {})
     if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
         raise ApiError(
             f"Token {unknown[0]} does not exist: the vocabulary has ids 0 to {served.lm.config.vocab_size - 1}",
             param="tokens",
         )
-    text = served.lm.text().decode(body.tokens)
+    text = await service.compute(served.lm.text().decode, body.tokens, size=len(body.tokens))
     return {"prompt": text, "content": text}
 
 

@@ -10,16 +10,20 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from onward.base.errors import UserError
 from onward.generation.engine.engine import Engine
 from onward.generation.request import Request
+from onward.serving.errors import ApiError
 from onward.serving.jobs import Job, Update, deliver
 from onward.serving.models import row_counts
+from onward.serving.weight_files import WeightFiles
 
 T = TypeVar("T")
 StepObserver = Callable[[Engine, list[tuple[Request, int]]], None]
@@ -31,13 +35,19 @@ PATIENCE = 0.003  # seconds that a step waits at most for the event loop to send
 
 class Worker(threading.Thread):
     """Runs the engines until `stop`. `observe` is called after each step; functions in `spare` are called one by one
-    while there is no request."""
+    while there is no request. Of the work in `pieces`, which runs models beside the engines, one piece is done between
+    two steps, once steps have taken as long as the piece before. No client has more than `share` of the rows while
+    another one waits."""
 
-    def __init__(self, observe: StepObserver) -> None:
+    def __init__(self, observe: StepObserver, share: float = 1.0) -> None:
         super().__init__(name="onward-engine", daemon=True)
         self.engines: Sequence[Engine] = ()
-        self.observe = observe
+        self.files = WeightFiles()
+        self.on_failure: Callable[[UserError], None] = lambda error: None  # called if the thread can go on no more
+        self.observe, self.share = observe, share
         self.inbox: deque[Callable[[], None]] = deque()
+        self.pieces: deque[tuple[Future[Any], Generator[None, None, Any]]] = deque()
+        self.debt = 0.0  # seconds that decoding has to catch up
         self.spare: deque[Callable[[], object]] = deque()
         self.wake, self.stopping = threading.Event(), False
         self.sent = threading.Event()  # the event loop has sent the last step's tokens
@@ -68,6 +78,16 @@ class Worker(threading.Thread):
         self.post(run)
         return future
 
+    def beside(self, pieces: Generator[None, None, T]) -> Future[T]:
+        """Run a generator in the engine's thread, in turns with decoding; cancelling the future ends it."""
+        future: Future[T] = Future()
+        self.post(lambda: self.pieces.append((future, pieces)))
+        return future
+
+    def wait_for_client(self, job: Job, waits: bool) -> None:
+        """Take the requests of a job from the engine while its client reads nothing, or return them to the queue."""
+        self.post(lambda: self.pause(job, waits))
+
     def post(self, command: Callable[[], None]) -> None:
         self.inbox.append(command)
         self.wake.set()
@@ -84,18 +104,39 @@ class Worker(threading.Thread):
 
     def run(self) -> None:
         while not self.stopping:
-            if not any(engine.busy for engine in self.engines):
-                if self.spare and not self.inbox:
+            if not self.pieces and not any(engine.busy for engine in self.engines):
+                if self.spare and not self.inbox and not self.files.changed():
                     self.spare.popleft()()
-                else:
+                elif not self.files.changed():
                     self.wake.wait()
                     self.gather()
             self.wake.clear()
             while self.inbox:
                 self.inbox.popleft()()
+            if path := self.files.changed():
+                self.fail(path)
+                return
+            self.next_piece()
             for engine in self.engines:
                 if engine.busy:
+                    self.take_turns(engine)
                     self.step(engine)
+
+    def fail(self, path: Path) -> None:
+        """End all requests, because a file of weights has changed: the next step could end the process."""
+        error = UserError(
+            f"Cannot go on, because {path} was changed while the model uses it: start the server again, and replace "
+            "files instead of writing to them, or use --no-mmap"
+        )
+        for request in list(self.jobs):
+            self.jobs[request].engine.cancel(request)
+            request.finish_reason, request.error = "error", error
+        for engine in self.engines:
+            self.send(engine)
+        for future, _ in self.pieces:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(error)
+        self.on_failure(error)
 
     def gather(self) -> None:
         # prompts of clients that ask at the same time are prefilled together
@@ -104,10 +145,66 @@ class Worker(threading.Thread):
         while perf_counter() < end and self.wake.wait(PAUSE):
             self.wake.clear()
 
+    def next_piece(self) -> None:
+        """Do one piece of the work beside decoding, unless decoding has to catch up."""
+        busy = any(engine.busy for engine in self.engines)
+        while self.pieces and not (busy and self.debt > 0):
+            future, work = self.pieces.popleft()
+            if future.cancelled():
+                continue
+            start = perf_counter()
+            try:
+                next(work)
+                self.pieces.append((future, work))
+            except StopIteration as end:
+                if future.set_running_or_notify_cancel():
+                    future.set_result(end.value)
+            except BaseException as error:
+                if future.set_running_or_notify_cancel():
+                    future.set_exception(error)
+            self.debt = perf_counter() - start
+            return
+
+    def pause(self, job: Job, waits: bool) -> None:
+        scheduler = job.engine.scheduler
+        for request in job.answers:
+            if request in self.jobs and waits:
+                job.engine.pause(request)
+            elif request in self.jobs and request not in scheduler.active and request not in scheduler.waiting:
+                scheduler.waiting.append(request)
+
+    def take_turns(self, engine: Engine) -> None:
+        """Order the queue of an engine so that clients take turns, and return the latest request of a client that has
+        more than its share of the rows to the queue while another client waits without a free row."""
+        scheduler = engine.scheduler
+        if not scheduler.waiting or self.share == 1:
+            return
+
+        def client(request: Request) -> str:
+            return self.jobs[request].client
+
+        rows = Counter(map(client, scheduler.active))
+        if len({*rows, *map(client, scheduler.waiting)}) == 1:
+            return
+        turns, before = rows.copy(), dict[Request, int]()  # rows that its client has before it
+        for request in scheduler.waiting:
+            turns[client(request)] += 1
+            before[request] = turns[client(request)]
+        scheduler.waiting = deque(sorted(scheduler.waiting, key=before.__getitem__))
+        heaviest, most = (rows.most_common(1) or [("", 0)])[0]
+        first = client(scheduler.waiting[0])
+        if len(scheduler.active) < scheduler.rows or first == heaviest or most <= max(1, self.share * scheduler.rows):
+            return
+        latest = max((r for r in scheduler.active if client(r) == heaviest), key=lambda r: r.arrival)
+        engine.pause(latest)
+        scheduler.waiting.append(latest)
+
     def begin(self, job: Job) -> None:
         """Add requests to the engine; if this fails, they end with the exception."""
         self.jobs |= dict.fromkeys(job.answers, job)
         try:
+            if job.engine not in self.engines:
+                raise ApiError("the model was removed before its answer began", 404, "model", "model_not_found")
             job.opened.enter_context(job.context)
             for request in job.answers:
                 job.engine.add(request)
@@ -131,6 +228,7 @@ class Worker(threading.Thread):
 
     def step(self, engine: Engine) -> None:
         """Step an engine and send its updates; if the step itself fails, so do all requests of the engine."""
+        start = perf_counter()
         try:
             new = engine.step()
         except Exception as error:
@@ -138,6 +236,7 @@ class Worker(threading.Thread):
             new = []
             for request in [*engine.scheduler.active, *engine.scheduler.waiting]:
                 engine.scheduler.fail(request, error)
+        self.debt -= perf_counter() - start
         self.generated[engine] += len(new)
         self.observe(engine, new)
         self.send(engine, new)

@@ -124,6 +124,17 @@ class Chat:
     ) -> list[int]:
         """Token ids of messages, or of one user message given as text. With `continue_final_message` they end with the
         text of the last message, so that the model continues it. `variables` are those of the template."""
+        return self.ids(self.prompt(messages, add_generation_prompt, continue_final_message, **variables))
+
+    def prompt(
+        self,
+        messages: str | Sequence[Message],
+        /,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        **variables: Any,
+    ) -> MaskedString:
+        """The text of which `encode` returns the token ids."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         talk = Messages(self.template, self.tokenizer.names, given, variables)
         text = talk.render(add_generation_prompt and not continue_final_message)
@@ -131,6 +142,10 @@ class Chat:
             text = text[: talk.end_of(text, len(given) - 1, "content")]
             if not text:
                 raise UserError("Cannot continue the last message, because the chat template writes no text of it")
+        return text
+
+    def ids(self, text: MaskedString) -> list[int]:
+        """Token ids of a text that `prompt` has rendered."""
         if self.tokenizer.media:
             refuse_media(self.tokenizer.media, text)
         return [i for i, _, _ in self.tokens(text)]

@@ -123,7 +123,7 @@ class Tokenizer:
         """Return the token ids of a text. With `special`, the control tokens that this tokenizer adds before and after
         a text are included."""
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
-            return self.encoded(self.inner.encode, utf8(text)).ids
+            return self.encoded(self.inner.encode_batch, [utf8(text)])[0].ids  # which lets other threads run
         return unchecked(Tokenizer.encode_batch)(self, [text])[0]
 
     @explained

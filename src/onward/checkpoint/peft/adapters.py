@@ -324,6 +324,11 @@ def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str
     return parts, full, bases
 
 
+def changes_base(folder: Path) -> bool:
+    """Return whether the adapter in a folder comes with fully trained tensors, which replace those of its base."""
+    return any(not name.endswith(f".{ROWS}") for name in sorted_tensors(folder)[1])
+
+
 def check_alone(model: Decoder, full: Mapping[str, Tensor], folder: Path) -> None:
     """Refuse a second adapter if one of the two comes with fully trained tensors, which change the base of the
     other."""

@@ -114,6 +114,10 @@ class Options(Loading):
                 return "features"
             case (_, view) if view in VIEWS.keys() - {"names", "features"}:
                 return view
+            case (_, "names"):
+                raise UserError("names needs no text: give it first, onward inspect MODEL names 'blocks.0.*'")
+            case (_, "features"):
+                raise UserError("features needs a text to train on: onward inspect MODEL features mybook.txt")
             case (_, view):
                 raise UserError(f"{view!r} is not a view: {nearest(view, VIEWS)}")
         example = 'onward inspect MODEL "The cat sat" lens'

@@ -32,7 +32,7 @@ class Options:
     """The options of `onward models`, which lists and describes published decoders."""
 
     positional: ClassVar[tuple[str, ...]] = ("names",)
-    names: tuple[str, ...] = ()  # a release, or letters of its name; "diff" and two of these; or "cached"; default: all
+    names: tuple[str, ...] = ()  # a release, or letters of its name; "diff" and two of these; "cached"; default: "list"
     json: bool = False  # print the result as JSON
 
 
@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
     show: Callable[[Any], None]
     following: tuple[str, ...]
     match options.names:
-        case ():
+        case () | ("list",):
             show, value = show_all, list(catalog())
             following = "llama-2-7b", "diff gpt2 llama-2-7b"
         case ("cached",):

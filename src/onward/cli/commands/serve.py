@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, ClassVar
 
@@ -12,11 +14,14 @@ from onward.cli.shared.compiling import Compiling, compile_steps
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
+from onward.serving.logs import logged
 from onward.serving.server_options import EngineOptions, Listening
 
 if TYPE_CHECKING:
+    from onward.api.language_model import LanguageModel
     from onward.serving.models import Served
 
+LOG = logging.getLogger("onward.serving")
 ABOUT = """\
 Serve models through the OpenAI API, at /v1.
 
@@ -26,6 +31,7 @@ examples:
   onward serve gpt2 runs/mybook                          two models; a request names one of them
   onward serve runs/mybook --adapter runs/polite --adapter runs/terse
   ONWARD_API_KEY=secret onward serve runs/mybook --host 0.0.0.0
+  onward serve runs/mybook --api-key-file keys.toml --log-format json
   curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "Once upon"}' -H 'Content-Type: application/json'
 """
 
@@ -49,40 +55,49 @@ def main(argv: Sequence[str]) -> None:
     from onward.hub.folder import locate
     from onward.serving.models import check_weights, engines_of, load_served, row_counts
     from onward.serving.server import serve
+    from onward.serving.weight_files import copy_to_memory
 
     names = *options.models, *filter(None, [options.draft])
     folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
-    check_weights(folders, getattr(torch, options.dtype) if options.dtype else None, options.quantize or None)
-    if not options.is_local and not options.keys():
-        console.print("everyone who can reach this machine can use the server: set a key with --api-key", markup=False)
+    dtype = getattr(torch, options.dtype) if options.dtype else None
+    check_weights(folders, dtype, options.quantize or None)
+    say = LOG.info if options.log_format == "json" else partial(console.print, markup=False, soft_wrap=True)
+
+    def load_one(name: str, adapters: Sequence[str]) -> LanguageModel:
+        lm = load(name, options, adapters)
+        if not options.mmap:
+            copy_to_memory(lm.model)
+        return lm
+
+    def load_more(name: str) -> Sequence[Served]:
+        check_weights([locate(name, options.revision)], dtype, options.quantize or None)
+        return load_served((name,), (), options, load_one)
 
     def load_all() -> Sequence[Served]:
-        served = load_served(options.models, options.adapter, options, lambda *given: load(given[0], options, given[1]))
+        served = load_served(options.models, options.adapter, options, load_one)
         if options.compile:
             for engine in engines_of(served):
                 compile_steps(engine, row_counts(engine))
         return served
 
-    console.print(f"loading {', '.join(options.models)}", markup=False)
-    serve(options, load_all, announce)
+    with logged(options.log_format, options.log_level):
+        if not options.is_local and not options.keys():
+            say("everyone who can reach this machine can use the server: set a key with --api-key")
+        say(f"loading {', '.join(options.models)}")
+        serve(options, load_all, partial(announce, say), load_more)
 
 
-def announce(address: str, served: Sequence[Served]) -> None:
+def announce(say: Callable[[str], None], address: str, served: Sequence[Served]) -> None:
     """Called once the server listens."""
     from onward.base.limits import in_bytes
     from onward.serving.models import memory_of
 
     for one in served:
         what = f"an adapter of {one.base}" if one.base else f"context of {one.engine.length:,} tokens"
-        console.print(f"  {one.name}: {what}", markup=False)
+        say(f"  {one.name}: {what}")
     weights, cache = memory_of(served)
-    console.print(f"memory: {in_bytes(weights)} of weights, at most {in_bytes(cache)} of keys and values", markup=False)
-    where = f"the page: {address}/   the API: {address}/v1   its fields: {address}/docs"
-    console.print(where, markup=False, soft_wrap=True)
+    say(f"memory: {in_bytes(weights)} of weights, at most {in_bytes(cache)} of keys and values")
+    say(f"the page: {address}/   the API: {address}/v1   its fields: {address}/docs")
     name = quote(served[0].name)
     body = f'{{"model": "{name}", "prompt": "Once upon"}}'
-    console.print(
-        f"try:     curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
-        markup=False,
-        soft_wrap=True,
-    )
+    say(f"try:     curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'")

@@ -45,7 +45,10 @@ class Display:
         self.tokens_per_second = 0.0
         self.sample = Text()
         self.step, self.shown = run.step, 0.0
-        self.began, self.first = perf_counter(), run.step
+        self.began, self.first = (
+            0.0,
+            run.step,
+        )  # time and number of the first step shown
         self.live = Live(console=console, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> "Display":
@@ -64,6 +67,8 @@ class Display:
 
     def show(self, event: Event) -> None:
         if isinstance(event, Step):
+            if not self.began or event.step <= self.first:  # the first, or after a rollback
+                self.began, self.first = perf_counter(), event.step
             self.step = event.step
             self.losses.append(event.loss)
             for name in SCORES & event.figures.keys():
@@ -99,14 +104,14 @@ class Display:
     def figures(self) -> dict[str, str]:
         """The figures of the run as text by name; "" for one that is not known yet."""
         steps, done = expected_steps(self.run), self.step - self.first
-        left = (perf_counter() - self.began) / done * (steps - self.step) if done else 0.0
+        left = (perf_counter() - self.began) / done * (steps - self.step) if done > 0 else 0.0
         return {
             "step": f"{self.step:,} of {steps_in_words(self.run)}",
             "loss": f"{fmean(self.losses):.3f}" if self.losses else "",
             **{name.replace("_", " "): f"{fmean(values):.3f}" for name, values in sorted(self.scores.items())},
             "validation loss": "" if self.validation is None else f"{self.validation:.3f}",
-            "tokens/s": f"{self.tokens_per_second:,.0f}" if done else "",
-            "time left": f"{int(left) // 60}:{int(left) % 60:02}" if done else "",
+            "tokens/s": f"{self.tokens_per_second:,.0f}" if self.tokens_per_second else "",
+            "time left": f"{int(left) // 60}:{int(left) % 60:02}" if done > 0 else "",
         }
 
     def picture(self) -> RenderableType:

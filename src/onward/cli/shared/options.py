@@ -9,6 +9,7 @@ from onward.base.arguments import Table, field_types
 from onward.base.errors import UserError
 from onward.cli.shared.arguments import arguments
 from onward.cli.shared.mistakes import surplus, swapped, unread
+from onward.cli.shared.output import given_imports
 from onward.cli.shared.parser import ESCAPED, Parser, make_parser
 
 T = TypeVar("T")
@@ -53,7 +54,8 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
     dataclass `cls`. Fields in the class variable `positional` are positional arguments, all others options."""
     first = Parser(prog=prog, add_help=False, allow_abbrev=False)
     first.add_argument("--import", action="append", default=[], dest="imports")
-    for module in first.parse_known_args(argv)[0].imports:
+    given_imports[:] = first.parse_known_args(argv)[0].imports
+    for module in given_imports:
         fields.import_parts(module)
     parser = make_parser(cls, prog, about, everything="--help-all" in argv)
     known, unknown = parser.parse_known_intermixed_args(argv)  # texts may stand between options

@@ -9,9 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from onward.base.fields import decimal
+from onward.base.fields import decimal, import_options
 
 console = Console(stderr=True, highlight=False)
+given_imports: list[str] = []  # modules that this command was given by --import
 MESSAGE = 1000  # characters of a message
 WIDEST = 1000  # columns of a table that is not printed on a terminal
 
@@ -59,10 +60,13 @@ def readable(value: Any) -> str:
 
 
 def print_next(*commands: str) -> None:
-    """Print `commands`, which users usually run next, under the heading "Next:"."""
+    """Print `commands`, which users usually run next, under the heading "Next:", with the modules that this command was
+    given by --import."""
     console.print("\nNext:", style="bold")
     for command in commands:
-        console.print(f"  {command}", markup=False, soft_wrap=True)
+        known = command.split()
+        more = import_options(module for module in given_imports if module not in known)
+        console.print(f"  {command}{more if command.startswith('onward ') else ''}", markup=False, soft_wrap=True)
 
 
 def human(number: int) -> str:

@@ -49,11 +49,12 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
+    shown = "show all options and exit" if common else argparse.SUPPRESS  # without, --help shows all
+    parser.add_argument("--help-all", action="help", help=shown)
     groups: dict[str, Any] = {"options": parser}
     if common:
         groups["common options"] = parser.add_argument_group("common options")
         parser._action_groups.insert(1, parser._action_groups.pop())  # before "options"
-        parser.add_argument("--help-all", action="help", help="show all options and exit")
     for argument in sorted(table, key=lambda a: common.index(a.name) if a.name in common else len(common)):
         title = "common options" if argument.name in common and not argument.of_part else argument.group
         if title not in groups:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import warnings
 from array import array
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -20,6 +22,8 @@ from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.rotations import rope_key
 from onward.model.decoder import Decoder
 
+SUFFIX = ".safetensors"
+SIZE = 10 << 30  # bytes of all files, by default
 STATE = "state."  # prefix of the names of states
 
 
@@ -29,12 +33,53 @@ class PrefixFiles:
 
     A file's name is a hash of the tokens, a key that names the model and its adapter, the config, and the dtypes and
     shapes of the cache's entries. The key is by default the model's fingerprint, a hash of its structure and weights. A
-    file is written atomically and has a checksum; damaged files and files under a wrong name are ignored. Files are
-    never removed.
+    file is written atomically, for its owner alone, and has a checksum; damaged files and files under a wrong name are
+    ignored. If the files have more than `size` bytes together, those that were used longest ago are removed.
     """
 
-    def __init__(self, folder: Path, model: Decoder) -> None:
-        self.folder, self.model = folder, model
+    def __init__(self, folder: Path, model: Decoder, size: int = SIZE) -> None:
+        self.folder, self.model, self.size = folder, model, size
+        self.sizes, self.changed = dict[str, int](), 0  # of the last listing; the time of the last change of the folder
+
+    def list(self) -> dict[str, int]:
+        """Bytes of each file by its name, the one that was used longest ago first. The folder is listed again only if
+        it was changed by others."""
+        try:
+            changed = os.stat(self.folder).st_mtime_ns
+        except OSError:
+            changed = 0
+        if changed != self.changed:
+            found = []
+            with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+                for entry in entries:
+                    if entry.name.endswith(SUFFIX) and entry.is_file():  # a pipe would wait for a writer
+                        status = entry.stat()
+                        found.append((status.st_mtime, entry.name.removesuffix(SUFFIX), status.st_size))
+            self.sizes, self.changed = {name: size for _, name, size in sorted(found)}, changed
+        return self.sizes
+
+    def path(self, name: str) -> Path:
+        return self.folder / f"{name}{SUFFIX}"
+
+    def read(self, name: str) -> dict[str, Tensor] | None:
+        """Read the file of a prompt, which is then used last; None if it is missing or damaged."""
+        vectors = read(self.path(name)) if name in self.list() else None
+        if vectors is None:
+            self.sizes.pop(name, None)
+        else:
+            self.sizes[name] = self.sizes.pop(name)
+            with suppress(OSError):
+                os.utime(self.path(name))
+        return vectors
+
+    def make_room(self, size: int) -> None:
+        """Remove the files that were used longest ago, until `size` more bytes fit."""
+        total = sum(self.sizes.values()) + size
+        while self.sizes and total > self.size:
+            name = next(iter(self.sizes))
+            total -= self.sizes.pop(name)
+            with suppress(OSError):
+                self.path(name).unlink()
 
     def load(
         self,
@@ -49,7 +94,7 @@ class PrefixFiles:
         `cached` tokens already; does nothing if no file has a longer prefix. Returns the number of leading tokens that
         the row then holds, always fewer than all. `rope_length` is that of the row; `key` names the model and the
         adapter, by default the model as it is."""
-        names, saved = {path.stem for path in self.folder.glob("*.safetensors")}, []
+        names, saved = self.list(), []
         if not names or (key := key or fingerprint(self.model)) is None:
             return cached
         state = self.name_hash(manager, rope_length, key)
@@ -60,7 +105,7 @@ class PrefixFiles:
                 saved.append((n, state.hexdigest()))
         chunk = manager.cache.chunk
         for n, name in reversed(saved):
-            vectors = read(self.folder / f"{name}.safetensors")
+            vectors = self.read(name)
             if vectors is None:
                 continue
             starts = *range(cached, n, chunk), n - 1
@@ -90,14 +135,18 @@ class PrefixFiles:
             raise UserError("the model has hooks or edits: its prompts are not saved")
         state = self.name_hash(manager, int(manager.cache.rope_length[row]), key)
         state.update(array("q", tokens))
-        path = self.folder / f"{state.hexdigest()}.safetensors"
-        if read(path) is None:
+        name = state.hexdigest()
+        if self.read(name) is None:
             states = manager.cache.states.snapshot(row, len(tokens))
             vectors = manager.dump(row, len(tokens)) | {STATE + name: t for name, t in states.items()}
             vectors = {name: t.cpu() for name, t in vectors.items()}
-            with atomic_write(path) as new:
-                new.write_bytes(save(vectors, {"sha256": checksum(path.stem, vectors)}))
-        return path
+            content = save(vectors, {"sha256": checksum(name, vectors)})
+            self.make_room(len(content))
+            with atomic_write(self.path(name)) as new:
+                new.touch(0o600)
+                new.write_bytes(content)
+            self.sizes[name], self.changed = len(content), os.stat(self.folder).st_mtime_ns
+        return self.path(name)
 
     def name_hash(self, manager: CacheManager, rope_length: int, key: str) -> hashlib._Hash:
         """Return the SHA-256 object for a file name, updated with the config, the cache's layout, the rotary scaling
@@ -123,6 +172,8 @@ def checksum(name: str, vectors: Mapping[str, Tensor]) -> str:
 def read(path: Path) -> dict[str, Tensor] | None:
     """Read the tensors in the file of a prefilled prompt, by name; returns None if the file is missing, damaged, or was
     saved under another name."""
+    if not path.is_file():  # a pipe would wait for a writer
+        return None
     try:
         with safe_open(path, framework="pt") as file:
             vectors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118

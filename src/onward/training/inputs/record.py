@@ -82,7 +82,8 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
     ]
     if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record.tokenizer:
         differ.append("the tokenizer")
-    now, then = fields.plain(model), record.model
+    where = f"{folder / 'inputs.json'}.model"
+    now, then = fields.plain(model), fields.completed(DecoderConfig, record.model, where)
     differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
     if differ:
         raise UserError(

@@ -3,7 +3,7 @@
 import os
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,7 +14,6 @@ from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.generation.cache.manager import STEP
 from onward.model.decoder import Decoder
-from onward.parallel.processes import Processes
 from onward.planning import choice
 from onward.planning.arrangements import arrangements
 from onward.planning.device_memory import device_memory, with_engine
@@ -28,8 +27,11 @@ from onward.training.methods.completions.policy import PolicyMethod
 from onward.training.step.loss import CrossEntropy
 from onward.transforms.lora import add_adapters
 
+if TYPE_CHECKING:
+    from onward.parallel.processes import Processes
 
-def arranged(config: RunConfig, decoder: DecoderConfig, processes: Processes, mesh: str = "") -> Processes:
+
+def arranged(config: RunConfig, decoder: DecoderConfig, processes: "Processes", mesh: str = "") -> "Processes":
     """Return the processes of a run with a mesh along which they replicate or divide the model `decoder`; see
     `together.planned`."""
     if not mesh:

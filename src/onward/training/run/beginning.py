@@ -28,6 +28,7 @@ from onward.training.config import RunConfig, seconds
 from onward.training.finetuning.base import base_config, load_base, with_merged_base
 from onward.training.inputs.texts import Inputs
 from onward.training.run.initial_values import write_initial_values
+from onward.training.run.room import check_room
 from onward.training.run.saved_progress import RunProgress
 from onward.training.run.tasks import validation_tasks
 from onward.training.run.together import planned
@@ -120,6 +121,7 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
         config, choice = dial(config, tokenizer, inputs, device, left, loss())
         record = read_json(folder / "inputs.json")
         write_json(folder / "inputs.json", record | {"model": fields.plain(config.decoder(tokenizer.vocab_size))})
+    room = [] if processes else check_room(config, config.decoder(tokenizer.vocab_size), device)
     torch.manual_seed(config.seed)
     if model is None:
         decoder = config.decoder(tokenizer.vocab_size)
@@ -145,7 +147,7 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
         tasks=validation_tasks(config, inputs, tokenizer),
         choice=choice,
         fresh=fresh,
-        messages=[*inputs.notes, *notes],
+        messages=[*inputs.notes, *notes, *room],
     )
     parts = timed(parts, given)
     if processes:  # before the folder stays

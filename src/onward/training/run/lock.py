@@ -9,6 +9,8 @@ import json
 import os
 import socket
 import sys
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -42,34 +44,85 @@ def of_this_job(folder: Path) -> bool:
         return False
 
 
-@contextmanager
-def run_lock(folder: Path, *, again: bool = False) -> Iterator[None]:
-    """A context that holds the lock of the existing run folder `folder`. Raises a UserError if another process holds
-    the lock or, with `again`, if another process has trained in the folder since this process last held the lock."""
-    path = folder / LOCK
-    try:
-        file = path.open("r+" if path.exists() else "a+", errors="replace")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}; choose another --out") from None
-    with file:
+class Hold:
+    """The lock of a run folder, held by this process as long as this object exists. `busy` says whether a `run_lock` is
+    open; `earlier` is the name of the process that held the lock before. Raises a UserError if another process holds
+    the lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.busy = folder / LOCK, False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        except OSError as error:
+            raise UserError(f"cannot write {self.path}: {error.strerror or error}; choose another --out") from None
+        weakref.finalize(self, os.close, self.file)
+        try:
+            lock_exclusively(self.file)
         except BlockingIOError:
             raise in_use(folder) from None
         except OSError:  # a file system without locks
             pass
-        if not path.exists() or not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        if not self.valid():
             raise in_use(folder)  # another process failed to start and removed the folder; it may exist again
-        if again and (last := file.read()) not in ("", this_process()):
-            raise UserError(f"{last}, has trained in {folder} since this process read it: resume the run again")
+        self.earlier = os.pread(self.file, 1 << 16, 0).decode(errors="replace")
+
+    def valid(self) -> bool:
+        """Return whether the file at the path is still the one that is locked."""
+        return self.path.exists() and os.path.samestat(os.fstat(self.file), self.path.stat())
+
+    def write(self, name: str) -> None:
         with suppress(OSError):  # a full disk
-            file.truncate(0)
-            os.pwrite(file.fileno(), this_process().encode(), 0)
-        yield
+            os.truncate(self.file, 0)
+            os.pwrite(self.file, name.encode(), 0)
+
+
+HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # of this process, by folder
+
+
+@contextmanager
+def run_lock(folder: Path, *, again: bool = False) -> Iterator[Hold]:
+    """A context in which nobody else works in the existing run folder `folder`: this process holds its lock, and no
+    other `run_lock` of the folder is open. Whoever keeps the Hold keeps other processes out after the context, too.
+
+    Raises a UserError if another process holds the lock or, with `again`, if another process has worked in the folder
+    since this process last held the lock. Without `again`, a context that ends with a UserError has changed nothing,
+    and the file names the earlier process again.
+    """
+    kept = HELD.get(folder.resolve())
+    if kept and not kept.valid():  # the folder was removed since
+        kept = None
+    if kept and kept.busy:
+        raise in_use(folder)
+    hold = kept or Hold(folder)
+    if again and not kept and hold.earlier not in ("", this_process()):
+        raise UserError(f"{hold.earlier}, has trained in {folder} since this process read it: resume the run again")
+    HELD[folder.resolve()] = hold
+    hold.write(this_process())
+    hold.busy = True
+    try:
+        yield hold
+    except UserError:
+        if not again:
+            hold.write(hold.earlier)
+        raise
+    finally:
+        hold.busy = False
+
+
+def lock_exclusively(file: int) -> None:
+    """Lock an open file; raises BlockingIOError if another process has locked it exclusively. A shared lock is that of
+    `is_running`, which lasts for microseconds: this function waits for its end."""
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises unless all locks are shared
+            fcntl.flock(file, fcntl.LOCK_UN)
+            time.sleep(0.001)
 
 
 def is_running(folder: Path) -> bool:
-    """Return whether a process is training in a run folder now."""
+    """Return whether a process is training in a run folder now, or about to."""
     try:
         with (folder / LOCK).open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)

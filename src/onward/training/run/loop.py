@@ -20,7 +20,7 @@ from onward.model.decoder import Decoder
 from onward.training.finetuning.base import adapter_base, base_model
 from onward.training.run.beginning import Parts
 from onward.training.run.events import Event, EventLog, Rollback
-from onward.training.run.lock import run_lock
+from onward.training.run.lock import Hold, run_lock
 from onward.training.run.run_folder import check_saved, record_steps
 from onward.training.run.saved_progress import saved_progress
 from onward.training.step.build import build_trainer
@@ -63,6 +63,7 @@ class Loop(Shown):
         writers = p.processes if p.processes and p.processes.divides else None
         self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model), writers)
         self.log = EventLog(self.folder, not self.processes.rank, p.messages)
+        self.hold: Hold | None = None  # keeps other processes out of the folder until the training
         if p.state:
             self.trainer.load_state(p.state)
 
@@ -90,6 +91,7 @@ class Loop(Shown):
         """
         lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
         with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
+            self.hold = None  # the lock ends with this training
             try:
                 yield from self.events(stop, save)
                 self.save()  # once more, where the last save failed

@@ -3,6 +3,7 @@ at the beginning of a run whose model the processes divide."""
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from onward.base.errors import UserError
 from onward.base.files import read_json
 from onward.checkpoint.peft.bases import check_base
 from onward.checkpoint.saves.newest import newest_state
+from onward.config.mesh import Mesh
 from onward.hub.folder import is_adapter
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
@@ -23,6 +25,7 @@ from onward.training.finetuning.base import base_model, load_base, weights_folde
 from onward.training.inputs.record import check_inputs, read_config
 from onward.training.run.beginning import Parts, divides, with_tokens
 from onward.training.run.initial_values import read_initial_values
+from onward.training.run.room import check_room
 from onward.training.run.saved_progress import SavedProgress, saved_progress
 from onward.training.run.tasks import validation_tasks
 from onward.training.run.together import planned
@@ -50,8 +53,10 @@ def resumed_config(folder: Path) -> RunConfig:
 
 
 def replanned(config: RunConfig, folder: Path, processes: "Processes | None", mesh: str) -> "Processes | None":
-    """Return the processes that resume a run in the mesh `mesh` or, if it is empty, in the configured one or in the one
-    that the first process chooses; see `planned`."""
+    """Return the processes that resume a run in the mesh `mesh` or, if it is empty, in the configured one or, if that
+    is of another number of processes, in the one that the first process chooses; see `planned`."""
+    if config.mesh and Mesh.parse(config.mesh).count != (processes.count if processes else 1):
+        config = replace(config, mesh="")
     if processes is None and not (mesh or config.mesh):
         return None
     decoder = config.decoder(Tokenizer.load(folder).vocab_size)
@@ -69,6 +74,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         raise UserError(f"{error}, in {folder / 'run.json'}") from None
     tokenizer = Tokenizer.load(folder)
     check_inputs(folder, config.decoder(tokenizer.vocab_size))
+    room = [] if processes else check_room(config, config.decoder(tokenizer.vocab_size), device)
     adapter, stage, lazy = is_adapter(folder), stage_of(config), divides(processes)
     if adapter:
         check_base(folder, weights_folder(config))
@@ -90,7 +96,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         loss=as_loss(loss) if loss else stage.loss(config),
         tasks=validation_tasks(config, inputs, tokenizer),
         budget=budget,
-        messages=[*state.messages, *edits(saved, config)],
+        messages=[*state.messages, *edits(saved, config), *room],
         progress=saved.reached,
         state=state,
     )
@@ -133,7 +139,11 @@ def outline(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, p
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
     """Compare the configuration in run.json (`config`), which a user may edit, with the one in the save; return a list
     with a sentence that names the fields that differ, or an empty list."""
-    known, now = progress.config, fields.plain(config)
+    now = fields.plain(config)
+    try:
+        known = fields.completed(type(config), progress.config, "progress")
+    except UserError:  # of other options than this version has
+        known = dict(progress.config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
     edited = [name for name in now if now[name] != known.get(name) and name not in ("out", "mesh", *by_clock)]
     return [f"run.json has been edited: {', '.join(edited)} from here on"] if edited else []

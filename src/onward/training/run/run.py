@@ -78,11 +78,12 @@ class Run(Loop):
         folder, many = Path(config.out), several(processes)
         if many and many.rank:
             return cls.started(folder, loss, many)
-        with new_folder(folder):
+        with new_folder(folder) as hold:
             parts = begun(config, given, many)
             if parts.whole:
                 run = cls(replace(parts, processes=None))
                 run.save_first()
+                run.hold = hold
                 if parts.processes is None:
                     return run
                 del run
@@ -155,11 +156,12 @@ class Run(Loop):
             config = resumed_config(folder)
             if mesh is not None:
                 processes = replanned(config, folder, processes, mesh)
-            with lock():
+            with lock() as hold:
                 parts = (outline if new else reopened)(config, folder, loss, processes)
         if processes:
             parts = replace(parts, processes=processes.connected(choose_device(config.device)))
         run = cls(parts)
+        run.hold = hold
         with lock():
             if new:
                 run.save_first()

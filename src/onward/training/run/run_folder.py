@@ -11,11 +11,11 @@ from onward.base.errors import UserError
 from onward.base.files import read_json, write_json
 from onward.checkpoint.saves.folder import saves, step_of
 from onward.training.config import RunConfig
-from onward.training.run.lock import run_lock
+from onward.training.run.lock import Hold, run_lock
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[None]:
+def new_folder(folder: Path) -> Iterator[Hold]:
     """A context that creates and locks the folder of a new run. After a UserError the folder is removed, unless it
     existed before or holds partly prepared texts."""
     new = not folder.exists()
@@ -23,13 +23,13 @@ def new_folder(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
-    with run_lock(folder):
+    with run_lock(folder) as hold:
         if not new and not (folder / "run.json").exists() and holds_model(folder):
             raise UserError(f"{folder} holds a model, which a run would overwrite: choose another --out")
         if saves(folder):  # of a process that was faster
             raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
         try:
-            yield
+            yield hold
         except UserError:
             if new and not (folder / "data.unfinished").exists():
                 shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,97 @@
+"""The processes of constraints. One parent process holds the vocabularies, and forks a child for each constraint, which
+prepares it and then computes the masks of its answers. Does not import torch.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from onward.base.errors import UserError
+from onward.generation.constraint import Language, TextConstraint, Vocabulary, started
+
+Mask = tuple[bytes, bool]  # the bits of a mask (V,), and whether the answer is complete
+
+
+@dataclass(frozen=True)
+class Task:
+    """A constraint that a child prepares, as `constraint.started` does: `vocabulary` is the index of the vocabulary in
+    the order in which the parent process got them, `memory` the bytes that the preparation may take."""
+
+    vocabulary: int
+    what: str
+    text: str
+    end: tuple[int, ...]
+    memory: int
+
+
+def serve(connection: Connection) -> None:
+    """Take vocabularies, given by their arguments, and tasks, each with the connection of its child."""
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child stays behind as a zombie
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server ends first
+    vocabularies: list[Vocabulary] = []
+    while True:
+        try:
+            given = connection.recv()
+        except EOFError:
+            return
+        if isinstance(given, tuple):
+            vocabularies.append(Vocabulary(*given))
+            continue
+        own = Connection(reduction.recv_handle(connection))
+        if not os.fork():
+            connection.close()
+            os.nice(5)  # preparing one holds up no step of the engine
+            try:
+                answer(own, given, vocabularies[given.vocabulary])
+            finally:
+                os._exit(0)
+        own.close()
+
+
+def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
+    """Prepare a constraint, and answer with its masks: (source, target, token) makes the state `target` from another
+    one and a token, a single number forgets a state. The answer is a Mask, or the message of a UserError."""
+    if sys.platform == "linux":  # elsewhere the time alone is limited
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + task.memory
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    connection.send(os.getpid())
+    states: dict[int, TextConstraint] = {}
+    given: Any = (-1, 0, -1)  # the state before the first token
+    while True:
+        try:
+            if isinstance(given, int):
+                states.pop(given, None)
+            else:
+                source, target, token = given
+                if target == 0:
+                    state = started(Language(task.what, task.text), vocab, task.end)
+                else:
+                    state = states.pop(source) if source == target else states[source].copy()
+                    state.accept(token)
+                states[target] = state
+                connection.send((np.packbits(state.mask).tobytes(), state.full))
+        except UserError as error:
+            connection.send(str(error))
+        except MemoryError:
+            return
+        try:
+            given = connection.recv()
+        except EOFError:  # the server has ended, or needs this constraint no more
+            return
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

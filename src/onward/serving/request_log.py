@@ -1,0 +1,158 @@
+"""A line in the log for each request, with its id, and the other observers of requests. Pure ASGI, around the guard, so
+that refused requests have a line as well."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from onward.serving.jobs import Job
+from onward.serving.usage import usage_of
+from onward.text.tokenizer import Tokenizer
+
+LOG = logging.getLogger("onward.serving.requests")
+SENT_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)  # an id of a client that is kept
+PLAIN = re.compile(r"[\w.:/+@,-]+", re.ASCII)  # a value that stands in a line without quotation marks
+LONGEST = 200  # characters of a value in a line
+PROBES = {"/health", "/v1/health", "/ready", "/metrics"}  # asked every few seconds: only at the level debug
+
+
+@dataclass
+class RequestRecord:
+    """A request of a client, and what the server did for it. `began` is in seconds since 1970, `arrival` of
+    `perf_counter`; `trace` is the header traceparent of the client."""
+
+    id: str
+    method: str
+    path: str
+    client: str = ""
+    trace: str = ""
+    key: str = ""  # name of the API key
+    model: str = ""
+    status: int = 0  # of HTTP; 0: the client has gone before
+    read: int = 0  # tokens read without generating any
+    jobs: list[Job] = field(default_factory=list)
+    tokenizer: Tokenizer | None = None
+    note: str = ""  # why the request was refused, if the log should say so
+    began: float = field(default_factory=time.time)
+    arrival: float = field(default_factory=perf_counter)
+    seconds: float = 0.0  # until its end
+
+    @property
+    def prompt_tokens(self) -> int:
+        return self.read + sum(usage_of(job)["prompt_tokens"] for job in self.jobs)
+
+    @property
+    def new_tokens(self) -> int:
+        return sum(usage_of(job)["completion_tokens"] for job in self.jobs)
+
+    @property
+    def first_token(self) -> float | None:
+        """Seconds until the first token; None without one."""
+        times = [job.first_token - self.arrival for job in self.jobs if job.first_token]
+        return min(times, default=None)
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        return list(dict.fromkeys(one.finish_reason or "cancelled" for job in self.jobs for one in job.answers))
+
+    def texts(self) -> dict[str, list[str]]:
+        """Prompts and answers, as the log has them if it is asked to."""
+        if self.tokenizer is None:
+            return {}
+        decode = self.tokenizer.decode
+        answers = [request for job in self.jobs for request in job.answers]
+        prompts = {id(request.prompt): request.prompt for request in answers}
+        return {"prompts": [*map(decode, prompts.values())], "answers": [decode(one.tokens) for one in answers]}
+
+    def fields(self) -> dict[str, Any]:
+        """What the log says, by name."""
+        first, worked = self.first_token, self.read or self.jobs
+        found = {
+            "id": self.id,
+            "key": self.key,
+            "client": self.client if self.status in (401, 403) else "",
+            "request": f"{self.method} {self.path}",
+            "model": self.model,
+            "prompt_tokens": self.prompt_tokens if worked else None,
+            "new_tokens": self.new_tokens if worked else None,
+            "first_token": None if first is None else round(first, 4),
+            "seconds": round(self.seconds, 4),
+            "finish": ",".join(self.finish_reasons),
+            "status": self.status,
+            "note": self.note,
+        }
+        return {name: value for name, value in found.items() if value not in ("", None)}
+
+
+Observer = Callable[[RequestRecord], None]
+CURRENT: ContextVar[RequestRecord] = ContextVar("CURRENT")
+
+
+def current() -> RequestRecord:
+    """The record of the request that this task answers; one that nobody reads, outside of a request."""
+    return CURRENT.get(None) or RequestRecord("", "", "")
+
+
+class RequestLog:
+    """Gives each request an id, which is that of the header X-Request-Id if the client has sent one, and calls
+    `observers` with its record when it has ended."""
+
+    def __init__(self, app: ASGIApp, *, observers: Sequence[Observer]) -> None:
+        self.app, self.observers = app, observers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        headers, sent = Headers(scope=scope), Headers(scope=scope).get("x-request-id", "")
+        record = RequestRecord(
+            sent if SENT_ID.fullmatch(sent) else secrets.token_hex(16),
+            scope["method"],
+            scope["path"],
+            (scope.get("client") or ("",))[0],
+            headers.get("traceparent", ""),
+        )
+        CURRENT.set(record)  # of the task, which is the request's own
+
+        async def with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = record.id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, with_id)
+        except Exception:
+            record.status = record.status or 500
+            raise
+        finally:
+            record.seconds = perf_counter() - record.arrival
+            for observe in self.observers:
+                observe(record)
+
+
+def log_request(record: RequestRecord, prompts: bool = False) -> None:
+    """Write the line of a request; `prompts`: with its prompts and answers."""
+    level = logging.DEBUG if record.path.rstrip("/") in PROBES and record.status != 401 else logging.INFO
+    if LOG.isEnabledFor(level):
+        fields = record.fields() | (record.texts() if prompts else {})
+        words = (f"{name}={shown(value)}" for name, value in fields.items())
+        LOG.log(level, "request %s", " ".join(words), extra={"fields": fields})
+
+
+def shown(value: Any) -> str:
+    """A value in one line, in quotation marks unless it is one plain word; a text of any client cannot forge a line."""
+    if not isinstance(value, str):
+        return json.dumps(value)
+    return value if PLAIN.fullmatch(value) and len(value) <= LONGEST else json.dumps(value[:LONGEST])

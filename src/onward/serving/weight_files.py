@@ -1,0 +1,41 @@
+"""The files of weights that are mapped into memory: a change of such a file changes the model, or ends the process."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+from torch import nn
+
+SUFFIXES = ".safetensors", ".gguf", ".bin", ".pt", ".pth"
+Status = tuple[int, int]  # size in bytes and time of the last change in nanoseconds
+
+
+class WeightFiles:
+    """The files of weights that this process maps, as they are now. On systems without /proc, none are found."""
+
+    def __init__(self) -> None:
+        self.known: dict[Path, tuple[int, Status]] = {}  # inode and status
+        with suppress(OSError):
+            lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+            for path in {line.split(maxsplit=5)[-1] for line in lines if line.endswith(SUFFIXES)}:
+                status = os.stat(path)
+                self.known[Path(path)] = status.st_ino, (status.st_size, status.st_mtime_ns)
+
+    def changed(self) -> Path | None:
+        """A file that was written to since. One that was removed or replaced stays in memory as it was."""
+        for path, (inode, before) in self.known.items():
+            with suppress(OSError):
+                status = os.stat(path)
+                if status.st_ino == inode and (status.st_size, status.st_mtime_ns) != before:
+                    return path
+        return None
+
+
+def copy_to_memory(model: nn.Module) -> None:
+    """Give each parameter and buffer memory of its own, so that files of weights may change."""
+    with torch.no_grad():
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()

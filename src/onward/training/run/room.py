@@ -1,0 +1,50 @@
+"""The memory that a run of one process needs on a CPU, compared with the memory that the process may use."""
+
+from dataclasses import replace
+
+import torch
+
+from onward.base.errors import UserError
+from onward.base.limits import in_bytes, memory_size, resident_memory
+from onward.config.decoder import DecoderConfig
+from onward.config.mesh import Mesh
+from onward.planning.parameters import parameters
+from onward.training.config import RunConfig
+from onward.training.finetuning.config import FinetuneConfig
+
+STATE = {"": 8, "adamw": 8, "muon": 4}  # bytes per trained parameter, at least, by optimizer
+ACTIVATIONS = 160  # bytes per token, layer and hidden unit, about; only decides whether a plan is worth its time
+AMPLE = 0.5  # of the memory: a run that needs less is not planned
+
+
+def check_room(config: RunConfig, decoder: DecoderConfig, device: torch.device) -> list[str]:
+    """Return a list with a sentence if the plan of a run in this process needs more memory than the process may use, or
+    an empty list. Raises a UserError if even its weights, gradients and optimizer states do not fit. Devices other than
+    CPUs report by themselves that their memory is full."""
+    size, used = memory_size(), resident_memory()
+    if device.type != "cpu" or not size:
+        return []
+    count, tuned = parameters(decoder), config if isinstance(config, FinetuneConfig) else None
+    frozen = bool(tuned and tuned.adapters)
+    if frozen and tuned and tuned.quantize:
+        return []
+    least = count * (4 if frozen else 8 + STATE.get(config.optimizer, 0))
+    if least + used > size:
+        what = "weights" if frozen else "weights, gradients and optimizer states"
+        raise UserError(
+            f"Cannot train {count:,} parameters, because their {what} need {in_bytes(least)} and this process may use "
+            f"{in_bytes(size)} ({in_bytes(used)} are in use): train a smaller model, or raise the limit of memory"
+        )
+    tokens = (config.batch_size or 8) * decoder.context_length
+    rough = least + tokens * (ACTIVATIONS * decoder.n_layers * decoder.d_model + 12 * decoder.vocab_size)
+    if rough + used < AMPLE * size:
+        return []
+    from onward.training.run.arrangement import memory_per_process
+
+    peak = memory_per_process(replace(config, batch_size=config.batch_size or 8), decoder, Mesh()).peak + used
+    if peak < size:
+        return []
+    return [
+        f"this run needs about {in_bytes(peak)} of memory and this process may use {in_bytes(size)}, beyond which the "
+        "system ends it: lower --batch-size, or set --recompute"
+    ]

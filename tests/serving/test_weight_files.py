@@ -1,0 +1,43 @@
+"""Files of weights that change under a server: it ends with a sentence, or has copied them."""
+
+import os
+import shutil
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from support.server import started
+
+
+def ask(url: str) -> httpx.Response:
+    return httpx.post(f"{url}/v1/completions", json={"prompt": "a", "max_tokens": 4, "seed": 1}, timeout=60)
+
+
+def test_a_server_whose_weights_change_ends_with_a_sentence(tiny_run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_run, tmp_path / "run")
+    log: list[str] = []
+    process, url = started(str(folder), "--rows", "1", log=log)
+    assert ask(url).status_code == 200
+    (path,) = folder.glob("*.safetensors")
+    with path.open("r+b") as file:
+        file.write(bytes(100))
+    with suppress(httpx.TransportError):  # it may have ended by itself, since it compiles steps while it is idle
+        assert f"{path.name} was changed" in ask(url).json()["error"]["message"]
+    assert process.wait(30) == 2
+    time.sleep(0.2)  # the log is read
+    assert "was changed while the model uses it" in "".join(log)
+    assert "Traceback" not in "".join(log)
+
+
+def test_a_server_that_has_copied_its_weights_goes_on(tiny_run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_run, tmp_path / "run")
+    process, url = started(str(folder), "--no-mmap")
+    before = ask(url).json()["choices"]
+    (path,) = folder.glob("*.safetensors")
+    os.truncate(path, 100)
+    assert ask(url).json()["choices"] == before
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(30) == 0
