@@ -72,7 +72,7 @@ def test_every_name_of_onward_on_a_page_is_a_public_name_or_in_its_module() -> N
     assert "load" in named
     assert {first for first in (name.split(".")[0] for name in named) if first not in modules} <= {
         *onward.__all__,
-        *["ai", "py"],  # of an address, of a file
+        *["ai", "json", "py", "service"],  # of an address, of files
     }
 
 

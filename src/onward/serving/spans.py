@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from onward.base.errors import UserError
 from onward.serving.request_log import PROBES, RequestRecord
 
@@ -41,7 +43,7 @@ class Spans:
             start_time=start,
         )
         first = record.first_token
-        attributes = {
+        attributes: dict[str, Any] = {
             "http.request.method": record.method,
             "url.path": record.path,
             "http.response.status_code": record.status,
