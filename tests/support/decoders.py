@@ -199,7 +199,7 @@ DECODERS = {
         n_kv_heads=2,
         attention=(
             SelfAttention(gate=SigmoidGate(bias=True), query_scale=LogScale(original=3)),
-            SelfAttention(gate=SoftplusGate(per="head"), query_scale=PowerScale(original=2), d_value=6),
+            SelfAttention(gate=SoftplusGate(head_bias=True), query_scale=PowerScale(original=2), d_value=6),
             LatentAttention(
                 d_latent=5,
                 d_nope=6,

@@ -85,6 +85,7 @@ SELF_ATTENTION: dict[str, Any] = {
     "k_norm": REPLICATED,
     "v_norm": REPLICATED,
     "gate": OUT,
+    "gated": OUT,
     "attend.sinks": OUT,
     "out": IN,
 }
@@ -96,6 +97,7 @@ LATENT_ATTENTION: dict[str, Any] = {
     "kv_norm": REPLICATED,
     "kv": OUT,
     "gate": OUT,
+    "gated": OUT,
     "out": IN,
 }
 EXPERTS: dict[str, Any] = {
