@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.routing import Routing
-from onward.kernels.operations import ACTIVATIONS
 from onward.model.activations import Child, Declarations
 from onward.model.blocks import SandwichModule
 from onward.model.context import AttentionContext
@@ -45,7 +44,7 @@ class InputBlockModule(Gemma4BlockModule):
         self.input_gate = Linear(config.d_model, width, bias=False)
         self.input_out = Linear(width, config.d_model, bias=False)
         self.input_norm = norm()
-        self.act = ACTIVATIONS["gelu_tanh"]
+        self.act = mlp.act
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = SandwichModule.forward(self, x, context)

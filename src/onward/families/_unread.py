@@ -34,12 +34,11 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its positions or biases are computed in another way": "xglm ctrl cpmant gpt_neox_japanese",
     "its weights are stored in another order": "cosmos3_omni molmo2_text",
     "its embeddings are normed": "muse_glimmer_text muse_spark_text",
-    "its layers read and write several streams": "gemma3n_text",
     "it has the experts of DeepSeek-V2 beside plain attention": "deepseek_ocr2_text unlimited_ocr_text",
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",
     "its family file is missing": (
-        "bailing_hybrid cosmos3_edge_text ernie4_5_vl_moe_text hunyuan_vl_text lfm3 olmo_hybrid step3p5"
+        "bailing_hybrid cosmos3_edge_text ernie4_5_vl_moe_text hunyuan_vl_text lfm3 olmo_hybrid"
     ),
 }
 UNREAD = {model_type: reason for reason, types in WHY.items() for model_type in types.split()}

@@ -200,6 +200,8 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
     The weights of the processes must be equal. Each process keeps its part of them, without communication.
     """
     n = mesh.size()
+    if model.layer_inputs is not None:
+        raise UserError("Cannot divide the heads of layers that embed the tokens themselves: use a mesh with tensor=1")
     branches = {
         name: branch
         for layer, block in enumerate(model.blocks)

@@ -1,0 +1,64 @@
+"""Text decoders that transformers has only inside of models that also see images: tiny configurations of those
+models."""
+
+from typing import Any
+
+from transformers import PreTrainedConfig, Step3p7Config
+
+VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+TEXT: dict[str, Any] = {
+    "vocab_size": 31,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 40,
+    "sliding_window": 5,
+}
+BY_TURNS = ["full_attention", "sliding_attention"] * 2
+STEP = TEXT | {
+    "layer_types": BY_TURNS,
+    "num_sliding_attention_heads": 6,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "share_expert_dim": 20,
+    "mlp_layer_types": ["dense", "sparse", "dense", "sparse"],
+}
+TURNED = {
+    "full_attention": {
+        "rope_type": "llama3",
+        "rope_theta": 300.0,
+        "partial_rotary_factor": 0.5,
+        "factor": 2.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+}
+CASES: dict[str, PreTrainedConfig] = {
+    "step3p5: more heads in windows": Step3p7Config(text_config=STEP, vision_config=VISION),
+    "step3p5: clamped units, turns by layer, biases, a scale": Step3p7Config(
+        text_config=STEP
+        | {
+            "swiglu_limits": [0.0, 0.05, 0.0, 0.0],
+            "swiglu_limits_shared": [0.0, 0.05, 0.04, 0.03],
+            "rope_parameters": TURNED,
+            "attention_bias": True,
+            "query_pre_attn_scalar": 20,
+            "moe_router_scaling_factor": 3.0,
+            "rms_norm_eps": 0.01,
+        },
+        vision_config=VISION,
+    ),
+}
