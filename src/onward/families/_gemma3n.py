@@ -21,8 +21,8 @@ from onward.model.layers import GatedFeedForwardModule, Linear, NewNorm
 
 
 class SparseFeedForwardModule(GatedFeedForwardModule):
-    """A gated feed-forward in which about the fraction `sparsity` of the gate's units are 0: those below the quantile of
-    a normal distribution with the mean and the deviation of the token's units, which is subtracted from the others."""
+    """A gated feed-forward in which about the fraction `sparsity` of the gate's units are 0: those below the quantile
+    of a normal distribution with the mean and the deviation of the token's units, which the others are reduced by."""
 
     def __init__(self, part: Gated, sparsity: float, config: DecoderConfig) -> None:
         super().__init__(config.d_model, part.width(config), part.act, part.bias, config.dropout)
@@ -143,8 +143,8 @@ class AltUpBlockModule(SandwichModule):
         x = self.altup.corrected(x, y)
         inputs = self.act(self.input_gate(x[..., self.active, :] * self.output_scale)) * context.inputs
         others = x[..., 1:, :] + self.input_norm(self.input_out(inputs))[..., None, :]
-        y = self.merge(torch.cat([x[..., :1, :], others], -2).flatten(-2))
-        return y
+        merged: Tensor = self.merge(torch.cat([x[..., :1, :], others], -2).flatten(-2))
+        return merged
 
     def activations(self) -> Declarations:
         names = {name: one for name, one in super().activations().items() if name not in ("in", "out")}

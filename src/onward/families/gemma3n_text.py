@@ -1,5 +1,5 @@
-"""Gemma 3n: several residual streams of which a layer computes one, embeddings in each layer, shared keys and values, and
-few active units in the first feed-forwards (Gemma Team 2025)."""
+"""Gemma 3n: several residual streams of which a layer computes one, embeddings in each layer, shared keys and values,
+and few active units in the first feed-forwards (Gemma Team 2025)."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def heads_by_layer(hf: HF, c: DecoderConfig, local: list[bool]) -> list[int]:
     sizes = {"num_attention_groups": c.n_kv_heads, "head_dim": c.d_head}
     if odd := [key for key, size in sizes.items() if other.get(key, size) != size]:
         raise UserError(
-            f"config.json has attention_other_setting with {odd[0]} {other[odd[0]]}: Onward needs all equal"
+            f"config.json has attention_other_setting.{odd[0]} {other[odd[0]]}: Onward reads only num_attention_heads"
         )
     windowed = hf.get("num_sliding_attention_heads") or other.get("num_attention_heads", c.n_heads)
     tables = hf.get("per_layer_config")
@@ -168,8 +168,8 @@ def feed_forwards(hf: HF, c: DecoderConfig) -> tuple[Gated | Experts, ...]:
     limits, shared = ([limit or 0.0 for limit in hf.get(key) or [0.0] * c.n_layers] for key in LIMITS)
     if not len(kinds) == len(limits) == len(shared) == c.n_layers or not {*kinds} <= {*KINDS}:
         raise UserError(
-            f"config.json has mlp_layer_types {kinds}, swiglu_limits {limits} and swiglu_limits_shared {shared}: Onward "
-            f"reads one of {KINDS} and two numbers for each layer"
+            f"config.json has mlp_layer_types {kinds}, swiglu_limits {limits} and swiglu_limits_shared {shared}: "
+            f"Onward reads one of {KINDS} and two numbers for each layer"
         )
     own: dict[str, Any] = {
         "count": hf["n_routed_experts"],
