@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
         SharedNorm,
     )
     from onward.config.decoder import DecoderConfig
+    from onward.config.differential_parts import DifferentialAttention
     from onward.config.feedforward_parts import XIELU, Experts, Gated, Plain
     from onward.config.latent_parts import LatentAttention
     from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
@@ -117,6 +118,7 @@ __all__ = [
     "Completion",
     "Decoder",
     "DecoderConfig",
+    "DifferentialAttention",
     "DynamicScaling",
     "Engine",
     "Evaluation",

@@ -104,7 +104,8 @@ def test_rollout_is_the_product_of_mean_attention_with_the_identity(model: onwar
 def test_rollout_passes_layers_without_attention_and_refuses_recurrent_ones() -> None:
     tokens = [1, 2, 3, 4]
     flow = attention_rollout(decoder(DECODERS["one branch in each layer"]), tokens).flow
-    assert torch.equal(flow[0], flow[1]) and torch.equal(flow[0], flow[2])
+    assert torch.equal(flow[0], flow[1])
+    assert torch.equal(flow[0], flow[2])
     with pytest.raises(UserError, match="layer 0, because its part gated_delta has no attention weights"):
         attention_rollout(decoder(DECODERS["gated delta"]), tokens)
 

@@ -13,6 +13,7 @@ from onward import (
     BranchNorm,
     Decoder,
     DecoderConfig,
+    DifferentialAttention,
     DynamicScaling,
     Experts,
     FeedForwardOnly,
@@ -209,6 +210,15 @@ DECODERS = {
                 query_scale=LogScale(0.5, 2, 1),
             ),
             SelfAttention(qk_norm="head", norm_rotated=True, qk_norm_part=LayerNorm(), gate=SigmoidGate(per="head")),
+        ),
+    ),
+    "differential": config(
+        n_layers=3,
+        n_kv_heads=2,
+        attention=(
+            DifferentialAttention(window=4, bias=True),
+            DifferentialAttention(n_heads=8, n_kv_heads=4, d_head=6, out_bias=True, head_norm=RMSNorm()),
+            DifferentialAttention(lambda_init=0.3),
         ),
     ),
     "chunks": config(

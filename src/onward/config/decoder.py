@@ -16,6 +16,7 @@ from onward.config.attention_parts import *  # noqa: F403
 from onward.config.attention_parts import SelfAttention
 from onward.config.block_parts import *  # noqa: F403
 from onward.config.block_parts import PreNorm, RMSNorm
+from onward.config.differential_parts import *  # noqa: F403
 from onward.config.feedforward_parts import *  # noqa: F403
 from onward.config.feedforward_parts import XIELU, Gated, Plain
 from onward.config.latent_parts import *  # noqa: F403

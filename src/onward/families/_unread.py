@@ -27,7 +27,6 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     ),
     "its layers run several times, or read inner copies of the text": "hrm_text reformer xlnet",
     "its attention has experts": "jetmoe",
-    "its attention is a difference of two": "diffllama",
     "its attention and experts are chosen by products of keys": "doge",
     "its experts stand between two attentions of a layer": "longcat_flash",
     "its blocks have fused inputs, and its head has layers of its own": "modernbert-decoder",
