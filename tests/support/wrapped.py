@@ -3,7 +3,7 @@ models."""
 
 from typing import Any
 
-from transformers import PreTrainedConfig, Step3p7Config
+from transformers import MuseGlimmerConfig, PreTrainedConfig, Step3p7Config
 
 VISION = {
     "hidden_size": 16,
@@ -58,6 +58,23 @@ CASES: dict[str, PreTrainedConfig] = {
             "query_pre_attn_scalar": 20,
             "moe_router_scaling_factor": 3.0,
             "rms_norm_eps": 0.01,
+        },
+        vision_config=VISION,
+    ),
+    "muse_glimmer_text: windows with positions": MuseGlimmerConfig(text_config=TEXT, vision_config=VISION),
+    "muse_glimmer_text: epsilons, biases, tied, other layers rotated": MuseGlimmerConfig(
+        text_config=TEXT
+        | {
+            "layer_types": BY_TURNS,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 300.0},
+            "layer_rope_theta": [300.0, 300.0, 0, 0],
+            "attention_bias": True,
+            "rms_norm_eps": 0.02,
+            "post_norm_eps": 0.1,
+            "hidden_activation": "gelu",
+            "qk_scale_factor": 2.0,
+            "output_multiplier": 0.7,
+            "final_logit_softcapping": 2.0,
         },
         vision_config=VISION,
     ),

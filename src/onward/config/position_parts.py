@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
@@ -34,6 +34,8 @@ class Sinusoidal(Position, kind="sinusoidal"):
 
     added: ClassVar[bool] = True
     theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
+    offset: SizeOrZero = 0  # added to the position (XGLM: 2)
+    order: Literal["pairs", "halves"] = "pairs"  # sine and cosine side by side, or all sines first (CTRL)
 
     def check(self, config: ConfigFields) -> None:
         if config.d_model % 2:

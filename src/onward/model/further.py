@@ -38,7 +38,7 @@ def position(part: parts.Position, config: DecoderConfig) -> nn.Module:
         case parts.Learned():
             return LearnedPositionModule(config.context_length, config.d_model, part.offset)
         case parts.Sinusoidal():
-            return SinusoidalPositionModule(config.d_model, part.theta)
+            return SinusoidalPositionModule(config.d_model, part)
     raise no_module(part)
 
 
