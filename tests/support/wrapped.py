@@ -3,7 +3,14 @@ models."""
 
 from typing import Any
 
-from transformers import MuseGlimmerConfig, PreTrainedConfig, Step3p7Config
+from transformers import (
+    Cosmos3EdgeConfig,
+    DeepseekOcr2Config,
+    HunYuanVLConfig,
+    MuseGlimmerConfig,
+    PreTrainedConfig,
+    Step3p7Config,
+)
 
 VISION = {
     "hidden_size": 16,
@@ -13,6 +20,7 @@ VISION = {
     "image_size": 28,
     "patch_size": 14,
 }
+SAM = VISION | {"output_channels": 8, "downsample_channels": [8, 16], "global_attn_indexes": [0], "window_size": 2}
 TEXT: dict[str, Any] = {
     "vocab_size": 31,
     "hidden_size": 24,
@@ -24,6 +32,7 @@ TEXT: dict[str, Any] = {
     "max_position_embeddings": 40,
     "sliding_window": 5,
 }
+PLAIN = {key: value for key, value in TEXT.items() if key not in ("head_dim", "sliding_window")}
 BY_TURNS = ["full_attention", "sliding_attention"] * 2
 STEP = TEXT | {
     "layer_types": BY_TURNS,
@@ -77,5 +86,24 @@ CASES: dict[str, PreTrainedConfig] = {
             "final_logit_softcapping": 2.0,
         },
         vision_config=VISION,
+    ),
+    "cosmos3_edge_text: biases": Cosmos3EdgeConfig(
+        text_config=PLAIN | {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+        vision_config=VISION,
+    ),
+    "deepseek_ocr2_text: groups": DeepseekOcr2Config(
+        text_config=PLAIN
+        | {
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 2.5,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense"],
+            "attention_bias": True,
+        },
+        vision_config={"sam_config": SAM, "encoder_config": VISION | {"num_key_value_heads": 2, "vocab_size": 3}},
     ),
 }
