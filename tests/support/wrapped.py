@@ -6,7 +6,6 @@ from typing import Any
 from transformers import (
     Cosmos3EdgeConfig,
     DeepseekOcr2Config,
-    HunYuanVLConfig,
     MuseGlimmerConfig,
     PreTrainedConfig,
     Step3p7Config,

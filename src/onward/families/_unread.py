@@ -29,7 +29,6 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its attention has experts": "jetmoe",
     "its attention and experts are chosen by products of keys": "doge",
     "its experts stand between two attentions of a layer": "longcat_flash",
-    "its blocks have fused inputs, and its head has layers of its own": "modernbert-decoder",
     "its scores have a bias for each range of distances": "cpmant",
     "its weights are stored in another order": "cosmos3_omni molmo2_text",
     "its residual stream and its experts are gated and normed in another way": "muse_spark_text",

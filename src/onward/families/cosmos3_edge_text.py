@@ -8,9 +8,7 @@ from onward.families.llama import shape
 
 ARCHITECTURES = {"cosmos3_edge_text": "Cosmos3EdgeForCausalLM"}
 BASE = "model."
-IGNORED = (
-    r"moe_gen|^(model\.)?(action_\w+|time_embedder|proj_(in|out))\.|self_attn\.(add_|to_add|norm_added|k_norm_und)"
-)
+IGNORED = r"moe_gen|^(model\.)?(action_|time_embedder|proj_)|self_attn\.(add_|to_add|norm_added|k_norm_und)"
 PRESETS: dict[str, HF] = {}
 ANCESTORS: dict[str, str] = {}
 DEFAULTS = shape(2048, 9216, 28, 16, 8) | {
