@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import partial
 from statistics import NormalDist
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -121,7 +122,8 @@ class AltUpBlockModule(SandwichModule):
         d_input: int,
     ) -> None:
         super().__init__(*branches)
-        _, mlp, norm = branches
+        mlp: Any = branches[1]
+        norm = branches[2]
         width, inner = config.d_model, partial(Linear, bias=False)
         self.streams, self.active, self.act = streams, active, mlp.act
         self.split: nn.Module = nn.Identity()

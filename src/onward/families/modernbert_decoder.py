@@ -93,14 +93,13 @@ def config(hf: HF) -> DecoderConfig:
     full, norm = SelfAttention(bias=bias, out_bias=bias), LayerNorm(eps=eps, bias=norm_bias)
     near = replace(full, window=(hf.get("local_attention", 128) or 0) // 2)
     only(hf, sliding_window=near.window)  # which transformers writes, and computes again
-    first, *others = OpenBlock(), *(PreNorm(),) * (c["n_layers"] - 1)
     return DecoderConfig(
         **c,
         position=tuple(of[LOCAL if is_local else FULL] for is_local in local),
         attention=tuple(near if is_local else full for is_local in local),
         mlp=Gated(act=ACTIVATIONS.get(act, act), bias=hf.get("mlp_bias", False)),
         norm=norm,
-        block=(first, *others),
+        block=(OpenBlock(), *[PreNorm()] * (c["n_layers"] - 1)),
         embed_norm=norm,
         final_norm=HeadNorm(eps, norm_bias, hf.get("classifier_bias", False), ACTIVATIONS.get(last_act, last_act)),
         head_bias=hf.get("decoder_bias", True),

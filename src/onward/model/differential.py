@@ -36,6 +36,11 @@ class HalfModule(nn.Module):
 class DifferentialAttentionModule(nn.Module):
     """Differential attention, x (B, T, D) -> (B, T, D); `norm` normalizes the output of a pair of heads, (..., 2 E)."""
 
+    lambda_q1: nn.Parameter
+    lambda_k1: nn.Parameter
+    lambda_q2: nn.Parameter
+    lambda_k2: nn.Parameter
+
     def __init__(self, part: DifferentialAttention, config: DecoderConfig, layer: int, norm: nn.Module) -> None:
         super().__init__()
         self.n_heads, self.n_kv_heads, self.d_head, self.d_value = part.heads(config)

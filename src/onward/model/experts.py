@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial, reduce
 from itertools import repeat
 from operator import mul
@@ -238,8 +237,8 @@ class LatentExpertsModule(ExpertsModule):
         return self.latent_out(y)  # type: ignore[no-any-return]
 
     def activations(self) -> Declarations:
-        names = super().activations()
-        return names | {"experts": replace(names["experts"], shape=("B", "T", self.part.top_k, "D"))}
+        width = "B", "T", self.part.top_k, "D"
+        return super().activations() | {"experts": Activation(ExpertSteps(), width, 2, self.part.count)}
 
 
 def build_shared(part: Experts, width: int) -> PlainFeedForwardModule:
