@@ -6,7 +6,7 @@ Shapes: B batch, T tokens in this call, D d_model.
 import torch
 from torch import Tensor, nn
 
-from onward.config.position_parts import Sinusoidal
+from onward.config.added_positions import Sinusoidal
 from onward.model.context import angles_at
 
 
