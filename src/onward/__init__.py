@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.api.runs import finetune, train
     from onward.api.saving import merge, save, save_adapter
     from onward.base.errors import UserError
+    from onward.config.added_positions import Learned, Sinusoidal
     from onward.config.attention_options import (
         LogScale,
         OutputGate,
@@ -39,12 +40,13 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
         SharedNorm,
     )
     from onward.config.decoder import DecoderConfig
+    from onward.config.differential_parts import DifferentialAttention
     from onward.config.feedforward_parts import XIELU, Experts, Gated, Plain
     from onward.config.latent_parts import LatentAttention
     from onward.config.lora import EVA, Adapters, Initialization, LoRA, OLoRA, PiSSA
     from onward.config.mixtures import MovingWeight, Ramp
     from onward.config.part_types import Attention, Block, FeedForward, Norm, Position
-    from onward.config.position_parts import Alibi, Learned, NoPosition, Rotary, Sinusoidal
+    from onward.config.position_parts import Alibi, NoPosition, Rotary
     from onward.config.recurrent_parts import AttentionAndMamba2, GatedDeltaNet, Mamba2, ShortConvolution
     from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
     from onward.config.scaling import (
@@ -117,6 +119,7 @@ __all__ = [
     "Completion",
     "Decoder",
     "DecoderConfig",
+    "DifferentialAttention",
     "DynamicScaling",
     "Engine",
     "Evaluation",

@@ -130,10 +130,7 @@ def one_of_each() -> dict[str, PreTrainedConfig]:
     return dict(sorted(firsts.items()))
 
 
-TRAINED = {name: hf for name, hf in one_of_each().items() if name != "beam"}  # whose gate biases are one for each head
-
-
-@pytest.mark.parametrize("hf", TRAINED.values(), ids=TRAINED.keys())
+@pytest.mark.parametrize("hf", one_of_each().values(), ids=one_of_each().keys())
 def test_every_family_trains_and_is_read_by_transformers_afterwards(hf: PreTrainedConfig, tmp_path: Path) -> None:
     publish(hf, tmp_path)
     ours, original = load_model(tmp_path)

@@ -1,14 +1,19 @@
 """Odd values of rotary positions in a config.json mean what they mean to transformers."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from onward import DynamicScaling, LinearScaling, Llama3Scaling, Rotary, Scaling, YaRNScaling
 from onward.base.files import read_json, write_json
+from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.load import load_model
+from onward.families import read
 
+from support.decoders import decoder
 from support.families import CASES
 from support.parity import assert_same_logits, publish
 
@@ -38,3 +43,20 @@ def test_odd_rotary_parameters_agree_with_transformers(case: str, tmp_path: Path
     theirs = publish(AutoConfig.from_pretrained(tmp_path), tmp_path / "theirs")
     write_json(tmp_path / "theirs" / "config.json", read_json(tmp_path / "config.json"))
     assert_same_logits(load_model(tmp_path / "theirs")[0], theirs)
+
+
+SCALINGS = (
+    LinearScaling(4.0),
+    DynamicScaling(4.0, 16),
+    Llama3Scaling(4.0, 1.0, 4.0, 8),
+    YaRNScaling(4.0, 8, attention_factor=1.3),
+)
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling.kind)
+def test_any_scaling_of_phimoe_is_saved_as_transformers_reads_it(scaling: Scaling, tmp_path: Path) -> None:
+    config = read(CASES["phimoe: grouped"].to_dict())[1]
+    model = decoder(replace(config, context_length=16, position=Rotary(theta=300.0, scaling=scaling)))
+    save_model(model, tmp_path)
+    assert read_json(tmp_path / "config.json")["model_type"] == "phimoe"
+    assert_same_logits(model, AutoModelForCausalLM.from_pretrained(tmp_path))

@@ -101,6 +101,15 @@ def test_rollout_is_the_product_of_mean_attention_with_the_identity(model: onwar
     assert_close(found.sum(-1), torch.ones_like(found[..., 0]), 1e-12)
 
 
+def test_rollout_passes_layers_without_attention_and_refuses_recurrent_ones() -> None:
+    tokens = [1, 2, 3, 4]
+    flow = attention_rollout(decoder(DECODERS["one branch in each layer"]), tokens).flow
+    assert torch.equal(flow[0], flow[1])
+    assert torch.equal(flow[0], flow[2])
+    with pytest.raises(UserError, match="layer 0, because its part gated_delta has no attention weights"):
+        attention_rollout(decoder(DECODERS["gated delta"]), tokens)
+
+
 @pytest.mark.parametrize("site", ["in", "mid", "attn.out", "mlp.out", "attn.heads"])
 def test_patching_is_the_share_of_the_metric_that_an_activation_restores(model: onward.Decoder, site: str) -> None:
     metric = logit_difference(2, 7)

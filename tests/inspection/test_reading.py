@@ -114,6 +114,13 @@ def test_rare_words_first_tokens_and_labeled_pairs_have_their_scores(model: onwa
         head_roles(model, text, pairs={"later": [(1, 3)]}, length=4)
 
 
+def test_layers_without_attention_weights_have_no_heads_to_score() -> None:
+    found = head_roles(decoder(DECODERS["gated delta"]), [1, 2, 3], length=4)
+    assert all((scores[[0, 2, 3]] == -1).all() and (scores[1] > -1).all() for scores in found.scores.values())
+    with pytest.raises(UserError, match="Cannot score heads, because no layer"):
+        head_roles(decoder(DECODERS["mamba2"]), length=4)
+
+
 def test_repeated_tokens_are_two_equal_halves(model: onward.Decoder) -> None:
     ids = repeated_tokens(model)
     assert ids.shape == (4, 12)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from onward import Alibi, Decoder, DecoderConfig, LogScale, PowerScale, Rotary, SelfAttention
+from onward import Alibi, Decoder, DecoderConfig, LogScale, PowerScale, Rotary, SelfAttention, Sinusoidal
 from onward.config.decoder import at
 from onward.kernels.operations import rotate
 from onward.model import SinusoidalPositionModule, mask
@@ -145,6 +145,6 @@ def test_rotary_scores_depend_on_the_distance_only(fraction: float) -> None:
 
 
 def test_sinusoidal_positions_are_those_of_the_paper() -> None:
-    got = SinusoidalPositionModule(6, 10_000.0)(torch.tensor([[0, 3]]), torch.float64)[0, 1].tolist()
+    got = SinusoidalPositionModule(6, Sinusoidal())(torch.tensor([[0, 3]]), torch.float64)[0, 1].tolist()
     wanted = [f(3 / 10_000 ** (2 * i / 6)) for i in range(3) for f in (math.sin, math.cos)]
     assert got == pytest.approx(wanted, abs=1e-14)

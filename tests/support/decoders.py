@@ -13,6 +13,7 @@ from onward import (
     BranchNorm,
     Decoder,
     DecoderConfig,
+    DifferentialAttention,
     DynamicScaling,
     Experts,
     FeedForwardOnly,
@@ -199,7 +200,7 @@ DECODERS = {
         n_kv_heads=2,
         attention=(
             SelfAttention(gate=SigmoidGate(bias=True), query_scale=LogScale(original=3)),
-            SelfAttention(gate=SoftplusGate(per="head"), query_scale=PowerScale(original=2), d_value=6),
+            SelfAttention(gate=SoftplusGate(head_bias=True), query_scale=PowerScale(original=2), d_value=6),
             LatentAttention(
                 d_latent=5,
                 d_nope=6,
@@ -209,6 +210,15 @@ DECODERS = {
                 query_scale=LogScale(0.5, 2, 1),
             ),
             SelfAttention(qk_norm="head", norm_rotated=True, qk_norm_part=LayerNorm(), gate=SigmoidGate(per="head")),
+        ),
+    ),
+    "differential": config(
+        n_layers=3,
+        n_kv_heads=2,
+        attention=(
+            DifferentialAttention(window=4, bias=True),
+            DifferentialAttention(n_heads=8, n_kv_heads=4, d_head=6, out_bias=True, head_norm=RMSNorm()),
+            DifferentialAttention(lambda_init=0.3),
         ),
     ),
     "chunks": config(

@@ -185,7 +185,9 @@ def dead_units(mlp: Any, name: str, inputs: dict[str, Tensor], outputs: dict[str
         assert isinstance(mlp, ExpertsModule)
         tokens, (_, chosen) = inputs[f"{name}.router"], outputs[f"{name}.router"]
         found = []
-        for expert in range(mlp.part.count if not mlp.part.d_latent else 0):  # those on latents are not looked into
+        if mlp.part.d_latent:
+            tokens = tokens @ mlp.latent_in.weight.T
+        for expert in range(mlp.part.count):
             visitors = [t for t, visits in zip(tokens, chosen.tolist()) if expert in visits]
             answers = []
             for t in visitors:

@@ -20,6 +20,7 @@ class OutputGate(Part):
 
     per: Literal["head", "element"] = "element"  # one number for each head, H; or for each of its elements, H * F
     bias: bool = False  # whether the projection has a bias
+    head_bias: bool = False  # whether a learned number for each head is added to its projections (Beam)
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from onward.base.arguments import check_fields, named
 from onward.base.errors import UserError
 from onward.base.notebook import Shown
+from onward.config.added_positions import *  # noqa: F403
 from onward.config.attention_parts import *  # noqa: F403
 from onward.config.attention_parts import SelfAttention
 from onward.config.block_parts import *  # noqa: F403
 from onward.config.block_parts import PreNorm, RMSNorm
+from onward.config.differential_parts import *  # noqa: F403
 from onward.config.feedforward_parts import *  # noqa: F403
 from onward.config.feedforward_parts import XIELU, Gated, Plain
 from onward.config.latent_parts import *  # noqa: F403

@@ -1,43 +1,16 @@
-"""The choices of `DecoderConfig.position`. Does not import torch."""
+"""The choices of `DecoderConfig.position` but those in `added_positions.py`. Does not import torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.base.fields import text
 from onward.config.part_types import ConfigFields, Position, each
-from onward.config.ranges import Base, SizeOrZero
+from onward.config.ranges import Base
 from onward.config.scaling import Scaling
-
-
-@dataclass(frozen=True)
-class Learned(Position, kind="learned"):
-    """A trained vector per position (GPT). It is added to the embedding of the token at this position."""
-
-    added: ClassVar[bool] = True
-    offset: SizeOrZero = 0  # position p uses row p + offset (OPT: 2)
-
-    def limit(self, config: ConfigFields) -> float:
-        return config.context_length
-
-    def describe(self, config: ConfigFields) -> str:
-        return self.in_words(f"{config.context_length:,} vectors")
-
-
-@dataclass(frozen=True)
-class Sinusoidal(Position, kind="sinusoidal"):
-    """Fixed sines and cosines of each position (Vaswani et al. 2017, section 3.5). They form a vector that is added to
-    the embedding of the token."""
-
-    added: ClassVar[bool] = True
-    theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
-
-    def check(self, config: ConfigFields) -> None:
-        if config.d_model % 2:
-            raise UserError(f"d_model is {config.d_model}: sinusoidal positions need an even width")
 
 
 @dataclass(frozen=True)

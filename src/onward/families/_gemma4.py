@@ -6,13 +6,14 @@ Shapes: B batch, T tokens, D d_model, L layers, P width of a layer's inputs, N t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, Experts
 from onward.config.routing import Routing
-from onward.kernels.operations import ACTIVATIONS
 from onward.model.activations import Child, Declarations
 from onward.model.blocks import SandwichModule
 from onward.model.context import AttentionContext
@@ -40,12 +41,12 @@ class InputBlockModule(Gemma4BlockModule):
     """Gemma4BlockModule that also adds norm(out(act(gate(x)) * inputs)), where `inputs` (B, T, P) are the vectors of
     the tokens for this layer (see LayerInputsModule)."""
 
-    def __init__(self, attn: nn.Module, mlp: nn.Module, norm: NewNorm, width: int, config: DecoderConfig) -> None:
+    def __init__(self, attn: nn.Module, mlp: Any, norm: NewNorm, width: int, config: DecoderConfig) -> None:
         super().__init__(attn, mlp, norm)
         self.input_gate = Linear(config.d_model, width, bias=False)
         self.input_out = Linear(width, config.d_model, bias=False)
         self.input_norm = norm()
-        self.act = ACTIVATIONS["gelu_tanh"]
+        self.act = mlp.act
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         x = SandwichModule.forward(self, x, context)

@@ -27,19 +27,14 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     ),
     "its layers run several times, or read inner copies of the text": "hrm_text reformer xlnet",
     "its attention has experts": "jetmoe",
-    "its attention is a difference of two": "diffllama",
     "its attention and experts are chosen by products of keys": "doge",
     "its experts stand between two attentions of a layer": "longcat_flash",
-    "its blocks have fused inputs, and its head has layers of its own": "modernbert-decoder",
-    "its positions or biases are computed in another way": "xglm ctrl cpmant gpt_neox_japanese",
+    "its scores have a bias for each range of distances": "cpmant",
     "its weights are stored in another order": "cosmos3_omni molmo2_text",
-    "its embeddings are normed": "muse_glimmer_text muse_spark_text",
-    "its layers read and write several streams": "gemma3n_text",
-    "it has the experts of DeepSeek-V2 beside plain attention": "deepseek_ocr2_text unlimited_ocr_text",
+    "its residual stream and its experts are gated and normed in another way": "muse_spark_text",
+    "its windows keep the whole prompt": "unlimited_ocr_text",
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",
-    "its family file is missing": (
-        "bailing_hybrid cosmos3_edge_text ernie4_5_vl_moe_text hunyuan_vl_text lfm3 olmo_hybrid step3p5"
-    ),
+    "its family file is missing": ("bailing_hybrid ernie4_5_vl_moe_text lfm3 olmo_hybrid"),
 }
 UNREAD = {model_type: reason for reason, types in WHY.items() for model_type in types.split()}

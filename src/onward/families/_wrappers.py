@@ -136,6 +136,7 @@ TEXT_TYPES: dict[str, tuple[str, HF]] = {  # a text_config's own model_type -> t
             "tie_word_embeddings": True,
         },
     ),
+    "hunyuan_vl_text": ("hunyuan_v1_dense", {"tie_word_embeddings": True}),
     "phi4_multimodal": (
         "phi3",
         {"vocab_size": 200_064, "num_key_value_heads": 8, "max_position_embeddings": 131_072},
@@ -148,10 +149,12 @@ FLAT = {  # config.json has no text_config: the keys of the text decoder stand b
     "phi4_multimodal": "phi4_multimodal",
     "phi4mm": "phi4mm",
     "phi3_v": "phi3",
+    "hunyuan_vl": "hunyuan_vl_text",
 }
 TOKENS = re.compile(r"(\w*_)?token_(id|index)")
 INHERITED = "dtype", "torch_dtype", "quantization_config", "transformers_version"
-MROPE = "mrope_section", "mrope_interleaved"
+MROPE = "mrope_section", "mrope_interleaved", "xdrope_section"
+TURNS = {"mrope": "default", "xdrope": "dynamic"}  # kinds of positions with coordinates -> those of a text
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,11 @@ def text_part(hf: HF) -> TextPart | None:
         keys["tie_word_embeddings"] = tied.pop()
     for key in "rope_scaling", "rope_parameters":
         if isinstance(rope := keys.get(key), Mapping):
-            rope = {name: "default" if value == "mrope" else value for name, value in rope.items() if name not in MROPE}
+            rope = {
+                name: TURNS.get(value, value) if isinstance(value, str) else value
+                for name, value in rope.items()
+                if name not in MROPE
+            }
             keys[key] = rope if any(value != "default" for value in rope.values()) else None
     skipped = tuple(keys.pop("cross_attention_layers", ()))
     if skipped:

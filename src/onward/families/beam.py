@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from onward.base.errors import UserError
 from onward.config.attention_options import PowerScale, SigmoidGate
 from onward.config.decoder import DecoderConfig, Experts, Gated, NoPosition, Rotary, Sandwich, SelfAttention, at
 from onward.families import HF, Row, gemma2, llama, renamed, require, with_defaults
@@ -16,9 +15,6 @@ from onward.families._layers import FULL, LOCAL, layer_types, windowed_parts
 from onward.families._rope import rope, rotary
 from onward.families._rope_by_type import UNREAD
 from onward.families.llama import shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ARCHITECTURES = {"beam": "BeamForCausalLM"}
 BASE = "model."
@@ -59,7 +55,7 @@ def config(hf: HF) -> DecoderConfig:
     tables = hf.get("rope_parameters") or ROTATED
     rotated = {kind: tables.get(kind) for kind in ROTATED}
     local = [(layer + 1) % 6 != 0 and layer < c.n_layers - 1 for layer in range(c.n_layers)]
-    part = replace(require(c.attention, SelfAttention), qk_norm="head", gate=SigmoidGate(bias=True))
+    part = replace(require(c.attention, SelfAttention), qk_norm="head", gate=SigmoidGate(head_bias=True))
     parts = windowed_parts(given, part, given["sliding_window"], local)
     kinds = [LOCAL if part.window else FULL for part in parts]
     return replace(
@@ -98,22 +94,9 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    def spread(t: Tensor) -> Tensor:
-        """From one number for each head to one for each of its elements."""
-        return t.repeat_interleave(c.d_head)
-
-    def one(t: Tensor) -> Tensor:
-        heads = t.unflatten(0, (-1, c.d_head))
-        if not t.is_meta and not bool((heads == heads[:, :1]).all()):
-            raise UserError(
-                "Cannot save this model as beam, because the gate's bias differs within a head: freeze "
-                "attn.gate.bias, or keep it equal within each head, in training"
-            )
-        return heads[:, 0].clone()
-
     yield from gemma2.names(c)
     yield from mixture_names(c)
     for i in range(c.n_layers):
         their, our = f"model.layers.{i}.self_attn", f"blocks.{i}.attn"
         yield f"{their}.gate_proj.weight", f"{our}.gate.weight"
-        yield f"{their}.gate_bias", f"{our}.gate.bias", (spread, one)
+        yield f"{their}.gate_bias", f"{our}.gated.bias"

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, Experts, LayerNorm, RMSNorm, SelfAttention
+from onward.config.decoder import DecoderConfig, Experts, LayerNorm, RMSNorm, Rotary, SelfAttention
 from onward.config.ranges import Positive
 from onward.config.routing import Routing
 from onward.families import HF, mixtral, only, require, with_defaults
@@ -79,10 +79,10 @@ def scaled(hf: HF) -> dict[str, Any]:
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     hf, mlp = mixtral.to_hf(replace(c, norm=RMSNorm(eps=require(c.norm, LayerNorm).eps))), require(c.mlp, Experts)
-    for name in "rope_parameters", "rope_scaling":
-        if "attention_factor" in (keys := hf.get(name) or {}):
-            factor = keys.pop("attention_factor")
-            hf[name] = keys | {"short_mscale": factor, "long_mscale": factor}
+    if scaling := require(c.position, Rotary).scaling:  # transformers wants these keys for any kind
+        keys = {"original_max_position_embeddings": c.context_length, **hf["rope_parameters"]}
+        keys |= dict.fromkeys(("short_mscale", "long_mscale"), scaling.magnitude)
+        hf["rope_parameters"] = hf["rope_scaling"] = {k: v for k, v in keys.items() if k != "attention_factor"}
     return hf | {
         "attention_bias": require(c.attention, SelfAttention).bias,
         "lm_head_bias": c.head_bias,

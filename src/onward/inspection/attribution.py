@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from onward.base.errors import UserError
-from onward.inspection.inputs import as_row, check_position, exact
+from onward.config.decoder import NoAttention, at
+from onward.inspection.inputs import as_row, attention_weights_of, check_position, exact
 from onward.model.blocks import EQUAL, PostNormModule
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.norms import LayerNormModule
@@ -172,14 +173,24 @@ class Rollout:
 def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0.5) -> Rollout:
     """Compute attention rollout of a text: the product of the attention weights of all layers up to each layer,
     averaged over heads and mixed with the identity, which stands for the residual stream and has the share `residual`
-    (Abnar and Zuidema 2020)."""
-    with without_dropout(model), trace(model, "blocks.*.attn.weights", keep=lambda _, w: exact(w)[0].mean(0)) as t:
+    (Abnar and Zuidema 2020). A layer with a feed-forward only moves nothing between tokens. Raises a UserError if
+    another layer has no attention weights, such as a recurrent one."""
+    names = attention_weights_of(model)
+    for layer, name in enumerate(names):
+        part = at(model.config.attention, layer)
+        if name is None and not isinstance(part, NoAttention):
+            raise UserError(
+                f"Cannot follow attention through layer {layer}, because its part {part.kind} has no attention weights:"
+                " look at layers alone, such as by attention_maps"
+            )
+    wanted = [name for name in names if name]
+    with without_dropout(model), trace(model, "embed", *wanted, keep=lambda _, w: exact(w)[0].mean(0)) as t:
         model.hidden(as_row(model, tokens))
-    flow, result = torch.eye(len(tokens), device=model.device), []
-    for layer in range(model.config.n_layers):
-        weights = (1 - residual) * t[f"blocks.{layer}.attn.weights"] + residual * torch.eye(
-            len(tokens), device=model.device
-        )
-        flow = weights / weights.sum(-1, keepdim=True) @ flow.to(weights)
+    identity = torch.eye(len(tokens), device=model.device)
+    flow, result = identity, []
+    for name in names:
+        if name:
+            weights = (1 - residual) * t[name] + residual * identity
+            flow = weights / weights.sum(-1, keepdim=True) @ flow.to(weights)
         result.append(flow)
     return Rollout(list(tokens), torch.stack(result).cpu())

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from onward.inspection.inputs import logits
+from onward.inspection.inputs import attention_weights_of, logits
 from onward.model.decoder import Decoder
-from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
 
@@ -23,12 +22,11 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
     the diagonal, of later tokens, are exactly 0. A layer without attention weights, such as a recurrent one, has no
     heads.
     """
-    names = {layer: f"blocks.{layer}.attn.weights" for layer in range(model.config.n_layers)}
-    known = activation_names(model).keys()
-    with trace(model, "embed", *(name for name in names.values() if name in known)) as t:
+    names = attention_weights_of(model)
+    with trace(model, "embed", *(name for name in names if name)) as t:
         logits(model, tokens)
     none = torch.zeros(0, len(tokens), len(tokens), device=model.device)
-    return [t[name][0] if name in known else none for name in names.values()]
+    return [t[name][0] if name else none for name in names]
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:

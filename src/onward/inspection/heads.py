@@ -17,7 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from onward.base.errors import UserError
 from onward.checkpoint.load import load_model
 from onward.checkpoint.saves.folder import saves, step_of
-from onward.inspection.inputs import as_row, exact
+from onward.inspection.inputs import as_row, attention_weights_of, exact
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace
 
@@ -50,13 +50,14 @@ class HeadRoles:
 
 
 def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield (layer, weights (B, H, T, T))."""
-    weights: dict[int, Tensor] = {}
-    with without_dropout(model), torch.no_grad(), trace(model, "blocks.*.attn.weights") as t:
+    """Yield (layer, weights (B, H, T, T)); a layer without attention weights has no heads."""
+    names = attention_weights_of(model)
+    if not any(names):
+        raise UserError("Cannot score heads, because no layer of this model has attention weights")
+    with without_dropout(model), torch.no_grad(), trace(model, *(name for name in names if name)) as t:
         model.hidden(tokens.to(model.device))
-    for layer in range(model.config.n_layers):
-        weights[layer] = exact(t[f"blocks.{layer}.attn.weights"])
-    yield from weights.items()
+    none = torch.zeros(len(tokens), 0, tokens.size(1), tokens.size(1), device=model.device)
+    yield from enumerate([exact(t[name]) if name else none for name in names])
 
 
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder, without_dropout
+from onward.tracing.names import activation_names
 
 
 def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
@@ -35,6 +36,13 @@ def logits(model: Decoder, tokens: Sequence[int]) -> Tensor:
 def exact(x: Tensor) -> Tensor:
     """The tensor in fp32, unless its dtype is at least as precise."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def attention_weights_of(model: Decoder) -> list[str | None]:
+    """The name of the attention weights of each layer; None for a layer that has none, such as a recurrent one."""
+    known = activation_names(model)
+    names = [f"blocks.{layer}.attn.weights" for layer in range(model.config.n_layers)]
+    return [name if name in known else None for name in names]
 
 
 def check_position(position: int, tokens: Sequence[int]) -> int:

@@ -103,6 +103,7 @@ def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> No
     | `attn.out`, `mlp.down` (the ends of branches)     | normal, std / sqrt(N), N additions to the residual stream |
     | every other matrix, embeddings, stacks of experts | normal, std                                               |
     | biases, sinks                                     | 0                                                         |
+    | `lambda_` vectors of differential attention       | normal, 0.1                                               |
     | convolutions of recurrent layers                  | uniform, up to 1 / sqrt(taps)                             |
     | `a_log`, `dt_bias` (decays of recurrent layers)   | log of uniform 1 to 16; softplus of it is 0.001 to 0.1    |
     | norms                                             | unchanged: weights 1 - offset, biases 0                   |
@@ -125,6 +126,8 @@ def draw(parameters: Iterable[tuple[str, Tensor]], config: DecoderConfig, std: f
         elif name.endswith(".dt_bias"):  # the inverse of softplus at step sizes that are uniform on a log scale
             step = nn.init.uniform_(parameter, math.log(1e-3), math.log(0.1)).exp_()
             step.copy_(step + torch.log(-torch.expm1(-step)))
+        elif ".lambda_" in name:
+            nn.init.normal_(parameter, std=0.1)
         elif parameter.ndim >= 2:
             ends_branch = name.removesuffix(".weight").endswith(("attn.out", "attention.out", "mamba.out", ".down"))
             nn.init.normal_(parameter, std=std / additions**0.5 if ends_branch else std)

@@ -175,6 +175,14 @@ class ExpertsModule(nn.Module):
         outputs = outputs.view(*experts.shape, -1) * weights[..., None].type_as(outputs)
         return reduce(torch.add, outputs.unbind(1))
 
+    def inward(self, tokens: Tensor) -> Tensor:
+        """The inputs of the experts' projections, from tokens (N, D)."""
+        return tokens
+
+    def outward(self, y: Tensor) -> Tensor:
+        """The addition to the residual stream (..., D), from outputs of experts."""
+        return y
+
     def activations(self) -> Declarations:
         steps, count, top_k = ExpertSteps(), self.part.count, self.part.top_k
         units, width = self.up.size(1), self.up.size(2)
@@ -220,11 +228,17 @@ class LatentExpertsModule(ExpertsModule):
         self.latent_out = Linear(part.d_latent, config.d_model, bias=False)
 
     def mix_chosen(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
-        return self.latent_out(super().mix_chosen(self.latent_in(tokens), weights, experts))  # type: ignore[no-any-return]
+        return self.outward(super().mix_chosen(self.inward(tokens), weights, experts))
+
+    def inward(self, tokens: Tensor) -> Tensor:
+        return self.latent_in(tokens)  # type: ignore[no-any-return]
+
+    def outward(self, y: Tensor) -> Tensor:
+        return self.latent_out(y)  # type: ignore[no-any-return]
 
     def activations(self) -> Declarations:
-        # tracing computes units and outputs of single experts from the tokens, not from their projection
-        return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
+        width = "B", "T", self.part.top_k, "D"
+        return super().activations() | {"experts": Activation(ExpertSteps(), width, 2, self.part.count)}
 
 
 def build_shared(part: Experts, width: int) -> PlainFeedForwardModule:

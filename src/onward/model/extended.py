@@ -71,6 +71,18 @@ class Gate(nn.Module):
         return y * gate.to(y.dtype).unflatten(-1, (y.size(-2), -1))
 
 
+class HeadBiasedGate(Gate):
+    """Gate with a number for each head, (H,), that is added to the projections of the head."""
+
+    def __init__(self, part: OutputGate, n_heads: int) -> None:
+        super().__init__(part)
+        self.bias = nn.Parameter(torch.zeros(n_heads))
+
+    def forward(self, y: Tensor, gate: Tensor) -> Tensor:
+        by_head = gate.unflatten(-1, (y.size(-2), -1)) + self.bias[:, None]
+        return super().forward(y, by_head.flatten(-2))
+
+
 class NoGate(nn.Module):
     """Returns the outputs of heads as they are."""
 
@@ -83,7 +95,8 @@ def add_gate(module: Any, part: OutputGate | None, d_model: int, n_heads: int, d
     module.gate, module.gated = nn.Identity(), NoGate()
     if part:
         width = n_heads * (d_value if part.per == "element" else 1)
-        module.gate, module.gated = Linear(d_model, width, bias=part.bias), Gate(part)
+        module.gate = Linear(d_model, width, bias=part.bias)
+        module.gated = HeadBiasedGate(part, n_heads) if part.head_bias else Gate(part)
 
 
 def gate_activations(module: Any) -> Declarations:

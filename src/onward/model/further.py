@@ -13,6 +13,7 @@ from onward.config import decoder as parts
 from onward.config import routing
 from onward.config.decoder import DecoderConfig
 from onward.model import extended, norms
+from onward.model.differential import DifferentialAttentionModule
 from onward.model.experts import (
     ExpertsModule,
     LatentExpertsModule,
@@ -37,7 +38,7 @@ def position(part: parts.Position, config: DecoderConfig) -> nn.Module:
         case parts.Learned():
             return LearnedPositionModule(config.context_length, config.d_model, part.offset)
         case parts.Sinusoidal():
-            return SinusoidalPositionModule(config.d_model, part.theta)
+            return SinusoidalPositionModule(config.d_model, part)
     raise no_module(part)
 
 
@@ -66,6 +67,9 @@ def attention(
     match part:
         case parts.SelfAttention() | parts.LatentAttention():
             return extended.attention(part, config, layer, build_norm)
+        case parts.DifferentialAttention():
+            norm_of_pairs = build_norm(part.head_norm, config, layer, part.heads(config).d_value)
+            return DifferentialAttentionModule(part, config, layer, norm_of_pairs)
         case parts.GatedDeltaNet():
             return GatedDeltaNetModule(part, config)
         case parts.AttentionAndMamba2():

@@ -6,6 +6,7 @@ Shapes: B batch, T tokens in this call, D d_model.
 import torch
 from torch import Tensor, nn
 
+from onward.config.added_positions import Sinusoidal
 from onward.model.context import angles_at
 
 
@@ -24,12 +25,14 @@ class LearnedPositionModule(nn.Module):
 
 class SinusoidalPositionModule(nn.Module):
     """Fixed position vectors, which are added to the embeddings, sines at even and cosines at odd indices (Vaswani et
-    al. 2017): positions (B, T) -> (B, T, D)."""
+    al. 2017) or, with the order "halves", all sines first: positions (B, T) -> (B, T, D)."""
 
-    def __init__(self, width: int, theta: float) -> None:
+    def __init__(self, width: int, part: Sinusoidal) -> None:
         super().__init__()
-        self.width, self.theta = width, theta
+        self.width, self.part = width, part
+        self.dim = -1 if part.order == "pairs" else -2  # of sine and cosine in (B, T, D / 2, 2) or (B, T, 2, D / 2)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:
-        angles = angles_at(positions.to(torch.promote_types(dtype, torch.float32)), self.theta, self.width)
-        return torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(dtype)
+        exact = (positions + self.part.offset).to(torch.promote_types(dtype, torch.float32))
+        angles = angles_at(exact, self.part.theta, self.width)
+        return torch.stack([angles.sin(), angles.cos()], self.dim).flatten(-2).to(dtype)

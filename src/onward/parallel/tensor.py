@@ -85,6 +85,7 @@ SELF_ATTENTION: dict[str, Any] = {
     "k_norm": REPLICATED,
     "v_norm": REPLICATED,
     "gate": OUT,
+    "gated": OUT,
     "attend.sinks": OUT,
     "out": IN,
 }
@@ -96,6 +97,7 @@ LATENT_ATTENTION: dict[str, Any] = {
     "kv_norm": REPLICATED,
     "kv": OUT,
     "gate": OUT,
+    "gated": OUT,
     "out": IN,
 }
 EXPERTS: dict[str, Any] = {
@@ -198,6 +200,8 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
     The weights of the processes must be equal. Each process keeps its part of them, without communication.
     """
     n = mesh.size()
+    if model.layer_inputs is not None:
+        raise UserError("Cannot divide the heads of layers that embed the tokens themselves: use a mesh with tensor=1")
     branches = {
         name: branch
         for layer, block in enumerate(model.blocks)

@@ -96,7 +96,7 @@ def check_rows(mlp: nn.Module) -> None:
 def units_of(mlp: ExpertsModule, tokens: Tensor, ids: Tensor) -> Tensor:
     """The hidden units (N, A, F) of A experts `ids` (N, A) for each of N tokens (N, D)."""
     dtype = mlp.up.dtype
-    tokens = tokens.to(dtype)
+    tokens = mlp.inward(tokens.to(dtype))
     inner = [mlp.stack(name, dtype) for name in mlp.inner]
     units = tokens.new_zeros(*ids.shape, mlp.up.size(1))
     return of_each(
@@ -108,7 +108,7 @@ def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
     """The outputs (N, A, D) of A experts `ids` (N, A), given their hidden units (N, A, F)."""
     down = mlp.stack("down", mlp.down.dtype)
     outputs = units.new_zeros(*ids.shape, mlp.down.size(1))
-    return of_each(outputs, ids, lambda expert, n, a: project(down, expert, units[n, a]))
+    return mlp.outward(of_each(outputs, ids, lambda expert, n, a: project(down, expert, units[n, a])))
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:

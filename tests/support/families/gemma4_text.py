@@ -28,7 +28,7 @@ CASES = {
         **DEEP, enable_moe_block=True, num_experts=5, top_k_experts=2, moe_intermediate_size=12, attention_k_eq_v=True
     ),
     "inputs of layers, shared keys, wide last layers": Gemma4TextConfig(
-        **{**DEEP, **INPUTS}, num_kv_shared_layers=2, use_double_wide_mlp=True
+        **{**DEEP, **INPUTS}, num_kv_shared_layers=2, use_double_wide_mlp=True, hidden_activation="silu"
     ),
     "unified": CONFIG_MAPPING["gemma4_unified_text"](**UNIFIED),
 }

@@ -194,7 +194,7 @@ def positions() -> Picture:
     sinusoidal, rotary, ALiBi and none."""
     count, width = 20, 32
     order = torch.arange(count)[None]
-    sines = SinusoidalPositionModule(width, Sinusoidal().theta)(order, torch.float32)[0]
+    sines = SinusoidalPositionModule(width, Sinusoidal())(order, torch.float32)[0]
     learned = LearnedPositionModule(count, width, offset=0)
     with torch.no_grad():
         for weight in learned.parameters():

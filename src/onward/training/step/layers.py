@@ -28,8 +28,8 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads and the first 128
                              tokens of the first window; the weight of a sink counts as one more. ln(t + 1) at position
                              t for uniform weights, 0 for a weight of 1
-    dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens; not of experts on
-                             latents) that stay below 1e-5 of the layer's largest activation at every token of the batch
+    dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
+                             the layer's largest activation at every token of the batch
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
     sinks = {layer: attend.sinks is not None for layer, attend in attend_modules(model).items()}
