@@ -16,10 +16,13 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.api.saving import merge, save, save_adapter
     from onward.base.errors import UserError
     from onward.config.attention_options import (
+        Indexer,
+        Indexing,
         LogScale,
         OutputGate,
         PowerScale,
         QueryScale,
+        SharedIndexer,
         SigmoidGate,
         SoftplusGate,
     )
@@ -127,6 +130,8 @@ __all__ = [
     "Gated",
     "GatedDeltaNet",
     "GenerationOptions",
+    "Indexer",
+    "Indexing",
     "Initialization",
     "KVCache",
     "Kept",
@@ -175,6 +180,7 @@ __all__ = [
     "Score",
     "SearchResult",
     "SelfAttention",
+    "SharedIndexer",
     "SharedNorm",
     "ShortConvolution",
     "SigmoidGate",

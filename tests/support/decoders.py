@@ -18,6 +18,7 @@ from onward import (
     FeedForwardOnly,
     Gated,
     GatedDeltaNet,
+    Indexer,
     LatentAttention,
     LayerNorm,
     Learned,
@@ -39,6 +40,7 @@ from onward import (
     Rotary,
     Sandwich,
     SelfAttention,
+    SharedIndexer,
     SharedNorm,
     ShortConvolution,
     SigmoidGate,
@@ -165,6 +167,13 @@ DECODERS = {
                 shared_gate=True,
                 backend="loop",
             ),
+        ),
+    ),
+    "indexers": config(
+        n_layers=3,
+        attention=(
+            LatentAttention(5, 7, 6, 4, 3, indexer=Indexer(top_k=5, n_heads=16, d_head=6)),
+            LatentAttention(5, 7, 6, 4, 3, indexer=SharedIndexer(), gate=SigmoidGate()),
         ),
     ),
     "opt-350m": config(

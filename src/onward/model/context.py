@@ -23,11 +23,13 @@ from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """The keys and values of one call of the model that more than one layer uses, by the number of the layer that does
-    not compute them. It is no dict, since FSDP copies the dicts among the arguments of a block."""
+    """What layers of one call of the model take from earlier layers: keys and values, by the number of the layer that
+    uses them, and masks of chosen tokens, by that of the layer that chose. It is no dict, since FSDP copies the dicts
+    among the arguments of a block."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, tuple[Keys, Keys]] = {}
+        self.chosen: dict[int, AttentionMask] = {}
 
 
 @dataclass(frozen=True, eq=False)
