@@ -83,6 +83,12 @@ def power(code: Code, x: Any, exponent: float) -> Any:
     return code.fmul(x, x)
 
 
+def sign(code: Code, x: Any) -> Any:
+    zero, one, minus = (like(code, x, number) for number in (0.0, 1.0, -1.0))
+    below = code.select(code.fcmp_ordered("<", x, zero), minus, zero)
+    return code.select(code.fcmp_ordered(">", x, zero), one, below)
+
+
 def convert(operation: Operation) -> list[Call]:
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
@@ -136,6 +142,7 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "pow": unary(power),
     "neg": unary(lambda code, x: code.fneg(x)),
     "rsqrt": unary(lambda code, x: code.fdiv(like(code, x, 1.0), elementwise.root(code, x))),
+    "sign": unary(sign),
     "relu": unary(elementwise.relu),
     "clamp": unary(clamp, None, None),
     "hardtanh": unary(clamp, -1.0, 1.0),

@@ -43,5 +43,5 @@ class XIELUModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
-        above, curved = F.relu(x), torch.expm1(torch.minimum(x, self.eps)) - x  # > 0 below 0, and < 0 above
-        return a * above * above + b * F.relu(curved) + self.beta * x
+        above, curved = F.relu(x), torch.expm1(torch.minimum(x, self.eps)) - x
+        return a * above * above + (1 - above.sign()) * b * curved + self.beta * x
