@@ -51,15 +51,6 @@ class LatentAttention(Attention, kind="latent"):
             return 2 * self.heads(config).n_heads * (2 * self.d_latent + self.d_rope)
         return super().key_flops(config)
 
-    def most_keys(self, config: ConfigFields) -> int:
-        if not self.indexer:
-            return 0
-        options = [part.indexer for part in each(config.attention) if isinstance(part, LatentAttention)]
-        return max(option.top_k for option in options if isinstance(option, Indexer))
-
-    def index_flops(self, config: ConfigFields) -> int:
-        return 2 * self.indexer.n_heads * (self.indexer.d_head + 1) if isinstance(self.indexer, Indexer) else 0
-
     def check(self, config: ConfigFields) -> None:
         if isinstance(self.indexer, Indexer):
             if not self.d_query_latent:
@@ -84,3 +75,18 @@ def index_source(config: ConfigFields, layer: int) -> int:
         if isinstance(other, LatentAttention) and isinstance(other.indexer, Indexer):
             return earlier
     raise UserError(f"attention.latent.indexer: layer {layer} has no layer before it with an indexer, to share")
+
+
+def most_keys(part: Attention, config: ConfigFields) -> int:
+    """Return the greatest number of tokens that a token attends to, itself included; 0: no limit."""
+    if not isinstance(part, LatentAttention) or not part.indexer:
+        return part.window
+    options = [other.indexer for other in each(config.attention) if isinstance(other, LatentAttention)]
+    return max(option.top_k for option in options if isinstance(option, Indexer))
+
+
+def index_flops(part: Attention) -> int:
+    """Return the floating-point operations for one pair of a token and an earlier one by which an indexer decides
+    whether the token attends to it; 0 without an indexer."""
+    indexer = part.indexer if isinstance(part, LatentAttention) else None
+    return 2 * indexer.n_heads * (indexer.d_head + 1) if isinstance(indexer, Indexer) else 0

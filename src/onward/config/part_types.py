@@ -144,15 +144,6 @@ class Attention(DecoderPart):
         heads = self.heads(config)
         return 2 * heads.n_heads * (heads.d_head + heads.d_value)
 
-    def most_keys(self, config: ConfigFields) -> int:
-        """Return the greatest number of tokens that a token attends to, itself included; 0: no limit."""
-        return self.window
-
-    def index_flops(self, config: ConfigFields) -> int:
-        """Return the floating-point operations for one pair of a token and an earlier one that decide whether it
-        attends to it; 0 for a part without an indexer."""
-        return 0
-
     def state_flops(self, config: ConfigFields) -> int:
         """Return the floating-point operations for one token that change and read the states, besides products with
         weights; 0 for a part without states."""

@@ -6,6 +6,7 @@ Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,19 +18,18 @@ from onward.kernels.operations import rotate
 from onward.model.alibi import score_bias
 from onward.model.cache import CacheView
 from onward.model.frequencies import scaled_frequencies
-from onward.model.layer_cache import CacheEntry, Keys, LayerCache, SlotIndices
+from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """What layers of one call of the model take from earlier layers: keys and values, by the number of the layer that
-    uses them, and masks of chosen tokens, by that of the layer that chose. It is no dict, since FSDP copies the dicts
-    among the arguments of a block."""
+    """What layers of one call of the model take from earlier ones: keys and values, by the number of the layer that
+    does not compute them, or the mask of the tokens that a layer chose, by its number. It is no dict, since FSDP copies
+    the dicts among the arguments of a block."""
 
     def __init__(self) -> None:
-        self.of_layer: dict[int, tuple[Keys, Keys]] = {}
-        self.chosen: dict[int, AttentionMask] = {}
+        self.of_layer: dict[int, Any] = {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,21 +31,18 @@ def attention(
     """Return the module of a layer's attention; `build_norm` makes norms from a part, the config, the layer and a
     width."""
     if isinstance(part, LatentAttention):
-        module: Any = latent_attention(part, config, layer)
+        latent = GatedLatentAttentionModule if part.gate else LatentAttentionModule
+        module: Any = latent(part, config)
     else:
         norms = part.qk_norm_part or at(config.norm, layer), part.value_norm or NoNorm()
         module = self_attention(part, config, layer, *(partial(build_norm, norm, config, layer) for norm in norms))
+    return with_query_scale(part, module)
+
+
+def with_query_scale(part: SelfAttention | LatentAttention, module: Any) -> nn.Module:
     if part.query_scale:
         module.attend = QueryScaledAttend(part.query_scale, module.attend)
     return module  # type: ignore[no-any-return]
-
-
-def latent_attention(part: LatentAttention, config: DecoderConfig, layer: int) -> nn.Module:
-    if part.indexer:
-        from onward.model.indexed import IndexedLatentAttentionModule
-
-        return IndexedLatentAttentionModule(part, config, layer)
-    return GatedLatentAttentionModule(part, config) if part.gate else LatentAttentionModule(part, config)
 
 
 def self_attention(

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.model.chosen import ChosenMask
 from onward.model.layer_cache import Keys, to_tensor
 from onward.model.mask import AttentionMask
 
@@ -23,9 +24,16 @@ def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> T
     k, v = (to_tensor(t, q.dtype).transpose(1, 2) for t in (k, v))
     key_positions = mask.key_positions.expand(q.size(0), -1)
     rows, tokens = q.shape[:2]
-    query_positions = mask.query_positions.expand(rows, -1)
+    query_positions, segments = mask.query_positions.expand(rows, -1), mask.segments
+    key_segments: Any = mask.key_segments
     slopes, bias_of = mask.slopes, mask.bias_of
     compute_dtype = torch.promote_types(q.dtype, torch.float32)
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        sees = mask.near(query_positions[b, i], key_positions[b, j])
+        if isinstance(mask, ChosenMask):
+            sees = sees & mask.chosen[b, i, j]
+        return sees if segments is None else sees & segments.visible((b, i), key_segments[b, j], key_positions[b, j])
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         assert slopes is not None
@@ -33,7 +41,7 @@ def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> T
         query, key = query_positions[b, i].to(compute_dtype), key_positions[b, j].to(compute_dtype)
         return score + bias_of(slopes[h], query, key).to(score.dtype)
 
-    blocks = create_block_mask(mask.elementwise(rows), rows, None, tokens, k.size(2), device=q.device)
+    blocks = create_block_mask(mask_mod, rows, None, tokens, k.size(2), device=q.device)
     options: dict[str, Any] = {"scale": scale, "enable_gqa": q.size(2) != k.size(1), "block_mask": blocks}
     kernel = flex_kernel(q.device.type)
     return kernel(q.transpose(1, 2), k, v, score_mod=None if slopes is None else score_mod, **options).transpose(1, 2)

@@ -6,8 +6,6 @@ top_k.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from copy import copy
 from dataclasses import replace
 
 import torch
@@ -17,55 +15,15 @@ from onward.config.attention_options import Indexer
 from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.config.latent_parts import index_source
 from onward.kernels.recorded import is_recorded
+from onward.model.chosen import ChosenMask
 from onward.model.context import AttentionContext
 from onward.model.extended import GatedLatentAttentionModule
-from onward.model.layer_cache import Keys, to_tensor
+from onward.model.layer_cache import to_tensor
 from onward.model.layers import Linear
-from onward.model.mask import ALL, AttentionMask
 from onward.model.norms import LayerNormModule
 
 SCORES = 1 << 26  # scores of single heads that are in memory at once
 NORM_EPS = 1e-6
-
-
-class ChosenMask(AttentionMask):
-    """A mask of which a query sees only the chosen keys: those at `indices` (B, T, C), where `chosen` (B, T, S) is
-    true."""
-
-    indices: Tensor
-    chosen: Tensor
-
-    @staticmethod
-    def of(plain: AttentionMask, indices: Tensor) -> ChosenMask:
-        """Return the mask of the keys at `indices` (B, T, C)."""
-        mask: ChosenMask = copy(plain)  # type: ignore[assignment]
-        mask.__class__ = ChosenMask
-        chosen = indices.new_zeros(*indices.shape[:2], plain.key_positions.size(1), dtype=torch.bool)
-        mask.indices, mask.chosen = indices, chosen.scatter_(-1, indices, True)
-        mask.plain = mask.causal_only = False
-        mask.biases, mask.parts = {}, {}
-        return mask
-
-    @property
-    def linear(self) -> bool:
-        return False
-
-    def gathered(self, dtype: torch.dtype, *keys: Keys) -> tuple[list[Tensor], AttentionMask]:
-        """Return the chosen ones of keys (B, S, K, E) in a cache, for one query of each row, and their mask."""
-        rows = self.indices[:, 0]
-        positions = self.key_positions.expand(len(rows), -1).gather(1, rows)
-        return [take(to_tensor(one, dtype), rows) for one in keys], AttentionMask(self.query_positions, positions)
-
-    def elementwise(self, rows: int) -> Callable[..., Tensor]:
-        sees = super().elementwise(rows)
-        return lambda b, h, i, j: sees(b, h, i, j) & self.chosen[b, i, j]
-
-    def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
-        return super().visible(queries, keys) & self.chosen[:, queries, keys]
-
-
-def take(keys: Tensor, indices: Tensor) -> Tensor:
-    return keys.gather(1, indices[..., None, None].expand(-1, -1, *keys.shape[2:]))
 
 
 class IndexerModule(nn.Module):
@@ -117,8 +75,8 @@ class IndexedLatentAttentionModule(GatedLatentAttentionModule):
         if self.indexer is not None:
             indices = self.indexer(latents, x, context)
             chosen = context.mask if indices is None else ChosenMask.of(context.mask, indices)
-            context.shared.chosen[self.layer] = chosen
-        mask = context.shared.chosen[self.source]
+            context.shared.of_layer[self.layer] = chosen
+        mask = context.shared.of_layer[self.source]
         if isinstance(mask, ChosenMask) and x.size(1) == 1:
             keys, mask = mask.gathered(x.dtype, *keys)
         return self.heads(q, *keys, replace(context, mask=mask))

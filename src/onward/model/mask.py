@@ -6,7 +6,6 @@ Shapes: B rows, T tokens in this call, S keys, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -67,20 +66,6 @@ class AttentionMask:
         """Return whether queries attend to keys of their own document, given the positions of both."""
         seen = visible(query, key, self.window)
         return seen & (query // self.window == key // self.window) if self.chunked else seen
-
-    def elementwise(self, rows: int) -> Callable[..., Tensor]:
-        """Return the function (row, head, query, key) -> whether the query attends to the key, of indices, for
-        FlexAttention."""
-        query, key = self.query_positions.expand(rows, -1), self.key_positions.expand(rows, -1)
-        segments, key_segments = self.segments, self.key_segments
-
-        def sees(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
-            near = self.near(query[b, i], key[b, j])
-            if segments is None or key_segments is None:
-                return near
-            return near & segments.visible((b, i), key_segments[b, j], key[b, j])
-
-        return sees
 
     def visible(self, queries: slice = ALL, keys: slice = ALL) -> Tensor:
         """Return whether each query attends to each key, (B or 1, T, S) of bool."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from onward.config.decoder import DecoderConfig, at
+from onward.config.latent_parts import index_flops, most_keys
 from onward.model.experts import ExpertsModule
 from onward.planning.parameters import modules
 
@@ -83,8 +84,8 @@ def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) 
     the keys are in a cache, so that latent attention works on its latents."""
     total = 0.0
     for part in (at(config.attention, layer) for layer in range(config.n_layers)):
-        total += part.state_flops(config) + part.index_flops(config) * keys
-        total += part.key_flops(config, decoding) * min(keys, part.most_keys(config) or keys)
+        total += part.state_flops(config) + index_flops(part) * keys
+        total += part.key_flops(config, decoding) * min(keys, most_keys(part, config) or keys)
     return total
 
 
@@ -98,8 +99,8 @@ def causal_attention_flops(config: DecoderConfig, length: int) -> float:
     attends to itself and the tokens before it, within the window."""
     total = 0.0
     for part in (at(config.attention, layer) for layer in range(config.n_layers)):
-        total += part.state_flops(config) + part.index_flops(config) * mean_keys(length)
-        total += part.key_flops(config) * mean_keys(length, part.most_keys(config), part.chunked)
+        total += part.state_flops(config) + index_flops(part) * mean_keys(length)
+        total += part.key_flops(config) * mean_keys(length, most_keys(part, config), part.chunked)
     return total
 
 
