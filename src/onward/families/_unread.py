@@ -39,7 +39,7 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",
     "its family file is missing": (
-        "bailing_hybrid cosmos3_edge_text ernie4_5_vl_moe_text hunyuan_vl_text lfm3 olmo_hybrid step3p5"
+        "bailing_hybrid cosmos3_edge_text ernie4_5_vl_moe_text hunyuan_vl_text lfm3 step3p5"
     ),
 }
 UNREAD = {model_type: reason for reason, types in WHY.items() for model_type in types.split()}

@@ -24,9 +24,7 @@ from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """What layers of one call of the model take from earlier ones: keys and values, by the number of the layer that
-    does not compute them, or the mask of the tokens that a layer chose, by its number. It is no dict, since FSDP copies
-    the dicts among the arguments of a block."""
+    """Keys and values, or masks, that layers take from others, by layer; FSDP would copy a dict among arguments."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, Any] = {}
