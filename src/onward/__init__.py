@@ -17,10 +17,13 @@ if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from h
     from onward.base.errors import UserError
     from onward.config.added_positions import Learned, Sinusoidal
     from onward.config.attention_options import (
+        Indexer,
+        Indexing,
         LogScale,
         OutputGate,
         PowerScale,
         QueryScale,
+        SharedIndexer,
         SigmoidGate,
         SoftplusGate,
     )
@@ -130,6 +133,8 @@ __all__ = [
     "Gated",
     "GatedDeltaNet",
     "GenerationOptions",
+    "Indexer",
+    "Indexing",
     "Initialization",
     "KVCache",
     "Kept",
@@ -178,6 +183,7 @@ __all__ = [
     "Score",
     "SearchResult",
     "SelfAttention",
+    "SharedIndexer",
     "SharedNorm",
     "ShortConvolution",
     "SigmoidGate",

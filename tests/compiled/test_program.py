@@ -34,7 +34,7 @@ from support.decoders import DECODERS
 REFUSED = {  # what a step is not compiled for
     "chunks": "a mask of chunks",
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
-    "xielu": "minimum",  # of a tensor and a constant of the file
+    "indexers": "attention that reads the cache as a tensor",
 }
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # relative to the largest logit
 LLAMA = replace(DECODERS["llama"], context_length=64)

@@ -1,58 +1,83 @@
-"""Models with an indexer are read up to the number of tokens that it chooses, and longer contexts are refused."""
+"""Indexers: the tokens that a layer attends to, chosen beyond `top_k` tokens."""
 
-import json
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DeepseekV32Config, GlmMoeDsaConfig, PreTrainedConfig
+from transformers import DeepseekV32Config
 
-from onward import Engine, Request, Sampling, UserError
-from onward.checkpoint.huggingface.save import save_model
+from onward import DecoderConfig, Engine, Indexer, LatentAttention, Request, Sampling, SharedIndexer, UserError
 from onward.checkpoint.load import load_model
+from onward.config.mesh import Mesh
+from onward.families import read
+from onward.model.flex import flex
+from onward.model.indexed import ChosenMask
+from onward.model.mask import AttentionMask
+from onward.model.reference import reference
+from onward.planning.flops import attention_flops
 
-from support.families.deepseek_v2 import GROUPS, SIZES, yarn
+from support.decoders import DECODERS, assert_close
+from support.families.deepseek_v2 import SIZES
+from support.families.deepseek_v32 import INDEXER
 from support.parity import publish
 
-INDEXER = {"index_topk": 12, "index_head_dim": 6, "index_n_heads": 2}
-MODELS = {
-    "deepseek_v32": DeepseekV32Config(
-        **{**SIZES, "max_position_embeddings": 64},
-        **GROUPS,
-        **INDEXER,
-        **yarn(mscale=1.0, mscale_all_dim=1.0),
-        first_k_dense_replace=1,
-    ),
-    "glm_moe_dsa": GlmMoeDsaConfig(
-        **{**SIZES, "max_position_embeddings": 64},
-        **INDEXER,
-        indexer_types=["full", "shared", "full"],
-        first_k_dense_replace=2,
-        attention_bias=True,
-    ),
-}
+PART = LatentAttention(5, 7, 6, 4, 3, indexer=Indexer(top_k=5, n_heads=16, d_head=6))
 
 
-@pytest.mark.parametrize("hf", MODELS.values(), ids=MODELS)
-@torch.inference_mode()
-def test_model_with_an_indexer_is_exact_up_to_the_tokens_it_chooses(hf: PreTrainedConfig, tmp_path: Path) -> None:
-    theirs = publish(hf, tmp_path / "published")
-    ours, original = load_model(tmp_path / "published")
-    assert ours.config.context_length == 12
-    tokens = torch.randint(31, (3, 13), generator=torch.Generator().manual_seed(0))
-    short = tokens[:, :12]
-    assert torch.allclose(ours(short), theirs(short).logits, atol=1e-5)
-    with pytest.raises(UserError, match="12 positions"):
-        ours(tokens)
-
-    save_model(ours, tmp_path / "saved", original)
-    assert json.loads((tmp_path / "saved/config.json").read_text())["model_type"] == "deepseek_v3"
-    back = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
-    assert torch.allclose(ours(short), back(short).logits, atol=1e-5)
-
-
-def test_longer_context_than_the_indexer_chooses_is_refused(tmp_path: Path) -> None:
-    publish(MODELS["deepseek_v32"], tmp_path)
+def test_greedy_tokens_beyond_the_chosen_number_are_those_of_transformers(tmp_path: Any) -> None:
+    hf = DeepseekV32Config(**{**SIZES, "max_position_embeddings": 64}, **INDEXER, n_group=1, topk_group=1)
+    theirs = publish(hf, tmp_path)
+    prompt = torch.randint(31, (1, 9), generator=torch.Generator().manual_seed(0))
     engine = Engine(load_model(tmp_path)[0])
-    with pytest.raises(UserError, match="12"):
-        engine.add(Request([1] * 10, Sampling(temperature=0), 8))
+    request = Request(prompt[0].tolist(), Sampling(temperature=0), 30)  # from the 16th on, steps would be compiled
+    engine.add(request)
+    engine.finish()
+    wanted = theirs.generate(prompt, do_sample=False, max_new_tokens=30, eos_token_id=None, pad_token_id=0)
+    assert request.tokens == wanted[0, 9:].tolist()
+
+
+def test_flex_attention_sees_the_chosen_tokens_only() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 24, 1, 16, generator=generator) for _ in range(3))
+    chosen = torch.rand(2, 24, 24, generator=generator).topk(5).indices
+    mask = ChosenMask.of(AttentionMask(torch.arange(24)[None], torch.arange(24)[None], plain=True), chosen)
+    sees_one = mask.visible().any(-1)[..., None, None]  # a query whose chosen tokens are all later has no result
+    one, other = flex(q, k, v, mask, scale=0.3), reference(q, k, v, mask, scale=0.3)
+    assert_close(one.where(sees_one, 0), other.where(sees_one, 0), 1e-5)
+
+
+def test_operations_count_all_keys_of_the_indexer_and_the_chosen_ones_of_attention() -> None:
+    config = DECODERS["indexers"]
+    index, pair = 2 * 16 * (6 + 1), 2 * 4 * (6 + 4 + 3)
+    assert attention_flops(config, 100) == 2 * 100 * index + 3 * 5 * pair
+    assert attention_flops(config, 4) == 2 * 4 * index + 3 * 4 * pair
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"indexer": Indexer(d_head=3)}, "indexer.d_head 3 is less than the 4"),
+    ({"d_query_latent": 0}, "give d_query_latent"),
+    ({"indexer": SharedIndexer()}, "layer 0 has no layer before it with an indexer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=str)
+def test_invalid_indexer_is_refused(changes: dict[str, Any], message: str) -> None:
+    part = LatentAttention(**{name: getattr(PART, name) for name in PART.named} | changes)
+    with pytest.raises(UserError, match=message):
+        DecoderConfig(13, 16, 2, 4, attention=part)
+
+
+@pytest.mark.parametrize("axis", ["pipeline", "context"])
+def test_mesh_names_the_axis_that_does_not_divide_indexers(axis: str) -> None:
+    with pytest.raises(UserError, match=f"cannot divide .* indexer over the {axis} axis: use {axis}=1"):
+        Mesh.parse(f"{axis}=2").check_decoder(DECODERS["indexers"])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"indexer_types": ["full", "none", "full"]}, {"index_topk_pattern": "FF"}, {"indexer_rope_interleave": False}],
+    ids=str,
+)
+def test_keys_of_indexers_that_mean_nothing_are_refused(keys: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="indexer_"):
+        read({"model_type": "glm_moe_dsa", **SIZES, **INDEXER, **keys})

@@ -42,7 +42,7 @@ for name, preset in presets().items():
 
 
 INTERNAL = {
-    *("falcon_alibi", "latent_halves", "clamped_experts", "rotary_within_index"),
+    *("falcon_alibi", "latent_halves", "clamped_experts"),
     *("post_normed_feed_forward", "sparse_mixer", "depth_mix", "gemma4", "stream_softmax", "stream_experts"),
 }
 

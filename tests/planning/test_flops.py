@@ -8,6 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onward import Decoder, DecoderConfig, GatedDeltaNet, KVCache, SelfAttention
 from onward.config.decoder import at, each
+from onward.config.latent_parts import index_flops
 from onward.families import presets
 from onward.planning import (
     active_parameters,
@@ -44,7 +45,9 @@ WITH_STATES = {name for name, c in DECODERS.items() if any(part.states(c) for pa
 def test_operations_of_a_forward_are_those_counted(name: str) -> None:
     decoder = DECODERS[name]
     parts = [at(decoder.attention, layer) for layer in range(decoder.n_layers)]
-    attention = sum(8 * part.key_flops(decoder) for part in parts)  # all 8 keys, as the counter does
+    attention = sum(
+        8 * (part.key_flops(decoder) + index_flops(part)) for part in parts
+    )  # all 8 keys, as the counter does
     assert 8 * (weight_flops(decoder) + attention) == counted(Decoder(decoder).eval(), 8)
 
 

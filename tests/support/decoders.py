@@ -19,6 +19,7 @@ from onward import (
     FeedForwardOnly,
     Gated,
     GatedDeltaNet,
+    Indexer,
     LatentAttention,
     LayerNorm,
     Learned,
@@ -40,6 +41,7 @@ from onward import (
     Rotary,
     Sandwich,
     SelfAttention,
+    SharedIndexer,
     SharedNorm,
     ShortConvolution,
     SigmoidGate,
@@ -166,6 +168,13 @@ DECODERS = {
                 shared_gate=True,
                 backend="loop",
             ),
+        ),
+    ),
+    "indexers": config(
+        n_layers=3,
+        attention=(
+            LatentAttention(5, 7, 6, 4, 3, indexer=Indexer(top_k=5, n_heads=16, d_head=6)),
+            LatentAttention(5, 7, 6, 4, 3, indexer=SharedIndexer(), gate=SigmoidGate()),
         ),
     ),
     "opt-350m": config(

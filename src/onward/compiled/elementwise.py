@@ -83,6 +83,12 @@ def power(code: Code, x: Any, exponent: float) -> Any:
     return code.fmul(x, x)
 
 
+def sign(code: Code, x: Any) -> Any:
+    zero, one, minus = (like(code, x, number) for number in (0.0, 1.0, -1.0))
+    below = code.select(code.fcmp_ordered("<", x, zero), minus, zero)
+    return code.select(code.fcmp_ordered(">", x, zero), one, below)
+
+
 def convert(operation: Operation) -> list[Call]:
     out = target_of(operation)
     source = operation.arguments[1] if name_of(operation) == "copy_" else operation.arguments[0]
@@ -132,9 +138,11 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "rsub": binary("fsub", "sub"),
     "mul": binary("fmul", "mul"),
     "div": binary("fdiv", None),
+    "minimum": binary("fmin", None),
     "pow": unary(power),
     "neg": unary(lambda code, x: code.fneg(x)),
     "rsqrt": unary(lambda code, x: code.fdiv(like(code, x, 1.0), elementwise.root(code, x))),
+    "sign": unary(sign),
     "relu": unary(elementwise.relu),
     "clamp": unary(clamp, None, None),
     "hardtanh": unary(clamp, -1.0, 1.0),
@@ -144,6 +152,7 @@ ELEMENTWISE: dict[str, Callable[[Operation], list[Call]]] = {
     "tanh": unary(elementwise.tanh),
     "gelu": gelu,
     "exp": unary(elementwise.exp),
+    "expm1": unary(lambda code, x: elementwise.by_element(code, "expm1f", x)),
     "log": unary(lambda code, x: elementwise.by_element(code, "logf", x)),
     "floor": unary(lambda code, x: elementwise.by_element(code, "floorf", x)),
     "cos": unary(lambda code, x: elementwise.by_element(code, "cosf", x)),

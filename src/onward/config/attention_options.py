@@ -1,5 +1,6 @@
-"""Options of attention that are parts: gates of the heads' outputs, and factors of the queries that grow with the
-position. Does not import torch; `model/extended.py` and `model/attends.py` compute them.
+"""Options of attention that are parts: gates of the heads' outputs, factors of the queries that grow with the
+position, and choices of tokens. Does not import torch; `model/extended.py`, `model/attends.py` and `model/indexed.py`
+compute them.
 
 Shapes: H heads, F width of a value.
 """
@@ -55,3 +56,27 @@ class PowerScale(QueryScale, kind="power"):
 
     exponent: Factor = 0.1  # how fast the factor grows
     original: Size = 2048  # positions after which the factor is 2 ** exponent
+
+
+@dataclass(frozen=True)
+class Indexing(Part):
+    """Which of the earlier tokens a token attends to, where they are chosen by what they contain."""
+
+
+@dataclass(frozen=True)
+class Indexer(Indexing, kind="own"):
+    """The `top_k` tokens with the highest scores: sums over the heads of w relu(q k / sqrt(d_head)) / sqrt(n_heads),
+    with q, k and w projected from the tokens (DeepSeek Sparse Attention, DeepSeek-AI 2025). Of tokens with equal
+    scores, any may be chosen.
+
+    Its weights are not trained, since a choice has no gradient.
+    """
+
+    top_k: Size = 2048  # number of tokens that a token attends to, at most
+    n_heads: Size = 64  # number of heads of queries; all use the same keys
+    d_head: Size = 128  # width of its queries and keys, of which the first d_rope elements are rotated
+
+
+@dataclass(frozen=True)
+class SharedIndexer(Indexing, kind="shared"):
+    """The tokens that the nearest earlier layer with an indexer of its own chose (GLM-5)."""

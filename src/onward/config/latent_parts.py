@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from onward.config.attention_options import OutputGate, QueryScale
-from onward.config.part_types import Attention, ConfigFields, HeadSizes
+from onward.base.errors import UserError
+from onward.config.attention_options import Indexer, Indexing, OutputGate, QueryScale, SharedIndexer
+from onward.config.part_types import Attention, ConfigFields, HeadSizes, at, each
 from onward.config.ranges import Epsilon, Factor, Size, SizeOrZero
 
 
@@ -26,6 +27,7 @@ class LatentAttention(Attention, kind="latent"):
     n_heads: SizeOrZero = 0  # number of heads; 0: the config's n_heads
     gate: OutputGate | None = None  # multiplies the outputs of the heads; none: no gate
     query_scale: QueryScale | None = None  # multiplies the queries, by their position; none: no factor
+    indexer: Indexing | None = None  # chooses the tokens that a token attends to; none: all of them
 
     sizes: ClassVar[tuple[str, ...]] = ("n_heads",)
 
@@ -34,7 +36,8 @@ class LatentAttention(Attention, kind="latent"):
         return HeadSizes(n_heads, n_heads, self.d_nope + self.d_rope, self.d_value)
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        return {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)}  # keys of one head, shared by all
+        index = {"index": (1, self.indexer.d_head)} if isinstance(self.indexer, Indexer) else {}
+        return {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)} | index  # keys of one head, shared by all
 
     def describe(self, config: ConfigFields) -> str:
         heads = f"{self.heads(config).n_heads} heads of {self.d_nope} + {self.d_rope}"
@@ -47,3 +50,43 @@ class LatentAttention(Attention, kind="latent"):
         if decoding:  # latents serve as keys and values
             return 2 * self.heads(config).n_heads * (2 * self.d_latent + self.d_rope)
         return super().key_flops(config)
+
+    def check(self, config: ConfigFields) -> None:
+        if isinstance(self.indexer, Indexer):
+            if not self.d_query_latent:
+                raise UserError("attention.latent.indexer reads the latent of queries: give d_query_latent")
+            if self.indexer.d_head < self.d_rope:
+                raise UserError(
+                    f"attention.latent.indexer.d_head {self.indexer.d_head} is less than the {self.d_rope} elements "
+                    "that are rotated: change d_head or d_rope"
+                )
+        for layer in range(config.n_layers):
+            index_source(config, layer)
+
+
+def index_source(config: ConfigFields, layer: int) -> int:
+    """Return the layer whose indexer chooses the tokens of `layer`: itself or, if it shares the choice, the nearest one
+    before with an indexer of its own."""
+    part = at(config.attention, layer)
+    if not isinstance(part, LatentAttention) or not isinstance(part.indexer, SharedIndexer):
+        return layer
+    for earlier in reversed(range(layer)):
+        other = at(config.attention, earlier)
+        if isinstance(other, LatentAttention) and isinstance(other.indexer, Indexer):
+            return earlier
+    raise UserError(f"attention.latent.indexer: layer {layer} has no layer before it with an indexer, to share")
+
+
+def most_keys(part: Attention, config: ConfigFields) -> int:
+    """Return the greatest number of tokens that a token attends to, itself included; 0: no limit."""
+    if not isinstance(part, LatentAttention) or not part.indexer:
+        return part.window
+    options = [other.indexer for other in each(config.attention) if isinstance(other, LatentAttention)]
+    return max(option.top_k for option in options if isinstance(option, Indexer))
+
+
+def index_flops(part: Attention) -> int:
+    """Return the floating-point operations for one pair of a token and an earlier one by which an indexer decides
+    whether the token attends to it; 0 without an indexer."""
+    indexer = part.indexer if isinstance(part, LatentAttention) else None
+    return 2 * indexer.n_heads * (indexer.d_head + 1) if isinstance(indexer, Indexer) else 0

@@ -8,7 +8,8 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
-from onward.config.decoder import DecoderConfig, each
+from onward.config.attention_options import Indexing, SharedIndexer
+from onward.config.decoder import DecoderConfig, LatentAttention, each
 from onward.config.feedforward_parts import Experts
 
 DIVIDED = "n_heads", "n_kv_heads", "d_ff", "d_shared"  # sizes of a decoder and its parts that a tensor axis divides
@@ -118,6 +119,13 @@ class Mesh:
                 f"mesh {str(self)!r} cannot divide the decoder into stages, because some layers use keys and values of "
                 "others: use pipeline=1"
             )
+        indexers = [part.indexer for part in each(config.attention) if isinstance(part, LatentAttention)]
+        for axis, size, kind in ("pipeline", self.pipeline, SharedIndexer), ("context", self.context, Indexing):
+            if size > 1 and any(isinstance(indexer, kind) for indexer in indexers):
+                raise UserError(
+                    f"mesh {str(self)!r} cannot divide {'a shared' if axis == 'pipeline' else 'an'} indexer over the "
+                    f"{axis} axis: use {axis}=1"
+                )
         for axis, size in {"pipeline": self.pipeline, "context": self.context, "tensor": self.tensor}.items():
             if size > 1 and any(part.states(config) for part in each(config.attention)):
                 raise UserError(

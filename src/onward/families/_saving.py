@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, TypeVar, overload
 
 from onward.base.errors import UserError
 from onward.base.fields import Part
-from onward.config.decoder import DecoderConfig, Rotary
+from onward.config.decoder import DecoderConfig
 from onward.families._interface import HF, Family
 
 P = TypeVar("P", bound=Part)
 Q = TypeVar("Q", bound=Part)
 R = TypeVar("R", bound=Part)
-READ_IN_PART = "deepseek_v32", "glm_moe_dsa"  # model types that are saved as others, because tensors are left out
 
 
 class Inexpressible(UserError):
@@ -51,10 +49,3 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
         except UserError:
             continue
     return None
-
-
-def without_limit(config: DecoderConfig) -> DecoderConfig:
-    """The decoder of a model that was read in part, whose rotary positions end at its context length, with usual ones:
-    other families can say no more than the context length."""
-    position = require(config.position, Rotary)
-    return replace(config, position=Rotary(position.theta, position.fraction, position.scaling))

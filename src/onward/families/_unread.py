@@ -35,6 +35,6 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its windows keep the whole prompt": "unlimited_ocr_text",
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",
-    "its family file is missing": ("bailing_hybrid ernie4_5_vl_moe_text lfm3 olmo_hybrid"),
+    "its family file is missing": "bailing_hybrid ernie4_5_vl_moe_text lfm3",
 }
 UNREAD = {model_type: reason for reason, types in WHY.items() for model_type in types.split()}

@@ -1,12 +1,18 @@
-"""GLM-5: DeepSeek-V3.2 at other sizes, whose layers may share an indexer (Z.ai 2026)."""
+"""GLM-5: DeepSeek-V3.2 at other sizes, whose layers may share the choice of an indexer (Z.ai 2026)."""
 
-from onward.config.decoder import DecoderConfig
-from onward.families import HF, deepseek_v3, deepseek_v32, with_defaults
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from onward.base.errors import UserError
+from onward.config.attention_options import Indexer, SharedIndexer
+from onward.config.decoder import DecoderConfig, LatentAttention, at
+from onward.families import HF, Row, deepseek_v32, interleaved, only, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm_moe_dsa": "GlmMoeDsaForCausalLM"}
 BASE = "model."
-IGNORED = deepseek_v32.IGNORED
+IGNORED = ""
 PRESETS: dict[str, HF] = {}
 ANCESTORS: dict[str, str] = {}
 DEFAULTS = shape(6144, 12_288, 78, 64, 64) | {
@@ -19,12 +25,38 @@ DEFAULTS = shape(6144, 12_288, 78, 64, 64) | {
     "v_head_dim": 256,
     "max_position_embeddings": 202_752,
     "rms_norm_eps": 1e-5,
+    "index_n_heads": 32,
 }
-SHARED = "indexer_types", "index_topk_pattern", "index_topk_freq", "index_skip_topk_offset", "indexer_rope_interleave"
-names, to_hf = deepseek_v3.names, deepseek_v32.to_hf
+KINDS = {"F": "full", "S": "shared"}
 
 
 def config(hf: HF) -> DecoderConfig:
-    for key in SHARED:
-        hf.get(key)  # which layers share the choice of tokens
-    return deepseek_v32.up_to_index(hf, deepseek_v3.config(with_defaults(hf, DEFAULTS)))
+    only(hf, indexer_rope_interleave=True)
+    c = deepseek_v32.config(with_defaults(hf, DEFAULTS))
+    part = require(c.attention, LatentAttention)
+    parts = {"full": part, "shared": replace(part, indexer=SharedIndexer())}
+    return replace(c, attention=tuple(parts[kind] for kind in indexer_types(hf, c.n_layers)))
+
+
+def indexer_types(hf: HF, n_layers: int) -> list[str]:
+    """Whether each layer has an indexer of its own, "full", or shares the choice of an earlier one, "shared"."""
+    pattern, every, skipped = (hf.get(f"index_{key}") for key in ("topk_pattern", "topk_freq", "skip_topk_offset"))
+    skipped = 2 if skipped is None else skipped
+    types = ["shared" if max(i - skipped + 1, 0) % max(every or 1, 1) else "full" for i in range(n_layers)]
+    if pattern is not None:
+        types = [KINDS.get(kind, kind) for kind in pattern]
+    types = hf.get("indexer_types") or types
+    if len(types) != n_layers or not {*types} <= {*KINDS.values()}:
+        raise UserError(f"config.json has indexer_types {types}: Onward reads full and shared, one for each layer")
+    return types
+
+
+def to_hf(c: DecoderConfig) -> dict[str, Any]:
+    parts = [require(at(c.attention, i), LatentAttention) for i in range(c.n_layers)]
+    types = ["full" if isinstance(part.indexer, Indexer) else "shared" for part in parts]
+    return deepseek_v32.to_hf(replace(c, attention=parts[0])) | {"indexer_types": types}
+
+
+def names(c: DecoderConfig) -> Iterator[Row]:
+    part = require(at(c.attention, 0), LatentAttention)
+    yield from deepseek_v32.names(c, interleaved(require(part.indexer, Indexer).d_head, part.d_rope))

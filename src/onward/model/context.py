@@ -6,6 +6,7 @@ Shapes: B rows, T tokens in this call, S keys, H heads, E d_head.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +18,16 @@ from onward.kernels.operations import rotate
 from onward.model.alibi import score_bias
 from onward.model.cache import CacheView
 from onward.model.frequencies import scaled_frequencies
-from onward.model.layer_cache import CacheEntry, Keys, LayerCache, SlotIndices
+from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """The keys and values of one call of the model that more than one layer uses, by the number of the layer that does
-    not compute them. It is no dict, since FSDP copies the dicts among the arguments of a block."""
+    """Keys and values, or masks, that layers take from others, by layer; FSDP would copy a dict among arguments."""
 
     def __init__(self) -> None:
-        self.of_layer: dict[int, tuple[Keys, Keys]] = {}
+        self.of_layer: dict[int, Any] = {}
 
 
 @dataclass(frozen=True, eq=False)

@@ -36,6 +36,10 @@ def attention(
     else:
         norms = part.qk_norm_part or at(config.norm, layer), part.value_norm or NoNorm()
         module = self_attention(part, config, layer, *(partial(build_norm, norm, config, layer) for norm in norms))
+    return with_query_scale(part, module)
+
+
+def with_query_scale(part: SelfAttention | LatentAttention, module: Any) -> nn.Module:
     if part.query_scale:
         module.attend = QueryScaledAttend(part.query_scale, module.attend)
     return module  # type: ignore[no-any-return]

@@ -43,5 +43,5 @@ class XIELUModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         a, b = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
-        linear, curved = self.beta * x, torch.expm1(torch.min(x, self.eps)) - x
-        return torch.where(x > 0, a * x * x + linear, b * curved + linear)
+        above, curved = F.relu(x), torch.expm1(torch.minimum(x, self.eps)) - x
+        return a * above * above + (1 - above.sign()) * b * curved + self.beta * x

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from onward.model.chosen import ChosenMask
 from onward.model.layer_cache import Keys, to_tensor
 from onward.model.mask import AttentionMask
 
@@ -30,6 +31,8 @@ def flex(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float) -> T
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         sees = mask.near(query_positions[b, i], key_positions[b, j])
+        if isinstance(mask, ChosenMask):
+            sees = sees & mask.chosen[b, i, j]
         return sees if segments is None else sees & segments.visible((b, i), key_segments[b, j], key_positions[b, j])
 
     def score_mod(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

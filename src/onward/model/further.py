@@ -22,6 +22,7 @@ from onward.model.experts import (
     SoftmaxRoutingModule,
 )
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
+from onward.model.indexed import IndexedLatentAttentionModule
 from onward.model.layers import NewNorm, PlainFeedForwardModule
 from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
 from onward.model.recurrent.layers import (
@@ -65,6 +66,8 @@ def attention(
     """Build the attention module of a layer; `build_norm` makes norms from a part, the config, the layer and a width,
     `build_attention` the modules of inner parts."""
     match part:
+        case parts.LatentAttention(indexer=indexer) if indexer:
+            return extended.with_query_scale(part, IndexedLatentAttentionModule(part, config, layer))
         case parts.SelfAttention() | parts.LatentAttention():
             return extended.attention(part, config, layer, build_norm)
         case parts.DifferentialAttention():

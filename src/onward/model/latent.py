@@ -49,12 +49,19 @@ class LatentAttentionModule(nn.Module):
 
     def attended(self, x: Tensor, context: AttentionContext) -> Tensor:
         """Return the outputs (B, T, H, F) of the heads for x (B, T, D)."""
-        q = self.q(self.q_norm(self.q_down(x))).unflatten(-1, (self.n_heads, -1))
-        nope, rope = q.split([self.part.d_nope, self.part.d_rope], -1)
+        return self.heads(*self.vectors(self.q_norm(self.q_down(x)), x, context), context)
+
+    def vectors(self, q: Tensor, x: Tensor, context: AttentionContext) -> tuple[Tensor, Keys, Keys]:
+        """Return the queries (B, T, H, P + R) of `q`, their latents or x, and latents (B, S, 1, L) and rotary keys (B,
+        S, 1, R) to attend to."""
+        nope, rope = self.q(q).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([nope, context.rotate(rope)], -1)
         latent, rope_key = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)
         rope_key = context.rotate(rope_key[:, :, None])
-        latents, rope_keys = context.update(latent=self.kv_norm(latent)[:, :, None], rotary=rope_key)
+        return q, *context.update(latent=self.kv_norm(latent)[:, :, None], rotary=rope_key)
+
+    def heads(self, q: Tensor, latents: Keys, rope_keys: Keys, context: AttentionContext) -> Tensor:
+        """Return the outputs (B, T, H, F) of the heads in the cheaper form; the arguments are those of `expanded`."""
         absorbing = is_recorded() or self.absorbing_is_cheaper(q.size(1), context.mask.key_positions.size(1))
         form = self.absorbed if absorbing and not rows_differ(self.kv) else self.expanded
         return form(q, latents, rope_keys, context)

@@ -45,6 +45,7 @@ from onward.model.extended import (
     SharingSelfAttentionModule,
 )
 from onward.model.feedforward import CombiningFeedForwardModule, XIELUFeedForwardModule
+from onward.model.indexed import IndexedLatentAttentionModule
 from onward.model.latent import LatentAttentionModule
 from onward.model.layers import GatedFeedForwardModule, Linear, PlainFeedForwardModule
 from onward.model.mask import AttentionMask
@@ -118,6 +119,7 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
     SharingSelfAttentionModule: SELF_ATTENTION,
     LatentAttentionModule: LATENT_ATTENTION,
     GatedLatentAttentionModule: LATENT_ATTENTION,
+    IndexedLatentAttentionModule: LATENT_ATTENTION | {"indexer": REPLICATED},
     PlainFeedForwardModule: FEED_FORWARD,
     GatedFeedForwardModule: FEED_FORWARD,
     CombiningFeedForwardModule: FEED_FORWARD,

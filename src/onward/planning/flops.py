@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from onward.config.decoder import DecoderConfig, at
+from onward.config.latent_parts import index_flops, most_keys
 from onward.model.experts import ExpertsModule
 from onward.planning.parameters import modules
 
@@ -79,11 +80,13 @@ def weight_flops(config: DecoderConfig) -> int:
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
     """Count the operations per token, summed over layers, of attention to `keys` keys and values; a layer with a window
-    attends to at most its window, and recurrent layers change and read their states. `decoding` says that the keys are
-    in a cache, so that latent attention works on its latents."""
-    parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    states = sum(part.state_flops(config) for part in parts)
-    return states + sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
+    or an indexer attends to at most as many, and recurrent layers change and read their states. `decoding` says that
+    the keys are in a cache, so that latent attention works on its latents."""
+    total = 0.0
+    for part in (at(config.attention, layer) for layer in range(config.n_layers)):
+        total += part.state_flops(config) + index_flops(part) * keys
+        total += part.key_flops(config, decoding) * min(keys, most_keys(part, config) or keys)
+    return total
 
 
 def flops_per_token(config: DecoderConfig, keys: float) -> float:
@@ -94,9 +97,11 @@ def flops_per_token(config: DecoderConfig, keys: float) -> float:
 def causal_attention_flops(config: DecoderConfig, length: int) -> float:
     """Count the operations per token of causal attention: the mean over a text of `length` tokens, each of which
     attends to itself and the tokens before it, within the window."""
-    parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    states = sum(part.state_flops(config) for part in parts)
-    return states + sum(part.key_flops(config) * mean_keys(length, part.window, part.chunked) for part in parts)
+    total = 0.0
+    for part in (at(config.attention, layer) for layer in range(config.n_layers)):
+        total += part.state_flops(config) + index_flops(part) * mean_keys(length)
+        total += part.key_flops(config) * mean_keys(length, most_keys(part, config), part.chunked)
+    return total
 
 
 def mean_keys(length: int, window: int = 0, chunked: bool = False) -> float:

@@ -59,6 +59,8 @@ class LatentContext(AttentionContext):
 
     def update(self, **new: Tensor) -> tuple[Tensor | CacheEntry, ...]:
         assert self.hooks is not None
+        if "latent" not in new:  # the keys of an indexer
+            return super().update(**new)
         new = {entry: self.hooks.visit(f"{self.name}.{entry}", x[:, :, 0]) for entry, x in new.items()}
         if self.hooks.wants(*(f"{self.name}.{one}" for one in ("q_rotated", "k", "k_rotated", "v"))):
             self.visit_heads(**new)

@@ -20,7 +20,6 @@ from onward.checkpoint.packed import quantization_config
 from onward.checkpoint.weights import INDEX, fill, split
 from onward.config.decoder import DecoderConfig
 from onward.families import HF, Family, express, family, keys_of, read
-from onward.families._saving import READ_IN_PART, without_limit
 from onward.hub.names import WEIGHTS
 from onward.model.decoder import Decoder
 from onward.transforms.heads import head_labels
@@ -116,16 +115,13 @@ def describe(
     """A config.json that describes a decoder exactly, in a family for which `accepts` is true. In order of preference:
 
     1. `original`, unchanged; 2. `original`, with its family's keys set for this decoder; 3. the keys of the first
-    family that can express the decoder, with the token ids and labels of `original`. A model that was read in part has
-    the third."""
+    family that can express the decoder, with the token ids and labels of `original`."""
     original = {key: value for key, value in original.items() if key != "quantization_config"}
     unpadded = {"pad_token_id": None}  # the default of transformers may be outside of this vocabulary
     if "model_type" not in original:
         return unpadded | original | express(config, accepts)
     kind = family(original["model_type"])
-    if original["model_type"] in READ_IN_PART:
-        config = without_limit(config)
-    elif accepts(kind):
+    if accepts(kind):
         if read(original)[1] == config:
             return original
         changed = keys_of(kind, config, original)

@@ -157,6 +157,10 @@ class Code(ir.IRBuilder):
         """Emit code for a * b + c, rounded once."""
         return self.call(self.declare("llvm.fma", a.type, [a.type] * 3), [a, b, c])
 
+    def fmin(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Emit code for the smaller one of two numbers, or NaN if `a` is NaN."""
+        return self.select(self.fcmp_ordered("<", b, a), b, a)
+
     def sum(self, vector: ir.Value) -> ir.Value:
         """Emit code that adds the numbers of a vector, in pairs."""
         function = self.declare("llvm.vector.reduce.fadd", FLOAT, [FLOAT, FLOATS], FLOATS)
