@@ -29,8 +29,9 @@ examples:
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
 the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU
-(Pythia, Falcon, MPT); ramp, where it rounds the ramp of YaRN (GPT-OSS); step, where it has no least step size
-(Nemotron-H); window, where it has no sliding window (the first Mistral).
+(Pythia, Falcon, MPT); phimoe, where its norms and router are simpler than those of Phi-3.5-MoE; ramp, where it rounds
+the ramp of YaRN (GPT-OSS); step, where it has no least step size (Nemotron-H); window, where it has no sliding window
+(the first Mistral).
 """
 FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
 Dtype = Literal["", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"]
@@ -50,7 +51,7 @@ class Options:
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
     importance: str = ""  # text file, on which weights that matter more are found for q4_k_m, q5_k_m and q6_k
     to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
-    accept: tuple[Literal["gelu", "ramp", "step", "window"], ...] = ()  # write GGUF despite this difference
+    accept: tuple[Literal["gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # write GGUF despite this difference
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
     from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
