@@ -334,9 +334,10 @@ def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tenso
         yield name, tensor.float() + shift if shift and is_norm(name) else tensor
 
 
-def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None) -> str:
-    """A Modelfile, from which ollama imports a GGUF file: `ollama create NAME -f Modelfile`."""
-    lines = [f"FROM ./{path.name}", f"PARAMETER num_ctx {c.context_length}"]
+def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None, adapter: Path | None = None) -> str:
+    """A Modelfile, from which ollama imports a GGUF file, with an adapter: `ollama create NAME -f Modelfile`."""
+    lines = [f"FROM ./{path.name}", *([f"ADAPTER ./{adapter.name}"] if adapter else [])]
+    lines.append(f"PARAMETER num_ctx {c.context_length}")
     if tokenizer is not None:
         lines += [f"PARAMETER stop {json.dumps(tokenizer.inner.id_to_token(i))}" for i in tokenizer.end_ids]
     if tokenizer is None or not tokenizer.templates:

@@ -25,6 +25,7 @@ examples:
   onward convert mybook.gguf folder                         back to a folder that transformers and vLLM load
   onward convert org/name folder --dtype bf16               a model on the hub
   onward convert runs/mybook mybook.gguf --dry-run          check the conversion without writing a file
+  onward convert runs/lora adapter.gguf                     a LoRA adapter, for llama.cpp beside the base's GGUF file
   onward convert org/old folder --from-bin                  an old release with pickles instead of safetensors
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
@@ -81,9 +82,12 @@ def main(argv: Sequence[str]) -> None:
 
     import onward
     from onward.checkpoint.gguf.convert import losses, modelfile, plan, write_model
+    from onward.checkpoint.gguf.lora import write_adapter
+    from onward.checkpoint.peft.bases import base_folder
     from onward.checkpoint.pickles import as_safetensors
     from onward.checkpoint.weights import DTYPE_NAMES
     from onward.cli.shared.progress import progress_bars
+    from onward.model.adapters import adapter_names
 
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     dtype = None if gguf else dtypes.get(options.dtype)
@@ -95,8 +99,15 @@ def main(argv: Sequence[str]) -> None:
     weights, lost = list(lm.model.parameters()), list[str]()
     size, tensors = sum(weight.nbytes for weight in weights), len(weights)
     result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}
-    if gguf:
-        family = str(lm.hf.get("model_type", ""))
+    family, adapters = str(lm.hf.get("model_type", "")), adapter_names(lm.model)
+    if gguf and adapters:
+        own = {"dtype": options.dtype, "importance": options.importance, "accept": options.accept}
+        if given := next((name for name, value in own.items() if value), None):
+            raise UserError(f"--{given} is for models, and {options.model} is an adapter, written in f32: leave it out")
+        written = write_adapter(lm.model, out, adapters[0], family, out.stem, dry=options.dry_run)
+        size, tensors = sum(own.nbytes for own in written.values()), len(written)
+        result |= {"dtype": "f32", "adapter": adapters[0]}
+    elif gguf:
         planned = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
         size, tensors = planned.nbytes, len(planned.outlines)
         result |= {"architecture": planned.architecture.name, "dtype": options.dtype or result["dtype"]}
@@ -105,21 +116,27 @@ def main(argv: Sequence[str]) -> None:
         if not options.dry_run:
             with progress_bars() as progress:
                 write_model(lm.model, planned, out, lambda done: progress(f"writing {out.name}", done, size), tokens)
-        if options.modelfile and not options.dry_run:
-            with atomic_write(out.parent / "Modelfile") as new:
-                new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")
     elif not options.dry_run:
         onward.save(lm, out, shard_bytes=float("inf") if options.to == "single" else options.shard_bytes)
     elif not options.from_bin:
         lost = roundings(locate(options.model, options.revision), DTYPE_NAMES[lm.model.dtype])
+    if options.modelfile and not options.dry_run:
+        base = Path(f"{base_folder(Path(options.model)).name}.gguf") if adapters else out
+        with atomic_write(out.parent / "Modelfile") as new:
+            new.write_text(modelfile(base, lm.model.config, lm.tokenizer, out if adapters else None), encoding="utf-8")
     if options.json:
         print_json(result | {"bytes": size, "tensors": tensors} | ({"lost": lost} if options.dry_run else {}))
         return
     verb = "would have" if options.dry_run else "has"
-    kind = f", for {result['architecture']} of llama.cpp" if gguf else ""
+    kind = f", for {result['architecture']} of llama.cpp" if "architecture" in result else ""
+    if adapters and gguf:
+        kind = ": an adapter, for llama.cpp beside the GGUF file of its base"
     print(f"{out} {verb} {tensors} tensors, {result['dtype']}, {size_of(size)}{kind}")
     if options.dry_run:
         print(f"lost: {'; '.join(lost) or 'nothing'}")
+    elif gguf and adapters:
+        base = base_folder(Path(options.model))
+        print_next(f"onward convert {quote(str(base))} {quote(str(out.parent / base.name))}.gguf")
     else:
         print_next(f'onward generate {quote(str(out))} "Once upon"')
 
