@@ -4,6 +4,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -129,6 +130,7 @@ def test_a_part_of_a_head_has_as_many_elements_as_the_file_says() -> None:
 
 
 def test_architectures_without_a_windowed_layer_are_refused_where_llama_cpp_needs_one() -> None:
-    full = tuple(replace(part, window=0) for part in COMPUTED["mimo2"].attention)  # type: ignore[union-attr]
+    attention: Any = COMPUTED["mimo2"].attention
+    full = tuple(replace(part, window=0) for part in attention)
     with pytest.raises(UserError, match=r"no architecture of llama.cpp computes the same"):
         onward.save(onward.LanguageModel(decoder(replace(COMPUTED["mimo2"], attention=full))), "never.gguf")

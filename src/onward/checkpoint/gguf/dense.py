@@ -238,7 +238,7 @@ class ApertusArchitecture(Architecture):
         yield from ((name, tensor) for name, tensor in super().tensors(c, ours) if ".xielu." not in name)
 
     def numbers(self, keys: Keys) -> dict[str, float]:
-        layers, result = keys.number("block_count"), {}
+        layers, result = keys.number("block_count"), dict[str, float]()
         for name in XIELU_NUMBERS:
             values = keys.header.keys.get(f"xielu.{name}")
             values = values if isinstance(values, list) else [values] * layers

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from onward.base.errors import UserError
-from onward.checkpoint.gguf.convert import ACCEPTABLE, matching
+from onward.checkpoint.gguf.convert import Accept, matching
 from onward.checkpoint.gguf.latent import LatentArchitecture
 from onward.checkpoint.gguf.writer import TensorOutline, type_of, write_gguf
 from onward.checkpoint.names import rows
@@ -48,7 +48,7 @@ def write_adapter(
     try:
         kind = matching(model.config, plain, "model", family).architecture
     except UserError:  # a base of which the user accepts differences
-        kind = matching(model.config, plain, "model", family, tuple(ACCEPTABLE)).architecture
+        kind = matching(model.config, plain, "model", family, get_args(Accept)).architecture
     check(model, name, kind.folded(model.config) != model.config)
     adapters = joined_adapters(model, name)
     if any(adapter.magnitude is not None for adapter in adapters.values()):
