@@ -391,13 +391,3 @@ def test_a_module_of_mlx_may_have_sizes_of_its_own(tmp_path: Path) -> None:
     config = {"group_size": 64, "bits": 4, "layer": {"group_size": 16, "bits": 8}}
     stored = dequantized({"quantization": config}, stored_tensors(tmp_path))
     torch.testing.assert_close(stored["layer.weight"].rows(2, 9).double(), meant[2:9], rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.parametrize("case", ["gptq", "fp8 by channel", "nf4", "mlx"])
-def test_quantized_weights_without_a_config_are_refused_by_name(case: str, tmp_path: Path) -> None:
-    folder = write(tmp_path, CASES[case])
-    config = read_json(folder / "config.json")
-    del config["quantization_config"]
-    write_json(folder / "config.json", config)
-    with pytest.raises(UserError, match=r"has no quantization_config, and .* is a part of a quantized weight"):
-        load_model(folder)

@@ -3,7 +3,6 @@ tensors."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -332,14 +331,3 @@ def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tenso
     shift = plan.architecture.shift
     for name, tensor in plan.architecture.tensors(plan.config, ours):
         yield name, tensor.float() + shift if shift and is_norm(name) else tensor
-
-
-def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None, adapter: Path | None = None) -> str:
-    """A Modelfile, from which ollama imports a GGUF file, with an adapter: `ollama create NAME -f Modelfile`."""
-    lines = [f"FROM ./{path.name}", *([f"ADAPTER ./{adapter.name}"] if adapter else [])]
-    lines.append(f"PARAMETER num_ctx {c.context_length}")
-    if tokenizer is not None:
-        lines += [f"PARAMETER stop {json.dumps(tokenizer.inner.id_to_token(i))}" for i in tokenizer.end_ids]
-    if tokenizer is None or not tokenizer.templates:
-        lines.append("TEMPLATE {{ .Prompt }}")  # continue the text as it is
-    return "\n".join(lines) + "\n"

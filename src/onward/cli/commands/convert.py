@@ -81,8 +81,9 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     import onward
-    from onward.checkpoint.gguf.convert import losses, modelfile, plan, write_model
+    from onward.checkpoint.gguf.convert import losses, plan, write_model
     from onward.checkpoint.gguf.lora import write_adapter
+    from onward.checkpoint.gguf.modelfile import modelfile
     from onward.checkpoint.peft.bases import base_folder
     from onward.checkpoint.pickles import as_safetensors
     from onward.checkpoint.weights import DTYPE_NAMES
