@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import importlib
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,13 +30,20 @@ from benchmarks.text import machine, shakespeare
 from onward.checkpoint.gguf.convert import plan, write_model
 from onward.checkpoint.gguf.importance import by_their_names, importance
 
-DTYPES = {"q8_0": 7, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # and the number of each in llama.cpp
+DTYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # and the number of each in llama.cpp
 WINDOW = 128
 
 
 def trained(tokens: Tensor, steps: int, vocabulary: int) -> onward.Decoder:
     torch.manual_seed(0)
-    sizes = {"d_model": 256, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "d_ff": 768, "context_length": WINDOW}
+    sizes: dict[str, Any] = {
+        "d_model": 256,
+        "n_layers": 4,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "d_ff": 768,
+        "context_length": WINDOW,
+    }
     model = onward.Decoder(onward.DecoderConfig(vocabulary, **sizes))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 2e-3, total_steps=steps)
@@ -46,7 +55,7 @@ def trained(tokens: Tensor, steps: int, vocabulary: int) -> onward.Decoder:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if (step + 1) % 50 == 0:
+        if (step + 1) % 20 == 0:
             print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
     return model.eval()
 
@@ -67,8 +76,7 @@ def figures(found: Tensor, plain: Tensor, tokens: Tensor) -> tuple[float, float]
 
 def quantized_there(source: Path, out: Path, dtype: str, columns: Mapping[str, Tensor]) -> None:
     """Quantize a file with llama.cpp, whose importance matrix is `columns`."""
-    import llama_cpp
-
+    llama_cpp = importlib.import_module("llama_cpp")
     options: Any = llama_cpp.llama_model_quantize_default_params()
     options.ftype, options.nthread = DTYPES[dtype], 1
     arrays = {name.encode(): np.ascontiguousarray(own.numpy(), np.float32) for name, own in columns.items()}
@@ -83,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="")
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--windows", type=int, default=160, help="number of windows of the text that is held out")
     options = parser.parse_args()
     text = "\n\n".join(shakespeare())
     tenth = len(text) // 10
@@ -92,15 +101,10 @@ def main() -> None:
         tokenizer = onward.train_tokenizer("bpe:1024", [text[:-tenth]])
         tokens = torch.tensor(tokenizer.encode(text[:-tenth]))
         lm = onward.LanguageModel(trained(tokens, options.steps, tokenizer.vocab_size), tokenizer)
-    held = torch.tensor(lm.text().encode(text[-tenth:]))[: 160 * WINDOW]
+    held = torch.tensor(lm.text().encode(text[-tenth:]))[: options.windows * WINDOW]
     measured = lm.text().encode(text[:tenth])
     plain = logprobs(lm.model, held)
-    try:
-        import llama_cpp
-
-        writers: tuple[str, ...] = ("onward", "llama.cpp") if llama_cpp else ()
-    except ImportError:
-        writers = ("onward",)
+    writers = ("onward", "llama.cpp") if importlib.util.find_spec("llama_cpp") else ("onward",)
     print(machine())
     print("| type | importance | file, MB | perplexity, Onward | llama.cpp | divergence, Onward | llama.cpp |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
@@ -109,11 +113,12 @@ def main() -> None:
         onward.save(lm, folder / "f32.gguf", dtype="f32")
         size = (folder / "f32.gguf").stat().st_size
         print(f"| f32 | | {size / 1e6:.2f} | {figures(plain, plain, held)[0]:.3f} | | 0 | |", flush=True)
+        squares = importance(lm.model, measured)
         for dtype in DTYPES:
             planned = plan(lm.model, lm.tokenizer, dtype.upper(), family=str(lm.hf.get("model_type", "")))
-            for weighted in (False, True) if "_k" in dtype else (False,):
+            columns = by_their_names(planned.architecture, lm.model, squares)
+            for weighted in (False, True):
                 tokens_of = measured if weighted else []
-                columns = by_their_names(planned.architecture, lm.model, importance(lm.model, measured))
                 found, sizes = [], []
                 for writer in writers:
                     path = folder / f"{writer}.gguf"
