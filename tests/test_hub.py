@@ -36,11 +36,30 @@ SHARDS = {
     **dict.fromkeys(INDEX["weight_map"].values(), b"a shard"),
     "consolidated.safetensors": b"the weights again",
 }
+SEES = {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", "num_hidden_layers": 2}}
+PREDICTS = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
+WEIGHTS = {  # tensors of the decoder, of an encoder, of layers for multi-token prediction
+    "sees": (SEES, "model.language_model.layers.1.mlp.up_proj.weight", "model.visual.blocks.7.attn.qkv.weight"),
+    "predicts": (PREDICTS, "model.layers.1.mlp.up_proj.weight", "model.layers.2.eh_proj.weight"),
+}
+
+
+def sharded(config: object, *tensors: str) -> dict[str, bytes]:
+    """A model with each of its tensors in a file of its own."""
+    weight_map = {tensor: f"model-0000{i}-of-00002.safetensors" for i, tensor in enumerate(tensors, 1)}
+    files = {"config.json": config, "model.safetensors.index.json": {"weight_map": weight_map}}
+    return {
+        **{name: json.dumps(file).encode() for name, file in files.items()},
+        **dict.fromkeys(weight_map.values(), b"s"),
+    }
+
+
 BROKEN = {**FILES, "model.safetensors": bytes(CUT + 5000)}
 REPOS = {
     "org/plain": Repo(FILES | OTHERS),
     "gpt2": Repo(FILES),
     "org/shards": Repo(SHARDS),
+    **{f"org/{name}": Repo(sharded(*own)) for name, own in WEIGHTS.items()},
     "org/branch": Repo(FILES, revisions=("main", "v1.0")),
     "org/partly": Repo(FILES),
     "org/large": Repo(FILES),
@@ -114,6 +133,12 @@ def test_a_second_start_asks_one_question_and_by_commit_none(look_up: Lookups, h
 
 def test_only_the_shards_of_the_index_are_downloaded(look_up: Lookups) -> None:
     assert contents(look_up("hf://org/shards")).keys() == SHARDS.keys() - {"consolidated.safetensors"}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_shards_of_what_is_left_out_are_not_downloaded(name: str, look_up: Lookups) -> None:
+    whole = sharded(*WEIGHTS[name]).keys()
+    assert contents(look_up(f"org/{name}")).keys() == whole - {"model-00002-of-00002.safetensors"}
 
 
 def test_config_alone_can_be_fetched_and_the_rest_later(look_up: Lookups) -> None:

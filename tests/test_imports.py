@@ -13,8 +13,9 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
 ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
-    *("base", "hub", "config", "kernels", "model", "transforms", "parallel", "tracing", "compiled"),
-    *("families", "text", "data", "checkpoint", "generation", "evaluation", "planning", "training", "inspection"),
+    *("base", "config", "kernels", "model", "transforms", "parallel", "tracing", "compiled"),
+    *("families", "hub", "text", "data", "checkpoint", "generation", "evaluation", "planning", "training"),
+    "inspection",
     *("reports", "api", "harness", "measuring", "serving", "learn"),
     "cli",
 ]

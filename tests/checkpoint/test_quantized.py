@@ -193,3 +193,12 @@ def test_mxfp4_of_other_shapes_is_refused_by_name(spoil: str, tmp_path: Path) ->
     scales = scales[:2].clone() if spoil == "scales" else scales
     with pytest.raises(UserError, match=r"e\.gate is stored as .* not MXFP4"):
         read(tmp_path, {"e.gate_blocks": blocks, "e.gate_scales": scales}, MXFP4)
+
+
+def test_quantized_weights_without_a_config_are_refused_by_name(tmp_path: Path) -> None:
+    save_model(decoder(DECODERS["llama"], torch.bfloat16), tmp_path)
+    quantize_to_fp8(tmp_path)
+    config = read_json(tmp_path / "config.json")
+    write_json(tmp_path / "config.json", {key: config[key] for key in config if key != "quantization_config"})
+    with pytest.raises(UserError, match=r"has no quantization_config, and .*_scale_inv is a part of a quantized"):
+        load_model(tmp_path)

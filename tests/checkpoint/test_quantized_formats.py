@@ -77,6 +77,18 @@ def gptq(bits: int, size: int, version: str = "gptq", *, desc_act: bool = False,
     return config | {"desc_act": desc_act, "sym": sym}, make
 
 
+def mlx(bits: int, size: int, **other: Any) -> Case:
+    def make(outputs: int, inputs: int) -> tuple[Stored, Tensor]:
+        groups = inputs // size
+        codes, (scales, biases) = integers(0, 1 << bits, outputs, inputs), torch.randn(2, outputs, groups).half()
+        stream = (codes[..., None] >> torch.arange(bits) & 1).flatten(1).unflatten(1, (-1, 32))  # bits of each row
+        words = (stream << torch.arange(32)).sum(-1).to(torch.uint32)
+        spread = lambda t: t.double().repeat_interleave(size, 1)
+        return {".weight": words, ".scales": scales, ".biases": biases}, codes * spread(scales) + spread(biases)
+
+    return {"group_size": size, "bits": bits, **other}, make
+
+
 def awq(size: int) -> Case:
     def make(outputs: int, inputs: int) -> tuple[Stored, Tensor]:
         groups = inputs // (inputs if size == -1 else size)
@@ -243,6 +255,10 @@ CASES: dict[str, Case] = {
     "mxfp4": compressed("mxfp4-pack-quantized", mxfp4, strategy="group", group_size=32, scale_dtype=torch.uint8, **FP4),
     "fp8 of modelopt": one_scale("modelopt", "_scale"),
     "fp8 with one scale": one_scale("fp8", "_scale_inv"),
+    "fp8 with another name": one_scale("fp8", "_scale"),
+    "mlx": mlx(4, 32),
+    "mlx of 6 bits": mlx(6, 16, mode="affine"),
+    "mlx of 3 bits": mlx(3, 32),
     "nf4": four_bits("nf4", 64, double=False),
     "nf4 with double quantization": four_bits("nf4", 64, double=True),
     "fp4 in blocks across rows": four_bits("fp4", 80, double=True),
@@ -324,6 +340,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"config_groups": {"g": {"weights": {"block_structure": [64, 64]}}}},
         "down_proj.weight is stored as",
     ),
+    "a rotation": ("gptq", {"rotation": "hadamard"}, "rotation 'hadamard'"),
+    "another mode of MLX": ("mlx", {"mode": "mxfp4"}, "mode 'mxfp4'"),
+    "other bits of MLX": ("mlx", {"bits": 5}, "with 5 bits in groups of 32"),
     "sparse weights": ("nvfp4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
 }
 
@@ -363,3 +382,12 @@ def test_a_bias_of_zeros_beside_a_layer_without_one_is_left_out(tmp_path: Path) 
         else:
             with pytest.raises(UserError, match=r"a tensor .*bias that the model"):
                 load_model(folder)
+
+
+def test_a_module_of_mlx_may_have_sizes_of_its_own(tmp_path: Path) -> None:
+    _, make = mlx(8, 16)
+    tensors, meant = make(16, 64)
+    save_file({f"layer{ending}": tensor for ending, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    config = {"group_size": 64, "bits": 4, "layer": {"group_size": 16, "bits": 8}}
+    stored = dequantized({"quantization": config}, stored_tensors(tmp_path))
+    torch.testing.assert_close(stored["layer.weight"].rows(2, 9).double(), meant[2:9], rtol=1e-6, atol=1e-6)

@@ -172,3 +172,16 @@ def test_a_damaged_index_is_refused_in_one_sentence(damage: str, tmp_path: Path)
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
     assert json.dumps(str(error.value)), "it can be printed"
+
+
+def test_a_file_that_holds_only_what_is_left_out_may_be_absent(tmp_path: Path) -> None:
+    model = decoder(LLAMA)
+    save_model(model, tmp_path, shard_bytes=10_000)
+    index = read_json(tmp_path / INDEX)
+    index["weight_map"]["model.layers.2.eh_proj.weight"] = "model-90000-of-90000.safetensors"
+    write_json(tmp_path / INDEX, index)
+    assert_same(load_model(tmp_path)[0], model)
+    index["weight_map"]["model.layers.1.other.weight"] = "model-90000-of-90000.safetensors"
+    write_json(tmp_path / INDEX, index)
+    with pytest.raises(UserError, match=r"there is no model-90000-of-90000\.safetensors"):
+        load_model(tmp_path)

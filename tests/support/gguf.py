@@ -43,6 +43,8 @@ from onward.config.scaling import yarn_magnitude
 from onward.families.gemma4_text import Gemma4Block, StreamExperts, StreamRouting
 from onward.families.gpt_oss import ClampedExperts
 
+from support import gguf_layered
+
 LENGTH = 40  # of the sequences compared: beyond windows, original contexts, and chunks of a prompt
 BIASED = SelfAttention(bias=True, out_bias=True)
 GPT2 = {"position": Learned(), "norm": LayerNorm(), "mlp": Plain("gelu_tanh", True), "attention": BIASED}
@@ -322,6 +324,7 @@ COMPUTED |= {
         d_head=8,
     ),
 }
+COMPUTED |= gguf_layered.COMPUTED
 REFUSED = {
     "windows": (small(attention=SelfAttention(window=8)), "llama differs in attention.window (8 here, 0 there)"),
     "a least step": (

@@ -46,9 +46,9 @@ def quantize(path: Path, out: Path, dtype: str) -> None:
     assert llama_cpp.llama_model_quantize(bytes(path), bytes(out), ctypes.byref(options)) == 0
 
 
-def logprobs(path: Path, tokens: Sequence[int], context: int = 0) -> Tensor:
+def logprobs(path: Path, tokens: Sequence[int], context: int = 0, **options: Any) -> Tensor:
     """The log-probabilities (T, V) of the next token after each of T tokens; read in chunks of 8 tokens."""
-    with opened(path, context, n_batch=8, n_ubatch=8) as model:
+    with opened(path, context, n_batch=8, n_ubatch=8, **options) as model:
         model.eval(list(tokens))
         return torch.tensor(np.array(model.scores[: len(tokens)])).log_softmax(-1)
 

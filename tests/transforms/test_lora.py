@@ -174,3 +174,24 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
     assert adapter_names(model) == []
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert {"blocks.0.attn.q", "head", "embed"} <= weights(model).keys()
+
+
+@pytest.mark.parametrize("name", ["lora-v1.5", "d2l=4", "a, b", "half", "ü .é"])
+@torch.no_grad()
+def test_an_adapter_may_have_the_name_of_any_folder(name: str) -> None:
+    model, tokens = decoder(DECODERS["llama"]), token_ids(DECODERS["llama"])
+    plain = model(tokens)
+    for one in (name, "other"):
+        add_lora(model, LORA, one)
+        for _, _, adapter in adapters_of(model, one):
+            adapter.b.add_(0.1)
+    assert adapter_names(model) == [name, "other"]
+    with use_adapter(model, [name, ""] + ["other"] * (len(tokens) - 2)):
+        mixed = model(tokens)
+    with use_adapter(model, name):
+        assert_close(mixed[0], model(tokens)[0])
+    model.load_state_dict(model.state_dict())
+    remove_lora(model, "other")
+    merge_lora(model, name)
+    assert adapter_names(model) == []
+    assert (model(tokens) - plain).abs().max() > 1e-3

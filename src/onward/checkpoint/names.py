@@ -5,7 +5,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -18,6 +18,7 @@ from onward.checkpoint.packed import Change, moves_rows, packed_tensors
 from onward.checkpoint.weights import ALIGNMENT, COPY_BYTES, FLOATS, StoredTensor
 from onward.config.decoder import DecoderConfig
 from onward.families import Names
+from onward.families._needed import prediction_layers
 from onward.transforms.quantize import Precision, QuantizedLinear, pack, quantize_rows, quantize_weight
 
 same: Change = lambda t: t
@@ -274,15 +275,6 @@ def with_routing_biases(
         return dict(stored)
     zeros = lambda start, end: torch.zeros(end - start)
     return {**stored, **{name: StoredTensor(list(wanted[name].shape), "F32", zeros) for name in biases}}
-
-
-def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
-    """The tensors of layers for multi-token prediction, which published models call mtp or number on from their own
-    `n_layers` layers."""
-    found = {name: match[1] for name in names if (match := re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name))}
-    numbers = {int(number) for number in found.values() if number}
-    following = {n_layers + i for i in range(len(numbers))}
-    return [name for name, number in found.items() if not number or int(number) in following]
 
 
 def aligned(tensor: Tensor) -> bool:

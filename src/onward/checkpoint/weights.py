@@ -15,6 +15,7 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.base.files import read_json
+from onward.families._needed import needed
 from onward.hub.names import INDEX, SINGLE
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -43,7 +44,8 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """A model's tensors, to be read on request; reads headers only."""
+    """A model's tensors, to be read on request; reads headers only. Files may be absent of which the text decoder needs
+    no tensor."""
     index = folder / INDEX
     if (folder / SINGLE).exists() or not index.exists():
         return SafetensorsFile(folder / SINGLE).tensors()
@@ -51,6 +53,10 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     if not isinstance(weight_map, dict):
         raise UserError(f"{index} has no weight_map, the table of tensors and their files: copy or download it again")
     shards: dict[str, dict[str, StoredTensor]] = {}
+    absent = {shard for shard in weight_map.values() if isinstance(shard, str) and not (folder / shard).exists()}
+    if absent and (folder / "config.json").exists():
+        wanted = needed(read_json(folder / "config.json"), weight_map)
+        weight_map = {name: shard for name, shard in weight_map.items() if name in wanted or str(shard) not in absent}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,200}\.safetensors", shard):
             raise UserError(f"{index} maps {name} to {shard!r:.99}, which is not a safetensors file in its folder")

@@ -97,6 +97,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     experts = require(at(c.mlp, sparse[0]) if sparse else Experts(router=SigmoidRouting()), Experts)
     scale = next((part.query_scale for part in parts if part.query_scale), None)
     rotated = [int(at(c.position, i) != NoPosition()) for i in layers]
+    step = sparse[0] + 1 if sparse else 1
     return llama.keys(replace(c, position=a_rotary(c))) | {
         "intermediate_size": experts.width(c),
         "intermediate_size_mlp": c.d_ff,
@@ -107,6 +108,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         "use_qk_norm": any(part.qk_norm != "none" for part in parts),
         "attn_temperature_tuning": scale is not None,
         "moe_layers": sparse,
+        "interleave_moe_layer_step": step if sparse == [*range(step - 1, c.n_layers, step)] else 1,
         "num_local_experts": experts.count,
         "num_experts_per_tok": experts.top_k,
         **({"attn_scale": scale.weight, "floor_scale": scale.original} if isinstance(scale, LogScale) else {}),

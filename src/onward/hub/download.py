@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from onward.base.errors import UserError
 from onward.base.files import read_json, write_json
 from onward.base.limits import memory_size
+from onward.families._needed import needed
 from onward.hub.cache import cached, cached_names, discard_wrong, time_limits, unverified
 from onward.hub.names import ADVICE, INDEX, SINGLE, HubName, size_of
 
@@ -125,12 +126,16 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """Paths of the weight files that the index of shards names; downloads the index if it is not in the cache."""
-    index = cached(model.name, INDEX, commit)
-    if not index:
-        index = str(download(model, commit, [INDEX], {INDEX: entries[INDEX]}) / INDEX)
-    weight_map = read_json(Path(index)).get("weight_map")
-    return sorted({*weight_map.values()} & entries.keys()) if isinstance(weight_map, dict) else []
+    """Paths of the weight files of which the text decoder needs a tensor, by the index of shards; downloads the index
+    and config.json if they are not in the cache."""
+    both = "config.json", INDEX
+    missing = {path: entries[path] for path in both if not cached(model.name, path, commit)}
+    folder = download(model, commit, missing, missing) if missing else Path(cached(model.name, INDEX, commit)).parent
+    weight_map = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(weight_map, dict):
+        return []
+    wanted = needed(read_json(folder / "config.json"), weight_map)
+    return sorted({shard for name, shard in weight_map.items() if name in wanted} & entries.keys())
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:

@@ -82,6 +82,9 @@ class Selection:
         numbers.copy_(torch.tensor([index[name] for name in self.rows]))
 
 
+DOT = "\u2024"  # stands for a dot in the name of a module
+
+
 class Adapter(nn.Module):
     """A LoRA adapter: the trained low-rank change scaling B A of a weight (O, I), or of each weight of a stack
     (X, O, I), where A is (..., R, I) and B (..., O, R).
@@ -197,17 +200,27 @@ class TokenRows(nn.Module):
 
 
 class WeightAdapters(nn.ModuleDict):
-    """The LoRA adapters of one weight by name, and the model's Selection, which decides which of them applies."""
+    """The LoRA adapters of one weight by name, and the model's Selection, which decides which of them applies. Names
+    are those of folders, and may have dots, which names of modules may not."""
 
     def __init__(self, selection: Selection) -> None:
         super().__init__()
         self.selection = selection
 
     def __setitem__(self, name: str, adapter: nn.Module) -> None:
-        self._modules[name] = adapter  # add_module refuses names of methods, such as half, which a folder may have
+        self._modules[name.replace(".", DOT)] = adapter  # add_module refuses names of methods, such as half
 
     def __getitem__(self, name: str) -> Adapter | TokenRows:
-        return cast(Adapter | TokenRows, super().__getitem__(name))
+        return cast(Adapter | TokenRows, super().__getitem__(name.replace(".", DOT)))
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name.replace(".", DOT))
+
+    def __contains__(self, name: str) -> bool:
+        return super().__contains__(name.replace(".", DOT))
+
+    def __iter__(self) -> Iterator[str]:
+        return (name.replace(DOT, ".") for name in super().__iter__())
 
     def hook(self, layer: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> Tensor:
         """Return the output of a linear layer or an embedding with the selected adapters applied. This is a forward

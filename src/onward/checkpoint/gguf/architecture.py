@@ -71,15 +71,17 @@ class Architecture:
     routing_bias: str = "exp_probs_b.bias"  # the tensor of each layer with the bias of its router
     needs: tuple[str, ...] = ()  # tensors of the last layer without which llama.cpp does not load the file
     uneven: bool = False  # layers may have different numbers of key heads and widths of feed-forwards
+    narrow: bool = False  # values may have another width than keys
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
+    differences: tuple[str, ...] = ()  # what llama.cpp computes in another way than the published model, read here
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
     def config(self, keys: Keys) -> DecoderConfig:
         header = keys.header
         try:
-            sizes = sizes_of(keys, self.uneven)
+            sizes = sizes_of(keys, self.uneven, self.narrow)
             if unread := next(
                 (name for name in (FREQS, LONG, SHORT) if keys.has(name) and name not in self.factors), ""
             ):
@@ -125,6 +127,18 @@ class Architecture:
             yield f"{their}.attn_sinks.weight", f"{our}.attn.attend.sinks"
             share = lambda t: t[None], lambda t: t[0]  # theirs is a vector
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
+
+    def folded(self, c: DecoderConfig) -> DecoderConfig:
+        """The decoder without the factors that the file's tensors contain."""
+        return c
+
+    def numbers(self, keys: Keys) -> dict[str, float]:
+        """Parameters of one element that the file stores as metadata keys, under the names that `names` expects."""
+        return {}
+
+    def number_keys(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The metadata keys for these parameters."""
+        return {}
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of the file's tensors, one by one, from a decoder's; on the meta device they have shapes
@@ -189,17 +203,19 @@ def leading(rows: int, into: Change, back: Change) -> Fix:
     return first(into), first(back)
 
 
-def sizes_of(keys: Keys, uneven: bool = False) -> Parts:
-    """A decoder's sizes, as fields of DecoderConfig; if layers are `uneven`, those of the first."""
+def sizes_of(keys: Keys, uneven: bool = False, narrow: bool = False) -> Parts:
+    """A decoder's sizes, as fields of DecoderConfig; if layers are `uneven`, those of the first. Values of another
+    width than keys are an error unless they may be `narrow`."""
     number = (lambda key, default: keys.by_layer(key, 1)[0] or default) if uneven else keys.number
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
         raise UserError("the file has no matrix token_embd.weight: get it again")
-    width, heads = keys.number("embedding_length"), keys.number("attention.head_count")
+    width = keys.number("embedding_length")
+    heads = keys.by_layer("attention.head_count", 1)[0] if uneven else keys.number("attention.head_count")
     d_head = keys.number("attention.key_length", width // max(heads, 1))
     latent = "attention.kv_lora_rank" in keys
-    if not latent and keys.number("attention.value_length", d_head) != d_head:
-        raise UserError("values and keys have different widths, which Onward supports in latent attention alone")
+    if not latent and not narrow and keys.number("attention.value_length", d_head) != d_head:
+        raise UserError("attention.value_length is not attention.key_length, as llama.cpp needs in this architecture")
     layers = keys.number("block_count") - keys.number("nextn_predict_layers", 0)
     if layers > len(keys.header.tensors):
         raise UserError(

@@ -17,7 +17,7 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.checkpoint.gguf import dense, gemma4, recurrent, sparse
+from onward.checkpoint.gguf import dense, gemma4, latent, layered, mamba, recurrent, sparse
 from onward.checkpoint.gguf.architecture import (
     Architecture,
     Parts,
@@ -30,8 +30,8 @@ from onward.checkpoint.gguf.architecture import (
 from onward.checkpoint.gguf.dense import BIASED, plain, qwen2, qwen3, same_epsilon
 from onward.checkpoint.gguf.header import Header
 from onward.checkpoint.gguf.keys import Keys
-from onward.checkpoint.gguf.latent import LatentArchitecture, deepseek2, deepseek2_keys, latent_layer
 from onward.checkpoint.gguf.rope import LONG, SHORT, rotary
+from onward.checkpoint.gguf.unread import UNREAD
 from onward.config.decoder import (
     Alibi,
     DecoderConfig,
@@ -169,7 +169,7 @@ OTHERS = (
     Architecture("gemma", ("gemma",), gemma, head="absent", shift=1.0, free_heads=True),
     Architecture("gemma2", ("gemma2",), gemma2, gemma2_keys, head="absent", shift=1.0, free_heads=True),
     Architecture("gemma3", ("gemma3_text",), gemma3, gemma3_keys, shift=1.0, free_heads=True),
-    Architecture("gpt2", ("gpt2",), gpt2, fused=True),
+    Architecture("gpt2", ("gpt2", "gpt-sw3"), gpt2, fused=True),
     Architecture("phi2", ("phi",), phi2, head="required", partial=True),
     Architecture("phi3", ("phi3",), plain, fused=True, fused_gate=True, partial=True, factors=(LONG, SHORT)),
     Architecture("gptneox", ("gpt_neox",), neox, neox_keys, fused=True, head="required", partial=True),
@@ -178,26 +178,26 @@ OTHERS = (
     Architecture("mpt", ("mpt",), mpt, mpt_keys, fused=True),
     Architecture("starcoder2", ("starcoder2",), starcoder2, same_epsilon),
     Architecture("stablelm", ("stablelm",), stablelm, stablelm_keys, head="required", partial=True),
-    LatentArchitecture(
-        "deepseek2",
-        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"),
-        deepseek2,
-        deepseek2_keys,
-        layer=latent_layer,
-    ),
 )
 FIRST = "llama", "qwen2", "qwen3", "gpt2", "deepseek2", "qwen3moe"  # tried first for models of no family
-EVERY = (*dense.ALL, *OTHERS, *sparse.ALL, *recurrent.ALL, *gemma4.ALL)
+SEEING = {  # decoders of models that also see images, which compute the same for texts, and the architecture of each
+    "qwen2vl": "qwen2",
+    "qwen3vl": "qwen3",
+    "qwen3vlmoe": "qwen3moe",
+    "paddleocr": "ernie4_5",
+    "hunyuan_vl": "hunyuan-dense",
+}
+EVERY = (*dense.ALL, *OTHERS, *sparse.ALL, *recurrent.ALL, *mamba.ALL, *gemma4.ALL, *layered.ALL, *latent.ALL)
 ARCHITECTURES = {kind.name: kind for kind in sorted(EVERY, key=lambda kind: kind.name not in FIRST)}
 
 
 def architecture(header: Header) -> Architecture:
-    name = header.architecture
+    own = header.architecture
+    name = SEEING.get(own, own)
     if name not in ARCHITECTURES:
-        raise UserError(
-            f"{header.path} is of architecture {name!r:.60}, which Onward does not read: {nearest(name, ARCHITECTURES)}"
-        )
+        why = f", because {UNREAD[name]}" if name in UNREAD else f": {nearest(name, [*ARCHITECTURES, *SEEING])}"
+        raise UserError(f"{header.path} is of architecture {name!r:.60}, which Onward does not read{why}")
     kind = ARCHITECTURES[name]
-    if any(header.keys.get(f"{name}.rope.dimension_sections") or ()):
+    if any(header.keys.get(f"{own}.rope.dimension_sections") or ()):
         kind = replace(kind, interleaved=False)  # positions with sections pair elements in halves
     return replace(kind, fused=True) if "blk.0.attn_qkv.weight" in header.tensors else kind

@@ -3,7 +3,6 @@ tensors."""
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -27,7 +26,18 @@ from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
 from onward.checkpoint.gguf.writer import TensorOutline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
-from onward.config.decoder import DecoderConfig, Experts, LatentAttention, LayerNorm, RMSNorm, SelfAttention, at
+from onward.config.decoder import (
+    AttentionOnly,
+    DecoderConfig,
+    Experts,
+    Gated,
+    LatentAttention,
+    LayerNorm,
+    RMSNorm,
+    Rotary,
+    SelfAttention,
+    at,
+)
 from onward.config.scaling import Llama3Scaling, LongRoPEScaling, YaRNScaling
 from onward.model.adapters import adapter_names
 from onward.model.decoder import Decoder
@@ -41,14 +51,16 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32} | {
 }  # general.file_type
 PARTS = "position", "attention", "mlp", "norm", "block", "embed_norm", "final_norm"
 LAYER = re.compile(r"blk\.(\d+)\.")
+UNUSED = Gated()  # in place of the feed-forwards of blocks without one
 TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
 ACCEPTABLE = {  # differences that a user may accept, by name
     "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # about 1e-3 of a log-probability
     "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # of YaRN, rounded to whole pairs
+    "phimoe": re.compile(r"(norm|mlp\.router) \((layer_norm|sparse_mixer) here, \w+ there\)"),  # of Phi-3.5-MoE
     "step": re.compile(r"attention\.step_min \([\d.e-]+ here, 0 there\)"),  # of Mamba-2; small steps hardly change it
     "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # none while texts are shorter than it
 }
-Accept = Literal["gelu", "ramp", "step", "window"]
+Accept = Literal["gelu", "phimoe", "ramp", "step", "window"]
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,7 @@ def plan(
         name: replace(own, type=type_of(name, own.shape, kinds[name])) for name, own in matched.outlines.items()
     }
     keys = {**matched.keys, "general.file_type": FILE_TYPES[dtype], "general.quantization_version": 2}
+    keys |= matched.architecture.number_keys(model.config, dict(model.named_parameters()))
     keys["general.size_label"] = size_label(outlines)
     if tokenizer:
         keys["general.name"] = general_name(name, tokenizer)
@@ -128,7 +141,8 @@ def matching(
             tried.append((1000, number, kind.name, [str(error)]))
             continue
         tied = {"required": c.tied, "absent": True}.get(kind.head, theirs.tied)
-        differ = differences(comparable(c), comparable(replace(theirs, tied=tied)))
+        differ = differences(comparable(kind.folded(c)), comparable(replace(theirs, tied=tied)))
+        differ += kind.differences
         differ += [f"{name} (no such tensor there)" for name in candidate.outlines if name in ours]
         if not [line for line in differ if not accepted(line) & {*accept}]:
             return replace(candidate, differences=tuple(differ))
@@ -233,7 +247,8 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
                 return replace(part, scale=scale(part.scale, part.d_nope + part.d_rope))
             case SelfAttention():
                 window = 0 if part.window >= c.context_length else part.window
-                return replace(part, scale=scale(part.scale, part.heads(c).d_head), window=window)
+                own = scale(part.scale, part.heads(c).d_head)
+                return replace(part, scale=own, window=window, chunked=part.chunked and window > 0)
         return part
 
     def feed_forward(part: Any) -> Any:
@@ -242,10 +257,12 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
             part = replace(part, backend="auto", router=router)
         return replace(part, d_ff=part.width(c)) if hasattr(part, "width") else part
 
-    def position(part: Any) -> Any:
+    def position(part: Any, width: int) -> Any:
         scaling = getattr(part, "scaling", None)
+        if isinstance(part, Rotary):
+            part = replace(part, fraction=part.rope_dim(width) / width)
         if isinstance(scaling, Llama3Scaling):
-            factors = tuple(divisors(scaling, part.theta, part.rope_dim(c.d_head)).tolist())
+            factors = tuple(divisors(scaling, part.theta, part.rope_dim(width)).tolist())
             return replace(part, scaling=LongRoPEScaling(factors, factors, 1))
         if isinstance(scaling, YaRNScaling):
             return replace(part, scaling=replace(scaling, attention_factor=scaling.magnitude))
@@ -258,9 +275,9 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         c,
         dropout=0.0,
         d_ff=1,  # each layer's has its own
-        position=tuple(position(at(c.position, i)) for i in layers),
+        position=tuple(position(at(c.position, i), at(c.attention, i).rope_width(c)) for i in layers),
         attention=tuple(attention(at(c.attention, i)) for i in layers),
-        mlp=tuple(feed_forward(at(c.mlp, i)) for i in layers),
+        mlp=tuple(UNUSED if isinstance(at(c.block, i), AttentionOnly) else feed_forward(at(c.mlp, i)) for i in layers),
         final_norm=None if c.final_norm == at(c.norm, c.n_layers - 1) else c.final_norm,
     )
 
@@ -314,13 +331,3 @@ def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tenso
     shift = plan.architecture.shift
     for name, tensor in plan.architecture.tensors(plan.config, ours):
         yield name, tensor.float() + shift if shift and is_norm(name) else tensor
-
-
-def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None) -> str:
-    """A Modelfile, from which ollama imports a GGUF file: `ollama create NAME -f Modelfile`."""
-    lines = [f"FROM ./{path.name}", f"PARAMETER num_ctx {c.context_length}"]
-    if tokenizer is not None:
-        lines += [f"PARAMETER stop {json.dumps(tokenizer.inner.id_to_token(i))}" for i in tokenizer.end_ids]
-    if tokenizer is None or not tokenizer.templates:
-        lines.append("TEMPLATE {{ .Prompt }}")  # continue the text as it is
-    return "\n".join(lines) + "\n"

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
+from torch import Tensor
+
+from onward.base.errors import UserError
 from onward.checkpoint.gguf.architecture import (
     Architecture,
     Parts,
@@ -20,6 +24,7 @@ from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT, rotary
 from onward.config.attention_options import LogScale
 from onward.config.decoder import (
+    XIELU,
     BranchNorm,
     DecoderConfig,
     Gated,
@@ -34,6 +39,8 @@ from onward.config.decoder import (
     at,
 )
 from onward.config.scaling import YaRNScaling, yarn_magnitude
+from onward.families import Row
+from onward.families.bitnet import NormedAttention, NormedGated
 
 BIASED = SelfAttention(bias=True, out_bias=True)
 
@@ -217,6 +224,48 @@ def jais2(keys: Keys, sizes: Parts) -> Parts:
     return layer_norm(keys) | {"position": rotary(keys, sizes), "attention": BIASED, "mlp": Plain("relu2", True)}
 
 
+@dataclass(frozen=True)
+class ApertusArchitecture(Architecture):
+    """Llama with xIELU, whose numbers are metadata keys: a list for each, with a number for each layer."""
+
+    def names(self, c: DecoderConfig) -> Iterator[Row]:
+        yield from super().names(c)
+        for i in range(c.n_layers):
+            for name in XIELU_NUMBERS:
+                yield f"blk.{i}.xielu.{name}", f"blocks.{i}.mlp.act.{name}"
+
+    def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        yield from ((name, tensor) for name, tensor in super().tensors(c, ours) if ".xielu." not in name)
+
+    def numbers(self, keys: Keys) -> dict[str, float]:
+        layers, result = keys.number("block_count"), dict[str, float]()
+        for name in XIELU_NUMBERS:
+            values = keys.header.keys.get(f"xielu.{name}")
+            values = values if isinstance(values, list) else [values] * layers
+            if len(values) != layers or not all(type(value) is float for value in values):
+                raise UserError(f"{keys.header.path} has no xielu.{name} for each of {layers} layers: get it again")
+            result |= {f"blk.{i}.xielu.{name}": value for i, value in enumerate(values)}
+        return result
+
+    def number_keys(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Any]:
+        own = lambda name: [ours[f"blocks.{i}.mlp.act.{name}"].item() for i in range(c.n_layers)]
+        return {f"xielu.{name}": own(name) for name in XIELU_NUMBERS}
+
+
+def apertus(keys: Keys, sizes: Parts) -> Parts:
+    out_bias = keys.has("blk.0.attn_output.bias")
+    return plain(keys, sizes) | {"attention": self_attention(keys, qk_norm="head", out_bias=out_bias), "mlp": XIELU()}
+
+
+def bitnet(keys: Keys, sizes: Parts) -> Parts:
+    return plain(keys, sizes) | {"attention": NormedAttention(), "mlp": NormedGated()}
+
+
+def inner_norms(c: DecoderConfig) -> dict[str, str]:
+    return {"attn_sub_norm": "attn.out_norm", "ffn_sub_norm": "mlp.down_norm"}
+
+
+XIELU_NUMBERS = "alpha_n", "alpha_p", "beta", "eps"
 ALL = (
     Architecture(
         "llama",
@@ -260,4 +309,8 @@ ALL = (
     ),
     Architecture("hunyuan-dense", ("hunyuan_v1_dense",), hunyuan, free_heads=True),
     Architecture("jais2", ("jais2",), jais2, free_heads=True),
+    ApertusArchitecture(
+        "apertus", ("apertus",), apertus, head="required", free_heads=True, factors=(FREQS, LONG, SHORT)
+    ),
+    Architecture("bitnet", ("bitnet",), bitnet, layer=inner_norms, head="absent"),
 )

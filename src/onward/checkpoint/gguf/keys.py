@@ -14,7 +14,7 @@ from onward.checkpoint.gguf.header import Header
 from onward.families._keys import UnreadKeys
 
 HARMLESS = re.compile(
-    r"vocab_size|tensor_data_layout|use_parallel_residual|pooling_type|features_length"
+    r"vocab_size|n_deepstack_layers|tensor_data_layout|use_parallel_residual|pooling_type|features_length"
     r"|attention\.layer_norm(_rms)?_epsilon|attention\.((key|value)_length(_mla)?|head_count_kv)|rope\.dimension_(count|sections)"
     r"|expert_(count|used_count|shared_count|feed_forward_length|shared_feed_forward_length)|interleave_moe_layer_step"
     r"|rope\.scaling\.(factor|original_context_length|type)"

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from onward.checkpoint.gguf.architectures import Architecture, architecture
 from onward.checkpoint.gguf.header import read_header
 from onward.checkpoint.gguf.keys import Keys
@@ -54,7 +56,11 @@ class GGUFFile(ModelSource):
             for name, info in self.header.tensors.items()
             if not (match := LAYER.match(name)) or int(match[1]) < layers or layers == keys.number("block_count")
         }
-        return self.architecture.stored(stored_tensors(tensors, -self.architecture.shift))
+        result = self.architecture.stored(stored_tensors(tensors, -self.architecture.shift))
+        for name, value in self.architecture.numbers(keys).items():
+            rows = lambda start, end, value=value: torch.tensor([value])[start:end]
+            result[name] = StoredTensor([1], next(iter(result.values())).dtype, rows)
+        return result
 
     def tensor_types(self) -> list[str]:
         return [info.type.name for info in self.header.tensors.values()]

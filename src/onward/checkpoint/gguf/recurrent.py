@@ -14,24 +14,19 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.checkpoint.gguf.architecture import Architecture, Parts, expert_keys, experts, rms, self_attention
-from onward.checkpoint.gguf.dense import granite, granite_keys, late_norm, plain
+from onward.checkpoint.gguf.dense import late_norm, plain
 from onward.checkpoint.gguf.keys import Keys
-from onward.checkpoint.gguf.rope import FREQS
 from onward.checkpoint.gguf.sparse import routed, routed_keys
 from onward.checkpoint.names import joined, same
 from onward.checkpoint.packed import Change
 from onward.checkpoint.weights import StoredTensor
 from onward.config.attention_options import SigmoidGate
 from onward.config.decoder import (
-    AttentionOnly,
+    AttentionAndMamba2,
     DecoderConfig,
     FeedForwardOnly,
     GatedDeltaNet,
     Mamba2,
-    NoAttention,
-    NoPosition,
-    Plain,
-    RMSNorm,
     Rotary,
     SelfAttention,
     ShortConvolution,
@@ -70,6 +65,10 @@ class RecurrentArchitecture(Architecture):
                 yield from self.delta(c, part, their, f"{our}.attn")
             case Mamba2():
                 yield from mamba(part, their, f"{our}.attn")
+            case AttentionAndMamba2():
+                for name in "qkv":
+                    yield from linear(f"{their}.attn_{name}", f"{our}.attn.attention.{name}")
+                yield from mamba(part.mamba, their, f"{our}.attn.mamba")
             case ShortConvolution():
                 yield from linear(f"{their}.shortconv.in_proj", [f"{our}.attn.{name}" for name in ("b", "c", "x")])
                 yield f"{their}.shortconv.conv.weight", f"{our}.attn.conv.weight", FLAT
@@ -240,72 +239,6 @@ def with_sections(c: DecoderConfig) -> dict[str, Any]:
     return delta_keys(c) | {"rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]}
 
 
-def mamba_layer(keys: Keys, eps: float) -> Mamba2:
-    heads = keys.number("ssm.time_step_rank")
-    return Mamba2(
-        n_heads=heads,
-        d_head=keys.number("ssm.inner_size") // heads,
-        n_groups=keys.number("ssm.group_count"),
-        d_state=keys.number("ssm.state_size"),
-        d_conv=keys.number("ssm.conv_kernel"),
-        conv_bias=any(name.endswith("ssm_conv1d.bias") for name in keys.header.tensors),
-        norm_eps=eps,
-    )
-
-
-def mamba_keys(c: DecoderConfig) -> dict[str, Any]:
-    parts = [at(c.attention, layer) for layer in range(c.n_layers)]
-    own = next((part for part in parts if isinstance(part, Mamba2)), Mamba2())
-    return attention_keys(c) | {
-        "ssm.conv_kernel": own.d_conv,
-        "ssm.state_size": own.d_state,
-        "ssm.group_count": own.n_groups,
-        "ssm.time_step_rank": own.count(c),
-        "ssm.inner_size": own.count(c) * own.d_head,
-    }
-
-
-def granitehybrid(keys: Keys, sizes: Parts) -> Parts:
-    if keys.number("ssm.inner_size") != 2 * sizes["d_model"]:
-        raise UserError("ssm.inner_size is not twice embedding_length, which llama.cpp requires in this architecture")
-    parts, layer = granite(keys, sizes), mamba_layer(keys, keys.number("attention.layer_norm_rms_epsilon"))
-    heads = keys.by_layer("attention.head_count_kv", sizes["n_layers"])
-    shared = keys.number("expert_shared_feed_forward_length", 0)
-    mlp = {"mlp": replace(parts["mlp"], d_shared=shared)} if keys.number("expert_count", 0) else {}
-    return parts | mlp | {"attention": tuple(parts["attention"] if one else layer for one in heads)}
-
-
-def granitehybrid_keys(c: DecoderConfig) -> dict[str, Any]:
-    return granite_keys(c) | mamba_keys(c)
-
-
-def nemotron_h(keys: Keys, sizes: Parts) -> Parts:
-    eps = keys.number("attention.layer_norm_rms_epsilon", keys.number("attention.layer_norm_epsilon"))
-    heads, widths = (
-        keys.by_layer(key, sizes["n_layers"]) for key in ("attention.head_count_kv", "feed_forward_length")
-    )
-    part, layer = self_attention(keys), mamba_layer(keys, eps)
-    mixers = [part if one else NoAttention() if width else layer for one, width in zip(heads, widths)]
-    biased = any(name.endswith("ffn_up.bias") for name in keys.header.tensors)
-    return {
-        "norm": RMSNorm(eps),
-        "position": NoPosition(),
-        "attention": tuple(mixers),
-        "mlp": Plain("relu2", biased),
-        "block": tuple(FeedForwardOnly() if isinstance(one, NoAttention) else AttentionOnly() for one in mixers),
-    }
-
-
-def nemotron_h_keys(c: DecoderConfig) -> dict[str, Any]:
-    alone = [isinstance(at(c.block, layer), FeedForwardOnly) for layer in range(c.n_layers)]
-    eps = {"attention.layer_norm_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
-    return mamba_keys(c) | eps | {"feed_forward_length": [c.d_ff * one for one in alone]}
-
-
-def one_norm(c: DecoderConfig) -> dict[str, str]:
-    return {"ffn_norm": ""}
-
-
 ALL = (
     RecurrentArchitecture("lfm2", ("lfm2",), lfm2, lfm2_keys, final="token_embd_norm"),
     RecurrentArchitecture(
@@ -344,14 +277,4 @@ ALL = (
         layer=late_norm,
         tiled=True,
     ),
-    RecurrentArchitecture(
-        "granitehybrid",
-        ("granitemoehybrid",),
-        granitehybrid,
-        granitehybrid_keys,
-        interleaved=True,
-        free_heads=True,
-        factors=(FREQS,),
-    ),
-    RecurrentArchitecture("nemotron_h", ("nemotron_h",), nemotron_h, nemotron_h_keys, free_heads=True, layer=one_norm),
 )

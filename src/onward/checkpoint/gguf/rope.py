@@ -30,9 +30,15 @@ KINDS = "none", "linear", "yarn", "longrope"
 
 def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
     width = sizes["d_head"]
-    fraction = keys.number("rope.dimension_count", width) / width
+    rotated = keys.number("rope.dimension_count", width)
     theta, context = keys.number("rope.freq_base", 10_000.0), sizes["context_length"]
-    return Rotary(theta, fraction, scaling(keys, theta, context, int(width * fraction)))
+    return Rotary(theta, fraction(rotated, width), scaling(keys, theta, context, rotated))
+
+
+def fraction(rotated: int, width: int) -> float:
+    """The part of a head of `width` elements of which Rotary rotates `rotated`."""
+    part = rotated / width
+    return part if int(width * part) == rotated else math.nextafter(part, 1.0)
 
 
 def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | None:

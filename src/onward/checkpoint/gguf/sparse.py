@@ -11,18 +11,31 @@ from onward.checkpoint.gguf.architecture import (
     Parts,
     expert_keys,
     experts,
+    layer_norm,
     same_width,
     self_attention,
     window_keys,
     windowed,
 )
-from onward.checkpoint.gguf.dense import ernie4_5, granite, granite_keys, late_norm, only_windowed, plain, qwen3
+from onward.checkpoint.gguf.dense import (
+    ernie4_5,
+    granite,
+    granite_keys,
+    hunyuan,
+    late_norm,
+    olmo_keys,
+    only_windowed,
+    plain,
+    qwen3,
+    same_epsilon,
+)
 from onward.checkpoint.gguf.keys import Keys
-from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT
+from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT, rotary
 from onward.config.attention_options import SigmoidGate
-from onward.config.decoder import DecoderConfig, Experts, Gated, NoPosition, Sandwich, SelfAttention, at
+from onward.config.decoder import DecoderConfig, Experts, Gated, LayerNorm, NoPosition, Sandwich, SelfAttention, at
 from onward.config.routing import Routing, SigmoidRouting, SoftmaxRouting
 from onward.families.gpt_oss import ClampedExperts
+from onward.families.phimoe import SparseMixer
 
 SOFTMAX, SIGMOID = 1, 2  # expert_gating_func
 
@@ -178,6 +191,48 @@ def ernie4_5_moe_keys(c: DecoderConfig) -> dict[str, Any]:
     return kept | {"interleave_moe_layer_step": 1}
 
 
+def hunyuan_moe(keys: Keys, sizes: Parts) -> Parts:
+    """Experts as wide as the feed-forward beside them."""
+    shared = keys.number("expert_shared_feed_forward_length", 0) or sizes["d_ff"]
+    mlp = Experts(keys.number("expert_count"), keys.number("expert_used_count"), d_shared=shared)
+    return hunyuan(keys, sizes) | {"mlp": mlp}
+
+
+def hunyuan_moe_keys(c: DecoderConfig) -> dict[str, Any]:
+    return same_width(c) | {"expert_shared_count": 1}
+
+
+def dbrx(keys: Keys, sizes: Parts) -> Parts:
+    return layer_norm(keys, bias=False) | {
+        "position": rotary(keys, sizes),
+        "attention": SelfAttention(clip=keys.number("attention.clamp_kqv") or None),
+        "mlp": Experts(keys.number("expert_count"), keys.number("expert_used_count")),
+    }
+
+
+def dbrx_keys(c: DecoderConfig) -> dict[str, Any]:
+    return {"attention.clamp_kqv": 0.0} | olmo_keys(c) | same_width(c)
+
+
+def dbrx_layer(c: DecoderConfig) -> dict[str, str]:
+    return {"attn_output_norm": "mlp_norm", "ffn_norm": ""}
+
+
+def phimoe(keys: Keys, sizes: Parts) -> Parts:
+    """The published model: llama.cpp computes an RMSNorm with a bias, and a softmax of the chosen experts' logits."""
+    out_bias = keys.has("blk.0.attn_output.bias")
+    return plain(keys, sizes) | {
+        "norm": LayerNorm(keys.number("attention.layer_norm_rms_epsilon")),
+        "attention": self_attention(keys, out_bias=out_bias),
+        "mlp": Experts(keys.number("expert_count"), keys.number("expert_used_count"), router=SparseMixer()),
+        "head_bias": keys.has("output.bias"),
+    }
+
+
+def phimoe_keys(c: DecoderConfig) -> dict[str, Any]:
+    return same_width(c) | same_epsilon(c)
+
+
 ALL = (
     Architecture("qwen2moe", ("qwen2_moe",), qwen2moe, expert_keys, head="required"),
     Architecture("qwen3moe", ("qwen3_moe",), qwen3moe, expert_keys, free_heads=True),
@@ -231,4 +286,15 @@ ALL = (
         factors=(FREQS, LONG, SHORT),
     ),
     Architecture("ernie4_5-moe", ("ernie4_5_moe",), ernie4_5_moe, ernie4_5_moe_keys, interleaved=True, free_heads=True),
+    Architecture("hunyuan-moe", ("hunyuan_v1_moe",), hunyuan_moe, hunyuan_moe_keys, free_heads=True),
+    Architecture("dbrx", ("dbrx",), dbrx, dbrx_keys, layer=dbrx_layer, fused=True, head="required"),
+    Architecture(
+        "phimoe",
+        ("phimoe",),
+        phimoe,
+        phimoe_keys,
+        head="required",
+        factors=(LONG, SHORT),
+        differences=("norm (layer_norm here, rms_norm there)", "mlp.router (sparse_mixer here, softmax there)"),
+    ),
 )

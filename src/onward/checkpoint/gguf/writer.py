@@ -124,7 +124,7 @@ def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
         "position_embd.",
         "rope_f",
         "attn_sinks.",
-        "ssm_conv1d.",
+        "ssm_conv1d",
         "shortconv.conv.",
     )
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")

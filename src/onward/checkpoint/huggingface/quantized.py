@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from onward.base.errors import UserError
-from onward.checkpoint.huggingface.formats import bitsandbytes, compressed, float4, scaled, words
+from onward.checkpoint.huggingface.formats import bitsandbytes, compressed, float4, mlx, scaled, words
 from onward.checkpoint.huggingface.formats.parts import Config, Parts
 from onward.checkpoint.names import LeftOut
 from onward.checkpoint.weights import StoredTensor
@@ -26,7 +26,7 @@ class Format:
 ELEMENTS = Format((".weight", ".weight_scale"), scaled.elements, (".weight_zero_point",))
 METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of which all tensors are there holds
     "mxfp4": [Format(("_blocks", "_scales"), float4.experts_mxfp4, weight="")],
-    "fp8": [Format(("", "_scale_inv"), scaled.fp8, weight="")],
+    "fp8": [Format(("", "_scale_inv"), scaled.fp8, weight=""), ELEMENTS],
     "fbgemm_fp8": [ELEMENTS],
     "compressed-tensors": [
         Format((".weight_packed", ".weight_scale", ".weight_global_scale"), float4.nvfp4),
@@ -41,6 +41,7 @@ METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of
     "modelopt": [Format((".weight", ".weight_scale", ".weight_scale_2"), float4.nvfp4), ELEMENTS],
     "gptq": [Format((".qweight", ".qzeros", ".scales"), words.gptq, (".g_idx",))],
     "awq": [Format((".qweight", ".qzeros", ".scales"), words.awq)],
+    "mlx": [Format((".weight", ".scales", ".biases"), mlx.affine)],
     "bitsandbytes": [
         Format(
             (".weight", ".weight.absmax", ".weight.quant_map"),
@@ -50,17 +51,27 @@ METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of
         Format((".weight", ".SCB"), bitsandbytes.int8, (".weight_format",)),
     ],
 }
-OF_ACTIVATIONS = re.compile(r"[._](?:(?:input|activation|output)(?:_global)?|[qkv])_(?:scale|zero_point)(?:_inv)?$")
+OF_ACTIVATIONS = re.compile(
+    r"[._](?:(?:input|activation|output)(?:_global)?|[qkv]|kv|prob)_(?:scale|zero_point)(?:_inv|_ub)?$"
+)
+PARTS = re.compile(r"\.(?:qweight|weight_scale|weight_scale_inv|weight_packed|weight\.absmax|SCB|W_q|_data|scales)$")
 BITSANDBYTES = "load_in_4bit", "load_in_8bit"
 CHECKS: dict[str, Callable[[Config], None]] = {"compressed-tensors": compressed.check_compressed}
 
 
 def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The stored tensors with each quantized weight as one tensor that is dequantized when read."""
-    config = hf.get("quantization_config")
+    config = hf.get("quantization_config", hf.get("quantization"))  # the second is MLX's
     if config is None:
+        if odd := next(filter(PARTS.search, stored), ""):
+            raise UserError(
+                f"config.json has no quantization_config, and {odd} is a part of a quantized weight: get the "
+                "config.json that belongs to these weights"
+            )
         return stored
     method = config.get("quant_method") if isinstance(config, Mapping) else None
+    if isinstance(config, Mapping) and "quant_method" not in config and "group_size" in config and "bits" in config:
+        method = "mlx"
     if isinstance(config, Mapping) and "quant_method" not in config and any(map(config.get, BITSANDBYTES)):
         method = "bitsandbytes"  # whose old files do not say so
     if not isinstance(config, Mapping) or not isinstance(method, str) or method not in METHODS:

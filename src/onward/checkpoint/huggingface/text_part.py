@@ -1,6 +1,5 @@
 """The tensors of the text decoder in a model that also sees images or hears, under the names of its family."""
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -8,32 +7,18 @@ from functools import partial
 from torch import Tensor
 
 from onward.checkpoint.weights import StoredTensor
+from onward.families._needed import text_names
 from onward.families._wrappers import TextPart
 
-THINKER = "thinker."  # the part of a model that answers in text, where another one speaks
-NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|language|llm)\.(?:model\.)*|(?=lm_head\.)")
-BESIDE = re.compile(r"(?:model\.)?(?=(?:embed_tokens|layers|norm|lm_head)\.)")  # beside `visual` and others
-LAYER = re.compile(r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\.")  # transformers writes some models with other words
 ADAPTED = ".base_layer."  # in weights that adapters for images or sound change
 
 
 def text_tensors(part: TextPart, stored: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """The stored tensors of the text decoder, under the names of its family without the base prefix."""
-    own = {name.removeprefix(THINKER): tensor for name, tensor in stored.items() if name.startswith(THINKER)} or stored
-    layout = NESTED if any(match.end() for match in map(NESTED.match, own) if match) else BESIDE
     result = dict[str, StoredTensor]()
-    for name, tensor in own.items():
-        if (match := layout.match(name)) and ".lora_" not in name and (new := renumbered(name[match.end() :], part)):
-            result |= dict(converted(new.replace(ADAPTED, "."), tensor, part))
+    for name, new in text_names(part, stored).items():
+        result |= dict(converted(new.replace(ADAPTED, "."), stored[name], part))
     return result
-
-
-def renumbered(name: str, part: TextPart) -> str | None:
-    """The name without counting the layers that are skipped; None in such a layer."""
-    number = int(match[1]) if (match := LAYER.match(name)) else -1
-    if number in part.skipped:
-        return None
-    return LAYER.sub(f"layers.{number - sum(skipped < number for skipped in part.skipped)}.", name, count=1)
 
 
 def converted(name: str, tensor: StoredTensor, part: TextPart) -> Iterator[tuple[str, StoredTensor]]:

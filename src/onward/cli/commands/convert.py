@@ -25,12 +25,14 @@ examples:
   onward convert mybook.gguf folder                         back to a folder that transformers and vLLM load
   onward convert org/name folder --dtype bf16               a model on the hub
   onward convert runs/mybook mybook.gguf --dry-run          check the conversion without writing a file
+  onward convert runs/lora adapter.gguf                     a LoRA adapter, for llama.cpp beside the base's GGUF file
   onward convert org/old folder --from-bin                  an old release with pickles instead of safetensors
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
 the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU
-(Pythia, Falcon, MPT); ramp, where it rounds the ramp of YaRN (GPT-OSS); step, where it has no least step size
-(Nemotron-H); window, where it has no sliding window (the first Mistral).
+(Pythia, Falcon, MPT); phimoe, where its norms and router are simpler than those of Phi-3.5-MoE; ramp, where it rounds
+the ramp of YaRN (GPT-OSS); step, where it has no least step size (Nemotron-H); window, where it has no sliding window
+(the first Mistral).
 """
 FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
 Dtype = Literal["", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"]
@@ -50,7 +52,7 @@ class Options:
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
     importance: str = ""  # text file, on which weights that matter more are found for q4_k_m, q5_k_m and q6_k
     to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
-    accept: tuple[Literal["gelu", "ramp", "step", "window"], ...] = ()  # write GGUF despite this difference
+    accept: tuple[Literal["gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # write GGUF despite this difference
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
     from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
@@ -79,10 +81,14 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     import onward
-    from onward.checkpoint.gguf.convert import losses, modelfile, plan, write_model
+    from onward.checkpoint.gguf.convert import losses, plan, write_model
+    from onward.checkpoint.gguf.lora import write_adapter
+    from onward.checkpoint.gguf.modelfile import modelfile
+    from onward.checkpoint.peft.bases import base_folder
     from onward.checkpoint.pickles import as_safetensors
     from onward.checkpoint.weights import DTYPE_NAMES
     from onward.cli.shared.progress import progress_bars
+    from onward.model.adapters import adapter_names
 
     dtypes = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
     dtype = None if gguf else dtypes.get(options.dtype)
@@ -94,8 +100,15 @@ def main(argv: Sequence[str]) -> None:
     weights, lost = list(lm.model.parameters()), list[str]()
     size, tensors = sum(weight.nbytes for weight in weights), len(weights)
     result: dict[str, object] = {"out": str(out), "dtype": DTYPE_NAMES[weights[0].dtype].lower()}
-    if gguf:
-        family = str(lm.hf.get("model_type", ""))
+    family, adapters = str(lm.hf.get("model_type", "")), adapter_names(lm.model)
+    if gguf and adapters:
+        own = {"dtype": options.dtype, "importance": options.importance, "accept": options.accept}
+        if given := next((name for name, value in own.items() if value), None):
+            raise UserError(f"--{given} is for models, and {options.model} is an adapter, written in f32: leave it out")
+        written = write_adapter(lm.model, out, adapters[0], family, out.stem, dry=options.dry_run)
+        size, tensors = sum(own.nbytes for own in written.values()), len(written)
+        result |= {"dtype": "f32", "adapter": adapters[0]}
+    elif gguf:
         planned = plan(lm.model, lm.tokenizer, options.dtype.upper(), out.stem, family, options.accept)
         size, tensors = planned.nbytes, len(planned.outlines)
         result |= {"architecture": planned.architecture.name, "dtype": options.dtype or result["dtype"]}
@@ -104,21 +117,27 @@ def main(argv: Sequence[str]) -> None:
         if not options.dry_run:
             with progress_bars() as progress:
                 write_model(lm.model, planned, out, lambda done: progress(f"writing {out.name}", done, size), tokens)
-        if options.modelfile and not options.dry_run:
-            with atomic_write(out.parent / "Modelfile") as new:
-                new.write_text(modelfile(out, lm.model.config, lm.tokenizer), encoding="utf-8")
     elif not options.dry_run:
         onward.save(lm, out, shard_bytes=float("inf") if options.to == "single" else options.shard_bytes)
     elif not options.from_bin:
         lost = roundings(locate(options.model, options.revision), DTYPE_NAMES[lm.model.dtype])
+    if options.modelfile and not options.dry_run:
+        base = Path(f"{base_folder(Path(options.model)).name}.gguf") if adapters else out
+        with atomic_write(out.parent / "Modelfile") as new:
+            new.write_text(modelfile(base, lm.model.config, lm.tokenizer, out if adapters else None), encoding="utf-8")
     if options.json:
         print_json(result | {"bytes": size, "tensors": tensors} | ({"lost": lost} if options.dry_run else {}))
         return
     verb = "would have" if options.dry_run else "has"
-    kind = f", for {result['architecture']} of llama.cpp" if gguf else ""
+    kind = f", for {result['architecture']} of llama.cpp" if "architecture" in result else ""
+    if adapters and gguf:
+        kind = ": an adapter, for llama.cpp beside the GGUF file of its base"
     print(f"{out} {verb} {tensors} tensors, {result['dtype']}, {size_of(size)}{kind}")
     if options.dry_run:
         print(f"lost: {'; '.join(lost) or 'nothing'}")
+    elif gguf and adapters:
+        base = base_folder(Path(options.model))
+        print_next(f"onward convert {quote(str(base))} {quote(str(out.parent / base.name))}.gguf")
     else:
         print_next(f'onward generate {quote(str(out))} "Once upon"')
 

@@ -108,4 +108,4 @@ def blocks(
 
 
 def exponentials(exponents: Tensor) -> Tensor:
-    return torch.ldexp(torch.ones(()), exponents.int() - 127)
+    return torch.ldexp(torch.ones(exponents.shape), exponents.int() - 127)

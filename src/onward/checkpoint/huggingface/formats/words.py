@@ -21,6 +21,8 @@ def gptq(name: str, parts: Parts, config: Config) -> StoredTensor:
     layout = str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
     if layout not in ("gptq", "gptq_v2") or config.get("is_marlin_format"):
         raise UserError(f"config.json has checkpoint_format {layout!r}: Onward reads GPTQ as 'gptq' and 'gptq_v2'")
+    if config.get("rotation"):
+        raise UserError(f"config.json has rotation {config['rotation']!r}, which Onward does not read in GPTQ")
     weight, zeros, scales = parts[".qweight"], parts[".qzeros"], parts[".scales"]
     words, outputs = weight.shape if len(weight.shape) == 2 else (0, 0)
     groups = scales.shape[0] if scales.shape else 0

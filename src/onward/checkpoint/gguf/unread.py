@@ -1,0 +1,39 @@
+"""What Onward does not read or write as GGUF: architectures of llama.cpp, and families that llama.cpp does not have.
+A row leaves with the value that reads it (`tests/checkpoint/test_gguf_architectures.py`)."""
+
+from __future__ import annotations
+
+ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward does not read, because ..."
+    "it is an encoder, which reads a whole text at once": (
+        "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
+        "llama-embed t5encoder"
+    ),
+    "its decoder attends to the output of an encoder": "t5",
+    "it sees images or writes sound, not text": "clip wavtokenizer-dec qwen3tts pockettts",
+    "it answers by diffusion, not token by token": "dream llada llada-moe rnd1",
+    "it drafts for another model, from whose hidden states it reads": "gemma4-assistant eagle3 dflash",
+    "its attention selects tokens with an indexer, whose tensors Onward does not read from GGUF": (
+        "deepseek32 glm-dsa deepseek4 hy_v4 dots3note minimax-m3 qwen4exp glm5-next"
+    ),
+    "it has recurrent layers that Onward does not have": (
+        "mamba jamba plamo2 rwkv6 rwkv6qwen2 rwkv7 arwkv7 minimax-01 bailingmoe3 kimi-k3"
+    ),
+    "its layers run several times": "hrm_text",
+    "its layers read and write several streams, or each has embeddings of its own": "gemma3n",
+    "its layers have sizes of their own, and some are left out": "deci openelm",
+    "its images are tokens of the vocabulary": "chameleon",
+    "its layers have other weights for images": "cogvlm",
+    "its adapters are chosen by a layer of their own": "graniteswitch",
+    "llama.cpp has the name alone": "gptj",
+    "Onward does not have its family": (
+        "arctic baichuan bailingmoe bailingmoe2 codeshell deepseek deepseek2-ocr exaone grok grovemoe internlm2 jais "
+        "maincoder maple minicpm muse-glimmer nanbeige orion pangu-embedded plamo plamo3 plm qwen refact "
+        "smallthinker spark2_5 step35 talkie xverse"
+    ),
+}
+UNREAD = {name: reason for reason, names in ARCHITECTURES_UNREAD.items() for name in names.split()}
+FAMILIES_WITHOUT = {  # model_types of which llama.cpp has no architecture, or one that is not read
+    *("aria_text", "axk1", "beam", "biogpt", "codegen", "cohere_compass_text", "deepseek_v32", "flex_olmo", "flint"),
+    *("glm_moe_dsa", "gpt_neo", "gptj", "helium", "hyperclovax", "kolibri1", "nanochat", "onward", "openai-gpt", "opt"),
+    *("persimmon", "vaultgemma"),
+}

@@ -1,0 +1,61 @@
+"""Which tensors of a published model its text decoder needs, by their names alone. Does not import torch."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Collection, Iterable
+
+from onward.base.errors import UserError
+from onward.families import read
+from onward.families._interface import HF
+from onward.families._wrappers import TextPart, text_part
+
+THINKER = "thinker."  # the part of a model that answers in text, where another one speaks
+NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|language|llm)\.(?:model\.)*|(?=lm_head\.)")
+BESIDE = re.compile(r"(?:model\.)?(?=(?:embed_tokens|layers|norm|lm_head)\.)")  # beside `visual` and others
+LAYER = re.compile(r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\.")  # transformers writes some models with other words
+
+
+def text_names(part: TextPart, names: Collection[str]) -> dict[str, str]:
+    """The names of the text decoder's tensors, with the names that its family has for them without the base prefix."""
+    own = {name: name.removeprefix(THINKER) for name in names if name.startswith(THINKER)} or {n: n for n in names}
+    layout = NESTED if any(match.end() for match in map(NESTED.match, own.values()) if match) else BESIDE
+    result = {}
+    for name, short in own.items():
+        if (match := layout.match(short)) and ".lora_" not in short and (new := renumbered(short[match.end() :], part)):
+            result[name] = new
+    return result
+
+
+def renumbered(name: str, part: TextPart) -> str | None:
+    """The name without counting the layers that are skipped; None in such a layer."""
+    number = int(match[1]) if (match := LAYER.match(name)) else -1
+    if number in part.skipped:
+        return None
+    return LAYER.sub(f"layers.{number - sum(skipped < number for skipped in part.skipped)}.", name, count=1)
+
+
+def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
+    """The tensors of layers for multi-token prediction, which published models call mtp or number on from their own
+    `n_layers` layers."""
+    found = {name: match[1] for name in names if (match := re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name))}
+    numbers = {int(number) for number in found.values() if number}
+    following = {n_layers + i for i in range(len(numbers))}
+    return [name for name, number in found.items() if not number or int(number) in following]
+
+
+def needed(hf: HF, names: Collection[str]) -> set[str]:
+    """Those of the names of a model's tensors that its text decoder needs: not the encoders of images or sound, nor
+    layers for multi-token prediction. All, if Onward does not read its config.json."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            part = text_part(hf)
+            kind, config = read(part.keys if part else hf)
+    except UserError:
+        return {*names}
+    own = text_names(part, names) if part else {name: name for name in names}
+    left = {*prediction_layers(own.values(), config.n_layers)}
+    ignored = re.compile(kind.IGNORED or r"(?!)")
+    return {name for name, short in own.items() if short not in left and not ignored.search(short)}

@@ -1,0 +1,181 @@
+"""Small decoders for the architectures of llama.cpp whose layers differ, or which keep factors and numbers in other
+places than parameters of their own."""
+
+from dataclasses import replace
+from typing import Any
+
+from onward import (
+    AttentionOnly,
+    DecoderConfig,
+    Experts,
+    FeedForwardOnly,
+    Gated,
+    GatedDeltaNet,
+    LatentAttention,
+    LayerNorm,
+    LogScale,
+    LongRoPEScaling,
+    Mamba2,
+    NoAttention,
+    NoPosition,
+    PreNorm,
+    RMSNorm,
+    Rotary,
+    SelfAttention,
+    SharedNorm,
+    SigmoidRouting,
+    SoftmaxRouting,
+    YaRNScaling,
+)
+from onward.config.attention_options import SoftplusGate
+from onward.config.decoder import XIELU, AttentionAndMamba2
+from onward.families.bitnet import NormedAttention, NormedGated
+from onward.families.falcon_h1 import ScaledGated
+from onward.families.llama4_text import InputWeightedExperts
+
+LENGTH = 40
+MAMBA = Mamba2(4, 16, 2, 16)
+
+
+def small(**changes: Any) -> DecoderConfig:
+    sizes = {"vocab_size": 37, "d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 64, "context_length": LENGTH}
+    return DecoderConfig(**{**sizes, **changes})
+
+
+def nemotron(experts: Experts) -> DecoderConfig:
+    return small(
+        attention=(MAMBA, NoAttention(), SelfAttention(), NoAttention()),
+        position=NoPosition(),
+        mlp=experts,
+        block=(AttentionOnly(), FeedForwardOnly(), AttentionOnly(), FeedForwardOnly()),
+        n_layers=4,
+        n_kv_heads=2,
+        d_head=16,
+    )
+
+
+ONE_BRANCH = Experts(6, 3, 32, SigmoidRouting(scale=2.5), d_shared=48, act="relu2", gated=False)
+FULL = SelfAttention(d_value=8, value_scale=0.7)
+NEAR = replace(FULL, window=8, sinks=True, n_kv_heads=2)
+NORMED = SelfAttention(qk_norm="head", qk_norm_part=RMSNorm(1e-5, weight=False), window=8192, chunked=True)
+INPUT_WEIGHTED = InputWeightedExperts(6, 2, 48, SigmoidRouting(False, selection_bias=False), d_shared=48)
+GATED = SelfAttention(qk_norm="head", gate=SoftplusGate("head"))
+LAGUNA = Experts(6, 3, 32, SigmoidRouting(scale=2.5), d_shared=48)
+SINKS = SelfAttention(scale=0.1, sinks=True)
+LOCAL = (False, True, True, True)
+
+COMPUTED: dict[str, DecoderConfig] = {
+    "apertus": small(attention=SelfAttention(qk_norm="head"), mlp=XIELU(), n_kv_heads=2),
+    "bitnet": small(attention=NormedAttention(), mlp=NormedGated(), n_kv_heads=2, tied=True),
+    "hunyuan-moe": small(
+        attention=SelfAttention(qk_norm="head", norm_rotated=True),
+        mlp=Experts(6, 3, d_shared=64),
+        n_kv_heads=2,
+        d_head=16,
+    ),
+    "dbrx": small(norm=LayerNorm(bias=False), attention=SelfAttention(clip=0.5), mlp=Experts(6, 3), n_kv_heads=2),
+    "nemotron_h_moe": nemotron(ONE_BRANCH),
+    "nemotron_h_moe: latent": nemotron(replace(ONE_BRANCH, d_latent=16, d_ff=24)),
+    "mamba2": small(attention=MAMBA, position=NoPosition(), block=AttentionOnly(), n_heads=1, d_ff=1, tied=True),
+    "falcon-h1": small(attention=AttentionAndMamba2(SelfAttention(), MAMBA), n_kv_heads=2, d_head=16),
+    "falcon-h1: without a norm": small(
+        attention=AttentionAndMamba2(SelfAttention(), replace(MAMBA, n_heads=2, norm="none")), position=Rotary(1e11)
+    ),
+    "mimo2": small(
+        attention=(FULL, NEAR, NEAR),
+        position=(Rotary(500.0, 0.34), Rotary(100.0, 0.34), Rotary(100.0, 0.34)),
+        mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting())] * 2),
+        n_layers=3,
+        n_kv_heads=1,
+        d_head=24,
+    ),
+    "llama4": small(
+        attention=(NORMED, NORMED, NORMED, SelfAttention(query_scale=LogScale(0.1, 8192, 1)), NORMED),
+        position=(*[Rotary(500.0)] * 3, NoPosition(), Rotary(500.0)),
+        mlp=(Gated(), INPUT_WEIGHTED, Gated(), INPUT_WEIGHTED, Gated()),
+        n_layers=5,
+        n_kv_heads=2,
+        d_head=16,
+    ),
+    "mellum": small(
+        attention=tuple(SelfAttention(8 * one, qk_norm="head") for one in LOCAL),
+        position=tuple(Rotary(500.0, scaling=None if one else YaRNScaling(4.0, 8)) for one in LOCAL),
+        mlp=Experts(6, 3, 32),
+        n_layers=4,
+        n_kv_heads=2,
+    ),
+    "cohere2moe": small(
+        attention=tuple(SelfAttention(8 * one) for one in LOCAL),
+        position=(*[Rotary(500.0)] * 4,),
+        mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting(selection_bias=False), d_shared=64)] * 3),
+        block=SharedNorm(),
+        logit_scale=0.25,
+        n_layers=4,
+        n_kv_heads=2,
+        tied=True,
+    ),
+    "cohere2moe: softmax, LayerNorm": small(
+        attention=(SelfAttention(8), SelfAttention()),
+        position=(Rotary(500.0), NoPosition()),
+        mlp=Experts(6, 3, 32, SoftmaxRouting(scale=0.5), d_shared=32),
+        norm=LayerNorm(bias=False),
+        block=SharedNorm(),
+        tied=True,
+    ),
+    "granite_swa": small(
+        attention=tuple(replace(SINKS, window=8 * one) for one in LOCAL),
+        position=(NoPosition(), *[Rotary(500.0)] * 3),
+        block=PreNorm(0.22),
+        embed_scale=12.0,
+        logit_scale=0.25,
+        n_layers=4,
+        n_kv_heads=2,
+        tied=True,
+    ),
+    "granite_swa: experts": small(
+        attention=(replace(SINKS, scale=None), replace(SINKS, scale=None, window=8)), mlp=Experts(6, 3)
+    ),
+    "laguna": small(
+        attention=tuple(replace(GATED, window=8 * one, n_heads=4 - 2 * one) for one in LOCAL),
+        position=tuple(Rotary(100.0) if one else Rotary(500.0, 0.5, scaling=YaRNScaling(4.0, 8)) for one in LOCAL),
+        mlp=(Gated(), *[LAGUNA] * 3),
+        n_layers=4,
+        n_kv_heads=2,
+    ),
+    "laguna: gates of elements": small(
+        attention=SelfAttention(qk_norm="head", gate=SoftplusGate()), mlp=LAGUNA, n_kv_heads=2
+    ),
+}
+DELTA = GatedDeltaNet(4, 4, 16, 16, decay="element", gate="sigmoid", rank=16, norm_eps=1e-5)
+KIMI = LatentAttention(d_latent=32, d_nope=8, d_rope=16, d_value=12, norm_eps=1e-5)
+COMPUTED |= {
+    "mistral4": small(
+        attention=replace(KIMI, d_query_latent=24, query_scale=LogScale(0.1, 8)),
+        mlp=Experts(6, 3, 32, d_shared=32),
+    ),
+    "minicpm3": small(
+        attention=replace(KIMI, d_query_latent=24),
+        position=Rotary(500.0, scaling=LongRoPEScaling((1.0,) * 8, (2.0,) * 8, 8, 1.2)),
+        block=PreNorm(1.4 / 2**0.5),
+        embed_scale=12.0,
+        logit_scale=8.0,
+        tied=True,
+    ),
+    "kimi-linear": small(
+        attention=(DELTA, KIMI, DELTA),
+        position=NoPosition(),
+        mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting(scale=2.5), d_shared=32)] * 2),
+        n_layers=3,
+        norm=RMSNorm(1e-5),
+    ),
+}
+FOLDED = small(  # a Falcon-H1 whose factors end up in the file's weights
+    attention=AttentionAndMamba2(
+        SelfAttention(scale=0.1, value_scale=0.8), replace(MAMBA, scales=(0.5, 0.7, 1.2, 0.9, 0.8)), 0.6
+    ),
+    mlp=ScaledGated(gate_scale=0.7, scale=0.4),
+    embed_scale=2.0,
+    logit_scale=0.5,
+    tied=True,
+    n_kv_heads=2,
+)
