@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from onward.config.decoder import DecoderConfig, at
+from onward.base.fields import own_parts
+from onward.config.decoder import Attention, DecoderConfig, at
 from onward.model.experts import ExpertsModule
+from onward.planning.counted import counted
 from onward.planning.parameters import modules
 
 NO_PRODUCTS = "embed.", "position.", "layer_inputs.embed."  # tables, of which tokens read rows
@@ -39,6 +41,11 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
         for name, numbers in sized(module):
             total = sums.setdefault(name, [0, 0, 0])
             sums[name] = [a + count * b for a, b in zip(total, numbers)]
+    if own_parts(config):
+        sums = {name: [*numbers[:2], 0] for name, numbers in sums.items()}
+        for path, flops in counted(config).modules.items():
+            sums.setdefault(kind_of(path, config), [0, 0, 0])[2] += flops
+        sums = {name: numbers for name, numbers in sums.items() if any(numbers)}
     order = {name: place for place, name in enumerate(ORDER)}
     return [PartSize(name, *sums[name]) for name in sorted(sums, key=lambda name: order.get(name, len(order)))]
 
@@ -58,6 +65,13 @@ def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
         owned = parameter.requires_grad and id(parameter) not in seen
         seen.add(id(parameter))
         yield kind, (parameter.numel() * owned, size * owned, 2 * size * is_matrix)
+
+
+def kind_of(path: str, config: DecoderConfig) -> str:
+    """The kind of component of a module of a decoder with parts from outside the package."""
+    blocks, _, rest = path.partition(".")
+    inside = rest.partition(".")[2] if blocks == "blocks" else path
+    return part_of(inside, path in counted(config).experts)
 
 
 def part_of(name: str, in_stack: bool) -> str:
@@ -81,9 +95,17 @@ def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) 
     """Count the operations per token, summed over layers, of attention to `keys` keys and values; a layer with a window
     attends to at most its window, and recurrent layers change and read their states. `decoding` says that the keys are
     in a cache, so that latent attention works on its latents."""
+    each = pair_flops(config, decoding)
+    return sum(states + pair * min(keys, part.window or keys) for part, states, pair in each)
+
+
+def pair_flops(config: DecoderConfig, decoding: bool = False) -> list[tuple[Attention, int, int]]:
+    """Return for each layer its attention, the operations on its states for one token, and those for a query and a
+    key. With parts from outside the package, those on states are counted among the products with weights."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    states = sum(part.state_flops(config) for part in parts)
-    return states + sum(part.key_flops(config, decoding) * min(keys, part.window or keys) for part in parts)
+    if own_parts(config):
+        return [(part, 0, pair) for part, pair in zip(parts, counted(config).pairs)]
+    return [(part, part.state_flops(config), part.key_flops(config, decoding)) for part in parts]
 
 
 def flops_per_token(config: DecoderConfig, keys: float) -> float:
@@ -94,9 +116,8 @@ def flops_per_token(config: DecoderConfig, keys: float) -> float:
 def causal_attention_flops(config: DecoderConfig, length: int) -> float:
     """Count the operations per token of causal attention: the mean over a text of `length` tokens, each of which
     attends to itself and the tokens before it, within the window."""
-    parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    states = sum(part.state_flops(config) for part in parts)
-    return states + sum(part.key_flops(config) * mean_keys(length, part.window, part.chunked) for part in parts)
+    each = pair_flops(config)
+    return sum(states + pair * mean_keys(length, part.window, part.chunked) for part, states, pair in each)
 
 
 def mean_keys(length: int, window: int = 0, chunked: bool = False) -> float:
