@@ -35,7 +35,6 @@ DISPATCHES = {  # modules that import others by a name that is not in their sour
     "onward.evaluation.tasks": "each task of the folder",
     "onward.training.methods": "each method of the folder",
     "onward.base.fields": "the user's module that --import names",
-    "onward.planning.optimizers": "the user's optimizer",
     "onward.inspection.doctor.target": "the user's model",
 }
 

@@ -146,13 +146,6 @@ def kind_of(part: Part) -> dict[str, str]:
     return {"kind": part.kind} if known else {"kind": part.kind, "import": module}
 
 
-def own_parts(value: Any) -> list[Part]:
-    """The parts in a configuration, or in a part, whose classes are defined outside the package."""
-    values = value if isinstance(value, tuple) else vars(value).values() if dataclasses.is_dataclass(value) else ()
-    is_own = isinstance(value, Part) and not type(value).__module__.startswith("onward.")
-    return [value] * is_own + [part for one in values for part in own_parts(one)]
-
-
 def convert(annotation: Any, value: Any, where: str) -> Any:
     """Convert a plain value, such as from JSON, or a text, such as from the command line, to an annotated type.
     Messages of errors begin with `where`, the name of the field."""

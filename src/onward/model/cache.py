@@ -12,7 +12,7 @@ from torch import Tensor
 
 from onward.base.arguments import checked, explained
 from onward.base.device import known_device
-from onward.base.fields import own_parts
+from onward.base.own import own_parts
 from onward.config.decoder import DecoderConfig, at
 from onward.config.ranges import Size, SizeOrZero
 from onward.model.calls import CountedCalls, Device, Kept, Shapes, tried

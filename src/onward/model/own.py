@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.base.errors import UserError
-from onward.base.fields import own_parts
+from onward.base.own import own_parts
 from onward.config.decoder import DecoderConfig, at, each
 from onward.config.part_types import States
 from onward.model.cache import CacheView, KVCache

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from onward.base.fields import own_parts
+from onward.base.own import own_parts
 from onward.config.decoder import Attention, DecoderConfig, at
 from onward.model.experts import ExpertsModule
 from onward.planning.counted import counted

@@ -1,6 +1,5 @@
 """Optimizers of libraries and of one's own, "module:Class", and the bytes of their state, by running a step of them."""
 
-import importlib
 import math
 from functools import cache
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from torch import nn
 
 from onward.base.errors import UserError
+from onward.base.own import named
 
 PRIMES = 31, 37, 41, 43, 47  # sizes that stand for larger ones
 
@@ -16,14 +16,8 @@ PRIMES = 31, 37, 41, 43, 47  # sizes that stand for larger ones
 def library_class(name: str) -> type[torch.optim.Optimizer]:
     """Return the optimizer class named by "module:Class". Raises a UserError if it cannot be imported, or is not an
     optimizer."""
-    module, _, attribute = name.partition(":")
-    if not (module and attribute):
-        raise UserError(f"optimizer is {name!r}: choose adamw, muon, or a library's class, such as torch.optim:NAdam")
-    try:
-        cls = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
-        raise UserError(f"the optimizer {name} cannot be imported: {error}") from None
-    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
+    cls, arguments = named("optimizer", name, "choose adamw, muon, or a library's class, such as torch.optim:NAdam")
+    if arguments or not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise UserError(f"{name} is not an optimizer: name a class that is a torch.optim.Optimizer")
     return cls
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from onward.base.fields import own_parts
+from onward.base.own import own_parts
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, at
 from onward.model.build import build_block

@@ -186,7 +186,7 @@ class Planned:
         yield line("weights", memory.weights, "4 bytes x parameters")
         yield line("gradients", memory.gradients, "4 bytes x parameters")
         per = {"adamw": "8 bytes x parameters: two moments", "muon": "4 bytes x matrices of blocks, 8 bytes x the rest"}
-        yield line("optimizer", memory.optimizer, per[self.optimizer])
+        yield line("optimizer", memory.optimizer, per.get(self.optimizer, f"a step of {self.optimizer}, run"))
         yield line("activations", memory.activations, "dry run: tensors that the forward saves for the backward")
         if memory.holes:
             yield line(
