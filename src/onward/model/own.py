@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.base.errors import UserError
@@ -170,7 +170,7 @@ def on(device: str, seed: int) -> Iterator[None]:
 def trial(config: DecoderConfig, seed: int) -> str:
     """Compare forwards of a decoder on random tokens; return what its parts break, and how to mend it, or ""."""
     with on("cpu", seed):
-        model = Decoder(config).eval()
+        model: Any = Decoder(config).eval()
         tokens = torch.randint(config.vocab_size, (2, ROWS, min(LENGTH, config.context_length)))
         initial = [parameter.clone() for parameter in model.parameters()]
         for parameter in model.parameters():
@@ -184,14 +184,14 @@ def trial(config: DecoderConfig, seed: int) -> str:
             for parameter, values in zip(model.parameters(), initial):
                 parameter.copy_(values)
             plain = model.hidden(tokens[0])
-        return Trial(model, *tokens, tolerance).broken(plain)
+        return Trial(model, tokens[0], tokens[1], tolerance).broken(plain)
 
 
 @dataclass(frozen=True)
 class Trial:
     """Forwards of one decoder on tokens (B, T), and on `others` (B, T), compared with a relative `tolerance`."""
 
-    model: nn.Module | Any
+    model: Any  # a Decoder, whose own modules compute what they like
     tokens: Tensor
     others: Tensor
     tolerance: float

@@ -184,7 +184,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
         """The names of the user's Python modules that must be imported before the run: `imports`, and the modules of an
         optimizer and a loss given as "module:NAME"."""
         named = (text.partition(":") for text in (self.optimizer, self.loss))
-        return (*self.imports, *(module for module, colon, _ in named if colon))
+        return (*dict.fromkeys((*self.imports, *(module for module, colon, _ in named if colon))),)
 
     @property
     def validation_interval(self) -> int:

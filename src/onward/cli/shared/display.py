@@ -30,6 +30,10 @@ REFRESH_SECONDS = 0.2
 SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that say more than the loss
 
 
+class NoSamples(UserWarning):
+    """Warns that a run continues no prompt, because parts of its decoder cannot generate."""
+
+
 class Display:
     """The progress of a run: on a terminal as a picture that is redrawn after steps, elsewhere as lines at each
     validation."""
@@ -131,7 +135,7 @@ def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
     try:
         engine = Engine(lm.model, rows=1, stop_token_ids=stops, allowed=allowed, slide=True, compile_after=None)
     except UserError as error:
-        warnings.warn(f"the run writes no samples: {error}", stacklevel=1)
+        warnings.warn(f"the run writes no samples: {error}", NoSamples, stacklevel=2)
         return ""
     answers = lm.submit(engine, [prompt], GenerationOptions(max_new_tokens=SAMPLE_TOKENS, temperature=0.8, seed=0))
     engine.finish()
