@@ -176,7 +176,9 @@ def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -
         raise UserError(f"two variants have the name {twice}: give each its own")
     seen = dict[tuple[Any, ...], str]()
     for variant in variants:
-        if (same := seen.setdefault(variant.identity(), variant.name)) != variant.name:
+        with naming(variant):
+            same = seen.setdefault(variant.identity(), variant.name)
+        if same != variant.name:
             raise UserError(
                 f"{same} and {variant.name} are the same configuration, whose runs would be equal: give one of them an "
                 "option that differs"
