@@ -178,6 +178,22 @@ def test_entries_of_own_attention_are_found_and_need_no_declaration() -> None:
     assert [len(layer.entries) for layer in KVCache(other.config, 1, 4).layers] == [3, 3]
 
 
+def test_packed_documents_of_own_parts_are_those_alone() -> None:
+    model = decoder(made(often, n_kv_heads=2))
+    tokens = token_ids(model.config, rows=1)
+    packed = model(tokens, torch.cat([torch.arange(5), torch.arange(7)])[None])
+    assert_close(packed, torch.cat([model(tokens[:, :5]), model(tokens[:, 5:])], 1))
+
+
+def divided(self: Any, x: Tensor, context: AttentionContext) -> Tensor:
+    return self.rest(x, context, previous(x[:, :2], context).repeat(1, 2, 1))
+
+
+def test_earlier_tokens_are_refused_where_processes_divide_them() -> None:
+    with pytest.raises(UserError, match="Cannot read earlier tokens of 4 in a process that has 2 of them"):
+        Decoder(made(divided))(torch.zeros(1, 4, dtype=torch.int64))
+
+
 def test_trial_leaves_the_random_numbers_as_they_were() -> None:
     torch.manual_seed(5)
     before = torch.rand(1)

@@ -13,8 +13,20 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from onward.base.errors import UserError
 from onward.model.context import AttentionContext
 from onward.model.recurrent.carried import Carried
+
+
+def carried_by(context: AttentionContext, x: Tensor) -> Carried:
+    """Return what a part carries from token to token of x (B, T, ...). Raises a UserError if processes divide the
+    tokens of a text, of which each has only some."""
+    if x.size(1) != context.num_tokens:
+        raise UserError(
+            f"Cannot read earlier tokens of {context.num_tokens} in a process that has {x.size(1)} of them, because the "
+            "axes context and tensor of a mesh divide tokens: use context=1 and tensor=1"
+        )
+    return Carried.of(context)
 
 
 def previous(x: Tensor, context: AttentionContext, distance: int = 1) -> Tensor:
@@ -25,7 +37,7 @@ def previous(x: Tensor, context: AttentionContext, distance: int = 1) -> Tensor:
     ...     y = self.attn_norm(x)
     ...     return x + self.attn(y + self.mix * (previous(y, context) - y), context)
     """
-    carried, length = Carried.of(context), x.size(1)
+    carried, length = carried_by(context, x), x.size(1)
     empty = x.new_zeros(len(x), distance, *x.shape[2:])
     inputs = torch.cat([carried.before("previous", empty), x], 1)
     if carried.call is not None:
@@ -51,7 +63,7 @@ def scan(
     ...     step = lambda sums, new: (sums + new, (sums + new)[:, :-1] / (sums + new)[:, -1:])
     ...     return x + scan(context, step, x.new_zeros(len(x), x.size(2) + 1), torch.cat([x, ones], -1))
     """
-    carried = Carried.of(context)
+    carried = carried_by(context, inputs[0])
     state, states, outputs = carried.before("scan", empty), [], []
     for t in range(inputs[0].size(1)):
         if carried.documents is not None:
