@@ -23,8 +23,8 @@ def carried_by(context: AttentionContext, x: Tensor) -> Carried:
     tokens of a text, of which each has only some."""
     if x.size(1) != context.num_tokens:
         raise UserError(
-            f"Cannot read earlier tokens of {context.num_tokens} in a process that has {x.size(1)} of them, because the "
-            "axes context and tensor of a mesh divide tokens: use context=1 and tensor=1"
+            f"Cannot read earlier tokens of {context.num_tokens} in a process that has {x.size(1)} of them, because "
+            "the axes context and tensor of a mesh divide tokens: use context=1 and tensor=1"
         )
     return Carried.of(context)
 
