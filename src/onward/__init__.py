@@ -240,4 +240,11 @@ def define_kinds() -> None:
     modules()
 
 
-handed.describe, handed.define_kinds = describe, define_kinds
+def tried(config: object) -> object:
+    """What each layer of a decoder with parts from outside the package keeps; see `model/own.py`."""
+    from onward.model.own import tried
+
+    return tried(config)  # type: ignore[arg-type]
+
+
+handed.describe, handed.define_kinds, handed.tried = describe, define_kinds, tried

@@ -1,5 +1,6 @@
 """onward doctor: what it is pointed at, what it refuses, and what it prints."""
 
+import importlib
 import json
 import re
 import sys
@@ -9,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from onward import UserError, doctor
+from onward import Block, Decoder, LanguageModel, UserError, doctor, save, train_tokenizer
 from onward.cli import main
 from onward.inspection.doctor.isolated import examine_apart
 from onward.inspection.doctor.target import subjects_of
 
+from support.decoders import config
 from support.pages import Page
 from support.planted import EXAMPLE, GPT, model_of
 
@@ -104,6 +106,37 @@ def test_command_finds_the_planted_bug(tmp_path: Path, capfd: pytest.CaptureFixt
     assert not written.open
     assert all(row["what"] in written.text and row["how"] in written.text for row in rows)
     assert all(row["mend"] in written.text and row["where"] in written.text for row in failed.values())
+
+
+OWN = """
+from dataclasses import dataclass
+import onward
+from onward.model import PreNormModule, build_branches
+
+class Module(PreNormModule):
+    def forward(self, x, context):
+        return super().forward(x + x.roll(1, 1) * (x.size(1) > 1), context)
+
+@dataclass(frozen=True)
+class Rolled(onward.Block, kind="rolled"):
+    def build(self, config, layer):
+        return Module(*build_branches(config, layer))
+"""
+
+
+def test_process_of_the_checks_imports_the_parts_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Block, "kinds", dict(Block.kinds))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rolled_parts.py").write_text(OWN)
+    tokenizer = train_tokenizer("byte", [])
+    block = importlib.import_module("rolled_parts").Rolled()
+    model = Decoder(config(vocab_size=tokenizer.vocab_size, block=block))
+    save(LanguageModel(model, tokenizer), tmp_path / "saved")
+    rows = examine_apart({"target": "saved", "imports": ["rolled_parts"]}, seconds=120, gigabytes=16)
+    (cached,) = (row for row in rows if row["check"] == "cached")
+    assert cached["status"] == "failed"
+    assert "Cannot generate with Rolled, because" in cached["what"]
 
 
 @pytest.mark.long

@@ -8,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from onward import Decoder, DecoderConfig, GatedDeltaNet, KVCache, SelfAttention
 from onward.config.decoder import at, each
-from onward.config.latent_parts import index_flops
 from onward.families import presets
 from onward.planning import (
     active_parameters,
@@ -19,7 +18,7 @@ from onward.planning import (
     training_flops,
     weight_flops,
 )
-from onward.planning.flops import mean_keys
+from onward.planning.flops import layer_flops, mean_keys
 from onward.planning.parameters import parameters
 
 from support.decoders import DECODERS, config
@@ -44,10 +43,7 @@ WITH_STATES = {name for name, c in DECODERS.items() if any(part.states(c) for pa
 @pytest.mark.parametrize("name", sorted(DECODERS.keys() - WITH_STATES))
 def test_operations_of_a_forward_are_those_counted(name: str) -> None:
     decoder = DECODERS[name]
-    parts = [at(decoder.attention, layer) for layer in range(decoder.n_layers)]
-    attention = sum(
-        8 * (part.key_flops(decoder) + index_flops(part)) for part in parts
-    )  # all 8 keys, as the counter does
+    attention = sum(8 * (index + pair) for *_, index, pair in layer_flops(decoder))  # all 8 keys, as the counter does
     assert 8 * (weight_flops(decoder) + attention) == counted(Decoder(decoder).eval(), 8)
 
 

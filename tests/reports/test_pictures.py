@@ -1,6 +1,7 @@
 """Pictures: every format of them, panels that show their numbers, and ideas as the model computes them."""
 
 import base64
+import io
 import json
 import re
 import struct
@@ -19,7 +20,9 @@ from onward.families import preset
 from onward.planning.parameters import modules
 from onward.reports import IDEAS, ColorScale, Picture, bars, cells, curves
 from onward.reports.pictures.diagram import block, rows_of
-from onward.reports.pictures.picture import in_rows
+from onward.reports.pictures.numbers import latex_of
+from onward.reports.pictures.pdf import ZOOM, unfiltered
+from onward.reports.pictures.picture import in_rows, png_of
 
 from support.pages import HOSTILE, Page
 
@@ -193,6 +196,52 @@ def test_command_draws_in_the_terminal_and_writes_files(tmp_path: Path, capsys: 
     assert "#fcfbf9" not in svg
 
 
+def test_pdf_is_a_page_with_the_pixels_of_the_png(tmp_path: Path) -> None:
+    pypdf = pytest.importorskip("pypdf")
+    picture = IDEAS["mask"]()
+    picture.write(tmp_path / "x.pdf")
+    (page,) = pypdf.PdfReader(tmp_path / "x.pdf", strict=True).pages
+    width, height = map(float, re.search(r'width="([\d.]+)" height="([\d.]+)"', picture.svg()).groups())
+    assert [float(side) for side in page.mediabox[2:]] == pytest.approx([0.75 * width, 0.75 * height], abs=0.3)
+    pillow = pytest.importorskip("PIL.Image")
+    png = png_of(picture.svg("light"), ZOOM, "white")
+    assert page.images[0].image.tobytes() == pillow.open(io.BytesIO(png)).convert("RGB").tobytes()
+
+
+@pytest.mark.parametrize("filters", [(0, 0, 0), (1, 2, 3), (4, 4, 4), (3, 4, 1)])
+def test_every_filter_of_a_png_is_undone(filters: tuple[int, ...]) -> None:
+    wanted = np.random.default_rng(0).integers(0, 256, (3, 5, 3))
+    padded = np.pad(wanted, ((1, 0), (1, 0), (0, 0)))
+    left, above, corner = padded[1:, :-1], padded[:-1, 1:], padded[:-1, :-1]
+    near = [left, above, corner]
+    distance = np.stack([abs(left + above - corner - one) for one in near])
+    paeth = np.choose(distance.argmin(0), near)
+    predicted = np.stack([0 * left, left, above, (left + above) // 2, paeth])[[*filters], range(3)]
+    assert np.array_equal(unfiltered(np.array(filters, np.uint8), (wanted - predicted).astype(np.uint8)), wanted)
+
+
+FORMS = {  # a panel, and rows of its numbers
+    "cells": (cells("c", np.eye(2), ["a", "b"], ["x", "y"]), ["c,a,x,1.0", "c,a,y,0.0"]),
+    "curves": (curves("c", [1, 2], {"loss": [3.0, 4.0]}, x_name="step"), ["c,loss,1,3.0", "c,loss,2,4.0"]),
+    "bars": (bars("c", {"one, two": 0.5}), ['c,"one, two",,0.5']),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_numbers_of_a_picture_are_rows_of_a_csv(form: str, tmp_path: Path) -> None:
+    panel, rows = FORMS[form]
+    Picture("", "", [panel]).write(tmp_path / "x.csv")
+    assert (tmp_path / "x.csv").read_text().splitlines()[: 1 + len(rows)] == ["panel,row,column,value", *rows]
+
+
+def test_table_in_latex_escapes_its_texts() -> None:
+    table = latex_of([{"a_b": "1,000", "name": "50 % & {x}"}, {"a_b": "+2.5", "name": "~^\\"}])
+    assert r"\begin{tabular}{rl}" in table
+    assert r"a\_b & name \\" in table
+    assert r"1,000 & 50 \% \& \{x\} \\" in table
+    assert r"+2.5 & \textasciitilde{}\textasciicircum{}\textbackslash{} \\" in table
+
+
 def test_png_is_twice_the_size_of_the_svg(tmp_path: Path) -> None:
     picture = IDEAS["mask"]()
     width, height = map(float, re.search(r'width="([\d.]+)" height="([\d.]+)"', picture.svg()).groups())
@@ -207,7 +256,7 @@ MISTAKES = {
     "draw samplers --logits 2,1,nan,0": "give 4 to 1000 finite numbers",
     "draw samplers --logits 2,1,0": "give 4 to 1000 finite numbers",
     "draw mask gpt2": "gpt2 is one argument too many: onward draw mask takes no model",
-    "draw mask --out {folder}/x.bmp": "x.bmp: choose a name that ends in .svg, .png, .html or .json",
+    "draw mask --out {folder}/x.bmp": "x.bmp: choose a name that ends in .svg, .pdf, .png, .html, .json or .csv",
     "draw mask --out {folder}": "choose a name that ends in",
     "draw mask --out {folder}/a/file/x.svg": "cannot write",
     "draw block nosuch": "nosuch",

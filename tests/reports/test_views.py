@@ -206,7 +206,7 @@ COMMANDS = {
     "'lense' is not a view: did you mean lens?": ["The cat", "lense"],
     "onward inspect takes a text and a view": ["The cat"],
     "onward inspect takes a text and a view (": ["The cat", "lens", "more"],
-    "x.gif: choose a name that ends in .svg, .png, .html or .json": ["The cat", "lens", "--out", "x.gif"],
+    "x.gif: choose a name that ends in .svg, .pdf, .png, .html, .json or .csv": ["The cat", "lens", "--out", "x.gif"],
     "--top-p is 2.0": ["The cat", "next", "--top-p", "2"],
     "the nearest are": ["names", "blocks.9.*"],
     "nothing.txt does not exist": ["features", "nothing.txt"],

@@ -53,6 +53,7 @@ from onward import (
 )
 
 from support.devices import on_device
+from support.own_parts import MeansBlock, ShiftedBlock, TwiceBlock
 
 LENGTH = 12  # context_length of all
 
@@ -281,6 +282,13 @@ DECODERS = {
         ),
     ),
     "short convolution": config(n_layers=3, attention=(ShortConvolution(), SelfAttention(), ShortConvolution(2, True))),
+    "own parts": config(
+        n_layers=4,
+        n_kv_heads=2,
+        block=(TwiceBlock(), ShiftedBlock(), MeansBlock(), TwiceBlock()),
+        attention=(SelfAttention(), SelfAttention(window=4), SelfAttention(), GatedDeltaNet(n_heads=2, d_key=6)),
+    ),
+    "own block": config(block=TwiceBlock(), attention=(SelfAttention(window=4), SelfAttention())),
     "everything about scores": config(
         position=(Alibi(), Rotary()),
         n_heads=6,

@@ -106,7 +106,9 @@ def test_a_process_refused_between_start_and_training_does_not_end_the_run(
     run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
     named = (run.folder / LOCK).read_text()
     words = ["--out", str(run.folder), "--steps", "2", *SMALL.split()]
-    assert f"another process trains in {run.folder} (process {os.getpid()} on " in refusal(capsys, str(story_file), *words)
+    assert f"another process trains in {run.folder} (process {os.getpid()} on " in refusal(
+        capsys, str(story_file), *words
+    )
     list(run.train(stop=lambda: run.step == 2))
     assert not is_running(run.folder)
     assert "holds a run already" in refusal(capsys, str(story_file), *words)

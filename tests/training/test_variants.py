@@ -1,5 +1,6 @@
 """Variants are trained under equal conditions, none is trained twice, and noise is told from a difference."""
 
+import csv
 import json
 import re
 import signal
@@ -97,6 +98,13 @@ def test_command_compares_and_says_whether_the_difference_is_noise(
     assert "worse" in said.out or "two seeds are too few to tell" in said.out
     assert "4 of 4: still, seed 1" in said.err
     assert (tmp_path / "runs/compare.svg").read_text().startswith("<svg")
+    assert (tmp_path / "runs/compare.pdf").read_bytes().startswith(b"%PDF")
+    table = (tmp_path / "runs/compare.md").read_text().splitlines()
+    assert [line.split(" | ")[0] for line in table] == ["| variant", "| ---", "| plain", "| still"]
+    assert "seeds differ by & parameters & tokens & seconds" in (tmp_path / "runs/compare.tex").read_text()
+    rows = [*csv.DictReader((tmp_path / "runs/compare.csv").open())]
+    assert float(rows[1]["difference mean"]) == pytest.approx(float(rows[1]["mean"]) - float(rows[0]["mean"]))
+    assert {row["row"] for row in csv.DictReader((tmp_path / "runs/compare-curves.csv").open())} == {"plain", "still"}
     assert main([*command, "--json"]) == 0
     first, second = json.loads(capsys.readouterr().out)["variants"]
     assert second["mean"] > first["mean"]
@@ -126,9 +134,13 @@ WRONG = {
     "compare {} --variant a --variant b": "no length of training is given",
     "compare {} --steps 3 --tokens 9 --variant a --variant b": "--steps and --tokens are both given",
     "compare {} --steps 0 --variant a --variant b": "--steps is '0': write a positive number",
-    "compare {} --tokens 3 --variant a --variant b": "a: tokens is 3, less than the",
+    "compare {} --tokens 3 --variant a --variant b:clip=2": "a: tokens is 3, less than the",
     "compare {} --steps 3 --variant a --variant b:lr=3": "lr is not an option of `onward train`: did you mean",
     "compare {} --steps 3 --variant a --variant b:model.n_heads=3": "b: d_model 128 is not divisible by n_heads 3",
+    "compare {} --steps 3 --variant a --variant b:optimizer=adamw": "a and b are the same configuration",
+    "compare {} --steps 3 --variant a --variant b:clip=2 --variant c:clip=2.0": "b and c are the same configuration",
+    "compare {} --steps 3 --variant a --variant alibi,model.position=alibi": "alibi,model.position=alibi' has a =",
+    "compare {} --steps 3 --variant a --variant b:loss=nowhere:focal": "there is no module nowhere",
     "compare {} --steps 3 --variant a --variant a": "two variants have the name a",
     "compare {} --steps 3 --variant a --variant b:validation=none": "b: validation is none",
     "compare {} --steps 3 --variant a --variant b:sources=x.txt": "a and b differ in sources",
@@ -297,6 +309,7 @@ OWN_PART = """
 from dataclasses import dataclass
 
 from onward.config.decoder import SelfAttention
+from onward.training import CrossEntropy
 
 
 @dataclass(frozen=True)
@@ -304,6 +317,11 @@ class Own(SelfAttention, kind="own_attention"):
     \"\"\"Self-attention by another name.\"\"\"
 
     scale: float | None = 0.5  # of the scores
+
+
+def halved(model, batch):
+    loss, reported = CrossEntropy()(model, batch)
+    return loss / 2, reported
 """
 
 
@@ -336,10 +354,12 @@ def test_variants_tell_every_field_in_which_they_differ(
 ) -> None:
     command = ["compare", *words(story_file, "--steps", "2", "--seeds", "1", "--out", "runs"), "--import"]
     command += ["own_attention", "--variant", "base", "--variant", "own: model.attention=own_attention"]
-    command += ["--variant", "wide: model.d_model=32 clip=2", "--json"]
+    command += ["--variant", "wide: model.d_model=32 clip=2", "--variant", "half: loss=own_attention:halved", "--json"]
     assert main(command) == 0
     said = capsys.readouterr()
-    base, own, wide = json.loads(said.out)["variants"]
+    base, own, wide, half = json.loads(said.out)["variants"]
+    assert half["differs"] == ["loss  -> own_attention:halved"]
+    assert half["mean"] != base["mean"]
     assert base["differs"] == []
     assert {text.split()[0] for text in own["differs"]} == {"attention", "attention.scale"}
     assert wide["differs"] == [

@@ -7,3 +7,4 @@ if TYPE_CHECKING:
 
 describe: "Callable[[object], str | None]" = lambda value: None  # an object as HTML, for a notebook
 define_kinds: "Callable[[], object]" = lambda: None  # defines all kinds of parts, those of families included
+tried: "Callable[[object], object]" = lambda config: config  # what the layers of a decoder with own parts keep

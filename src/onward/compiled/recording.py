@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from onward.compiled.interface import NotCompilable, StepShape
 from onward.model.adapters import Selection
 from onward.model.cache import CacheView, KVCache
+from onward.model.calls import CallLayerCache, by_call
 from onward.model.layer_cache import SCALE, CacheEntry, LayerCache, SlotIndices
 from onward.model.mask import AttentionMask
 from onward.model.states import StateIndices, StateLayerCache, StateSlots
@@ -252,7 +253,9 @@ def record_step(
     recorder, view = Recorder(), cache.view(0, shape[0])
     layers = list[LayerCache]()
     for index, layer in enumerate(view.layers):
-        base = RecordedLayer(layer.entries, layer.window, layer.wraps, index=index, recorder=recorder)
+        recorded = RecordedLayer(layer.entries, layer.window, layer.wraps, index=index, recorder=recorder)
+        called = isinstance(layer.base if isinstance(layer, StateLayerCache) else layer, CallLayerCache)
+        base: LayerCache = by_call([recorded])[0] if called else recorded
         if isinstance(layer, StateLayerCache):
             given = {name: getattr(layer, name) for name in ("entries", "window", "states", "rows", "leads")}
             layers.append(RecordedStates(**given, base=base, index=index, recorder=recorder))

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from onward.model.norms import LayerNormModule
     from onward.model.positions import LearnedPositionModule, SinusoidalPositionModule
+    from onward.model.recurrent.earlier import previous, scan
     from onward.model.recurrent.layers import GatedDeltaNetModule, Mamba2Module, ShortConvolutionModule
 else:
     from onward.base.public import lazily
@@ -66,4 +67,6 @@ __all__ = [
     "build_mlp",
     "build_norm",
     "layer_norms",
+    "previous",
+    "scan",
 ]

@@ -12,37 +12,39 @@ from torch import Tensor
 
 from onward.base.arguments import checked, explained
 from onward.base.device import known_device
-from onward.config.decoder import DecoderConfig, at, each
+from onward.base.own import own_parts
+from onward.config.decoder import DecoderConfig, at
 from onward.config.ranges import Size, SizeOrZero
+from onward.model.calls import CountedCalls, Device, Kept, Shapes, tried
 from onward.model.layer_cache import SCALE, LayerCache
 from onward.model.no_states import NoStates
 from onward.model.states import RowStates
 
 
+def kept_by(config: DecoderConfig) -> list[Kept]:
+    """Return what each layer keeps: as its attention declares it or, with parts from outside the package, found."""
+    parts = [at(config.attention, layer) for layer in range(config.n_layers)]
+    return tried(config) if own_parts(config) else [Kept(p.window, p.entries(config), p.states(config)) for p in parts]
+
+
 def empty_entries(
-    config: DecoderConfig,
-    layer: int,
-    size: tuple[int, int],
-    quantized: bool,
-    device: torch.device | str | None,
-    dtype: torch.dtype | None,
+    shapes: Shapes, size: tuple[int, int], quantized: bool, device: Device, dtype: torch.dtype | None
 ) -> dict[str, Tensor]:
     """Allocate the cache entries of a layer, each (*size, ...), where `size` is (rows, slots) or (blocks, block size);
     quantized, they are int8 codes with scales (*size, ..., 1)."""
     dtype, entries = dtype or torch.get_default_dtype(), {}
-    for name, shape in at(config.attention, layer).entries(config).items():
+    for name, shape in shapes.items():
         entries[name] = torch.zeros(*size, *shape, device=device, dtype=torch.int8 if quantized else dtype)
         if quantized:
             entries[name + SCALE] = torch.zeros(*size, *shape[:-1], 1, device=device, dtype=dtype)
     return entries
 
 
-def row_states(
-    config: DecoderConfig, rows: int, keep: int, device: torch.device | str | None, dtype: torch.dtype | None
-) -> NoStates:
+def row_states(kept: list[Kept], rows: int, keep: int, device: Device, dtype: torch.dtype | None) -> NoStates:
     """Allocate the states of all layers, or none if no layer has one."""
-    has_states = any(part.states(config) for part in each(config.attention))
-    return RowStates.empty(config, rows, keep, device, dtype) if has_states else NoStates()
+    if any(layer.states for layer in kept):
+        return RowStates.empty(kept, rows, keep, device, dtype)
+    return CountedCalls() if kept[0].own else NoStates()
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,10 +78,9 @@ class KVCache:
     tokens before it: a row can be rolled back by that many, padding included. Beyond, on a CPU, a call raises a
     UserError. A call whose padding is longer must say in `view` how many tokens each row has.
 
-    `rope_length` (rows,) is the number of tokens for which the rotary positions of each row are scaled, by dynamic NTK
-    or LongRoPE; other scalings ignore it. It is `length` by default, may be set when a row is given to a request, and
-    must not change while the row is continued. An Engine sets it to the number of tokens of the row, and computes the
-    row again when the scaling changes.
+    `rope_length` (rows,) is the number of tokens for which dynamic NTK or LongRoPE scale the rotary positions of each
+    row, by default `length`. It must not change while a row is continued. An Engine sets it to the tokens of the row,
+    and computes the row again when the scaling changes.
 
     >>> cache = KVCache(config, rows=1, length=16, chunk=8)
     >>> logits = model(tokens, positions, cache)
@@ -97,7 +98,7 @@ class KVCache:
         step: SizeOrZero = 0,
         keep: SizeOrZero = 0,
         quantized: bool = False,
-        device: torch.device | str | None = None,
+        device: Device = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         device = known_device(device) if device else None
@@ -106,14 +107,13 @@ class KVCache:
         self.rope_length = torch.full((rows,), length, device=device)
         self.layers: list[LayerCache] = []
         self.max_slots: list[int] = []  # the final number of slots of each layer
-        for layer in range(config.n_layers):
-            window = at(config.attention, layer).window
-            most = chunk + (min(window, length) if window else length)
+        for layer in (kept := kept_by(config)):
+            most = chunk + (min(layer.window, length) if layer.window else length)
             slots = min(step or most, most)
-            entries = empty_entries(config, layer, (rows, slots), quantized, device, dtype)
-            self.layers.append(LayerCache(entries, window, slots >= most or not entries))
+            entries = empty_entries(layer.entries, (rows, slots), quantized, device, dtype)
+            self.layers.append(LayerCache(entries, layer.window, slots >= most or not entries))
             self.max_slots.append(most)
-        self.states = row_states(config, rows, keep, device, dtype)
+        self.states = row_states(kept, rows, keep, device, dtype)
 
     @property
     def rows(self) -> int:
@@ -146,7 +146,7 @@ class KVCache:
         last = most if length is None else min(length, most)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
         states = self.states
-        if isinstance(states, RowStates):
+        if isinstance(states, RowStates | CountedCalls):
             states = states.view(slice(start, end), counts)
             layers = states.beside(layers)
         length = min(self.length, self.capacity, last)

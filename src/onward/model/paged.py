@@ -15,9 +15,9 @@ from torch import Tensor
 from onward.base.arguments import checked
 from onward.base.device import known_device
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, at
+from onward.config.decoder import DecoderConfig
 from onward.config.ranges import Size, SizeOrZero
-from onward.model.cache import KVCache, empty_entries, row_states
+from onward.model.cache import KVCache, empty_entries, kept_by, row_states
 from onward.model.layer_cache import LayerCache, SlotIndices
 
 NULL_BLOCK = 0  # the entry of a block table where a row has no block; the null block holds zeros and is never written
@@ -99,10 +99,9 @@ class PagedKVCache(KVCache):
         self.num_blocks: dict[int, int] = {}  # by window, without the null block and the one for padding
         self.tables: dict[int, Tensor] = {}  # block tables (rows, P), by window
         self.layers, self.max_slots = [], []  # it does not grow
-        for layer in range(config.n_layers):
-            attention = at(config.attention, layer)
-            window = attention.window
-            if not attention.entries(config):
+        for layer in (kept := kept_by(config)):
+            window = layer.window
+            if not layer.entries:
                 self.layers.append(LayerCache({}, window))
                 continue
             if window not in self.tables:
@@ -110,9 +109,9 @@ class PagedKVCache(KVCache):
                 self.num_blocks[window] = min(blocks, limit)
                 self.tables[window] = torch.full((rows, columns), NULL_BLOCK, device=device)
             size = self.num_blocks[window] + 2, block_size  # with the null block and the one for padding
-            entries = empty_entries(config, layer, size, quantized, device, dtype)
+            entries = empty_entries(layer.entries, size, quantized, device, dtype)
             self.layers.append(PagedLayerCache(entries, window, table=self.tables[window]))
-        self.states = row_states(config, rows, keep, device, dtype)
+        self.states = row_states(kept, rows, keep, device, dtype)
 
     def narrow(self, cache: LayerCache, rows: slice, slots: int) -> LayerCache:
         if not cache.entries:

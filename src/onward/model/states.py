@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from onward.base.errors import UserError
-from onward.config.decoder import DecoderConfig, at
+from onward.model.calls import CallSlots, Device, Kept, by_call
 from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.no_states import NoStates, Snapshot
 
@@ -47,35 +47,35 @@ class RowStates(NoStates):
     layers: Sequence[dict[str, Tensor]] = field()  # without the default of a cache without states
     held: Tensor  # (rows, K + 1), the position after which the state in each slot stands; < 0: no state
     counts: Tensor | None = None  # (B,), tokens of each row in the next call, the others are padding; None: all
+    own: bool = False  # whether a part is from outside the package: its calls are counted
     call: StateIndices | None = None  # what the current call reads and writes
 
     @staticmethod
-    def empty(
-        config: DecoderConfig, rows: int, keep: int, device: torch.device | str | None, dtype: torch.dtype | None
-    ) -> RowStates:
+    def empty(kept: Sequence[Kept], rows: int, keep: int, device: Device, dtype: torch.dtype | None) -> RowStates:
         """Allocate the states of a cache of `rows` rows, which can be rolled back by `keep` positions; `dtype` is that
         of states without one of their own."""
-        layers: list[dict[str, Tensor]] = []
-        for layer in range(config.n_layers):
+        layers, usual = list[dict[str, Tensor]](), dtype or torch.get_default_dtype()
+        for layer in kept:
             layers.append({})
-            for name, (shape, own) in at(config.attention, layer).states(config).items():
-                usual = dtype or torch.get_default_dtype()
+            for name, (shape, own) in layer.states.items():
                 exact = torch.promote_types(usual, getattr(torch, own)) if own else usual
                 layers[-1][name] = torch.zeros(rows, keep + 1, *shape, device=device, dtype=exact)
-        return RowStates(layers, torch.full((rows, keep + 1), -1, device=device))
+        return RowStates(layers, torch.full((rows, keep + 1), -1, device=device), own=kept[0].own)
 
     def __bool__(self) -> bool:
         return True
 
     def view(self, rows: slice, counts: Tensor | None) -> RowStates:
         """Return the states of some rows; `counts` (B,) is how many tokens of each are no padding in the next call."""
-        return RowStates([{n: t[rows] for n, t in layer.items()} for layer in self.layers], self.held[rows], counts)
+        layers = [{n: t[rows] for n, t in layer.items()} for layer in self.layers]
+        return RowStates(layers, self.held[rows], counts, self.own)
 
     def nbytes(self) -> int:
         return sum(t.nbytes for layer in self.layers for t in layer.values())
 
     def beside(self, layers: list[LayerCache]) -> list[LayerCache]:
         """Return the caches of the layers together with their states, for one view of the cache."""
+        layers = by_call(layers) if self.own else layers
         first = next((i for i, states in enumerate(self.layers) if states), 0)
         return [
             StateLayerCache(c.entries, c.window, c.wraps, c.table, base=c, states=states, rows=self, leads=i == first)
@@ -154,7 +154,7 @@ class RowStates(NoStates):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class StateSlots(SlotIndices):
+class StateSlots(CallSlots):
     """The slots of keys and values, and those of states, that one call reads and writes in a layer with states."""
 
     states: StateIndices
@@ -179,6 +179,10 @@ class StateLayerCache(LayerCache):
 
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
         return self.base.update(name, vectors, indices)
+
+    def before(self, name: str, call: StateIndices, empty: Tensor) -> Tensor:
+        """Return `read` in the dtype and shape of `empty`, (B, ...)."""
+        return self.read(name, call).view_as(empty).to(empty.dtype)
 
     def read(self, name: str, call: StateIndices) -> Tensor:
         """Return the state `name` of each row before the first token of this call, (B, ...)."""

@@ -22,6 +22,7 @@ from onward.planning.memory import (
     ORTHOGONAL,
     TrainingMemory,
     cache_bytes,
+    optimizer_bytes,
     training_memory,
     weight_bytes,
 )
@@ -110,6 +111,8 @@ def device_memory(
     if optimizer == "muon":
         transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(param_groups, mesh.stage))
     state = 8 * trained - (4 * matrices if optimizer == "muon" else 0)
+    if ":" in optimizer:
+        state = optimizer_bytes(config, optimizer) * trained // parameters(config)
     return TrainingMemory(
         4 * local, 4 * trained, state, activations, dry.loss.peak, transient, int(holes * transient), gathered
     )

@@ -102,7 +102,7 @@ class Shortened(TorchFunctionMode):
                 ones = (torch.ones_like(args[0]),)
                 return _engine_run_backward(args, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
         result = func(*args, **(kwargs or {}))
-        return result[:CHUNKS] if func is Tensor.chunk else result
+        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # of a loss: over its tokens
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:

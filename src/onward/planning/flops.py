@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from onward.config.decoder import DecoderConfig, at
+from onward.base.own import own_parts
+from onward.config.decoder import Attention, DecoderConfig, at
 from onward.config.latent_parts import index_flops, most_keys
 from onward.model.experts import ExpertsModule
+from onward.planning.counted import counted
 from onward.planning.parameters import modules
 
 NO_PRODUCTS = "embed.", "position.", "layer_inputs.embed."  # tables, of which tokens read rows
@@ -40,6 +42,11 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
         for name, numbers in sized(module):
             total = sums.setdefault(name, [0, 0, 0])
             sums[name] = [a + count * b for a, b in zip(total, numbers)]
+    if own_parts(config):
+        sums = {name: [*numbers[:2], 0] for name, numbers in sums.items()}
+        for path, flops in counted(config).modules.items():
+            sums.setdefault(kind_of(path, config), [0, 0, 0])[2] += flops
+        sums = {name: numbers for name, numbers in sums.items() if any(numbers)}
     order = {name: place for place, name in enumerate(ORDER)}
     return [PartSize(name, *sums[name]) for name in sorted(sums, key=lambda name: order.get(name, len(order)))]
 
@@ -59,6 +66,13 @@ def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
         owned = parameter.requires_grad and id(parameter) not in seen
         seen.add(id(parameter))
         yield kind, (parameter.numel() * owned, size * owned, 2 * size * is_matrix)
+
+
+def kind_of(path: str, config: DecoderConfig) -> str:
+    """The kind of component of a module of a decoder with parts from outside the package."""
+    blocks, _, rest = path.partition(".")
+    inside = rest.partition(".")[2] if blocks == "blocks" else path
+    return part_of(inside, path in counted(config).experts)
 
 
 def part_of(name: str, in_stack: bool) -> str:
@@ -83,10 +97,19 @@ def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) 
     or an indexer attends to at most as many, and recurrent layers change and read their states. `decoding` says that
     the keys are in a cache, so that latent attention works on its latents."""
     total = 0.0
-    for part in (at(config.attention, layer) for layer in range(config.n_layers)):
-        total += part.state_flops(config) + index_flops(part) * keys
-        total += part.key_flops(config, decoding) * min(keys, most_keys(part, config) or keys)
+    for part, states, index, pair in layer_flops(config, decoding):
+        total += states + index * keys + pair * min(keys, most_keys(part, config) or keys)
     return total
+
+
+def layer_flops(config: DecoderConfig, decoding: bool = False) -> list[tuple[Attention, int, int, int]]:
+    """Return for each layer its attention, the operations on its states for one token, those of an indexer for a key,
+    and those for a query and a key. With parts from outside the package, those on states are counted among the products
+    with weights, and those of an indexer among the pairs."""
+    parts = [at(config.attention, layer) for layer in range(config.n_layers)]
+    if own_parts(config):
+        return [(part, 0, 0, pair) for part, pair in zip(parts, counted(config).pairs)]
+    return [(part, part.state_flops(config), index_flops(part), part.key_flops(config, decoding)) for part in parts]
 
 
 def flops_per_token(config: DecoderConfig, keys: float) -> float:
@@ -98,9 +121,9 @@ def causal_attention_flops(config: DecoderConfig, length: int) -> float:
     """Count the operations per token of causal attention: the mean over a text of `length` tokens, each of which
     attends to itself and the tokens before it, within the window."""
     total = 0.0
-    for part in (at(config.attention, layer) for layer in range(config.n_layers)):
-        total += part.state_flops(config) + index_flops(part) * mean_keys(length)
-        total += part.key_flops(config) * mean_keys(length, most_keys(part, config), part.chunked)
+    for part, states, index, pair in layer_flops(config):
+        total += states + index * mean_keys(length)
+        total += pair * mean_keys(length, most_keys(part, config), part.chunked)
     return total
 
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 
-from onward.config.decoder import DecoderConfig, at
+from onward.config.decoder import DecoderConfig
 from onward.data.windows import Batch
 from onward.generation.cache.manager import CHUNK
 from onward.kernels.quantized import GROUP
 from onward.planning.dry import dry_step
-from onward.planning.parameters import modules, parameters, state_bytes
+from onward.planning.optimizers import state_of
+from onward.planning.parameters import kept, modules, parameters, state_bytes
 from onward.transforms.quantize import choose_layers
 
 HOLES = 0.28  # of activations, gradients and temporary tensors on a CPU: 0.14 to 0.41 were measured
@@ -60,10 +61,9 @@ def cache_bytes(
     `quantized` cache keeps int8 with one scale per vector, and recurrent layers keep the states of `keep` + 1
     positions."""
     total = (keep + 1) * state_bytes(config, dtype.itemsize)
-    for layer in range(config.n_layers):
-        part = at(config.attention, layer)
-        slots = chunk + (min(part.window, length) if part.window else length)
-        for shape in part.entries(config).values():
+    for layer in kept(config):
+        slots = chunk + (min(layer.window, length) if layer.window else length)
+        for shape in layer.entries.values():
             vectors = math.prod(shape[:-1])
             total += slots * vectors * (shape[-1] + dtype.itemsize if quantized else shape[-1] * dtype.itemsize)
     return rows * total
@@ -133,7 +133,11 @@ def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
 
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
-    """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks."""
+    """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks; for
+    "module:Class", those that a step of it makes."""
+    if ":" in optimizer:
+        each = [(count, p) for module, count in modules(config) for p in module.parameters() if p.requires_grad]
+        return sum(count * state_of(optimizer, tuple(parameter.shape)) for count, parameter in each)
     return 8 * parameters(config) - (4 * hidden_matrices(config).total() if optimizer == "muon" else 0)
 
 
@@ -149,9 +153,9 @@ def training_memory(
     holes: float = HOLES,
 ) -> TrainingMemory:
     """Compute the memory of training on batches of `rows` windows of `length` tokens, as a Trainer allocates it; `loss`
-    is the function of model and batch that it minimizes, `precision` such as "fp32" or "bf16", `optimizer` "adamw" or
-    "muon". With `recompute`, only the inputs of blocks are kept for the backward; `holes` is the memory lost to
-    fragmentation, as a share of activations, gradients and temporary tensors."""
+    is the function of model and batch that it minimizes, `precision` such as "fp32" or "bf16", `optimizer` "adamw",
+    "muon" or "module:Class". With `recompute`, only the inputs of blocks are kept for the backward; `holes` is the
+    memory lost to fragmentation, as a share of activations, gradients and temporary tensors."""
     dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
     gradients, transient = 4 * parameters(config), dry.step.peak
     if optimizer == "muon":

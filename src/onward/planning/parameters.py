@@ -7,11 +7,15 @@ from dataclasses import replace
 import torch
 from torch import nn
 
+from onward.base.own import own_parts
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, at
 from onward.model.build import build_block
+from onward.model.cache import kept_by
+from onward.model.calls import Kept
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
+from onward.model.own import known
 
 
 def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
@@ -73,19 +77,23 @@ def owner(path: list[str]) -> str:
     return "mlp" if path[0] == "mlp" and path[-1] != "router" else path[-1]
 
 
+def kept(config: DecoderConfig) -> list[Kept]:
+    """Return what each layer keeps of earlier tokens, without a trial of parts from outside the package."""
+    return known(config) if own_parts(config) else kept_by(config)
+
+
 def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
     """Compute the bytes that the KV cache needs for one more token of a row that has `length` tokens.
 
     For self-attention, n_kv_heads * (d_head + d_value) * bytes_per_number in each layer. A layer with a window needs
     none once the row is as long as the window.
     """
-    parts = (at(config.attention, layer) for layer in range(config.n_layers))
-    growing = (part for part in parts if not 0 < part.window <= length)
-    return bytes_per_number * sum(math.prod(shape) for part in growing for shape in part.entries(config).values())
+    growing = (layer for layer in kept(config) if not 0 < layer.window <= length)
+    return bytes_per_number * sum(math.prod(shape) for layer in growing for shape in layer.entries.values())
 
 
 def state_bytes(config: DecoderConfig, bytes_per_number: int = 2) -> int:
     """Compute the bytes of the states of one row at one position, those of recurrent layers: they do not depend on the
     row's length. States with a dtype of their own, fp32, take 4 bytes per number or more."""
-    states = [state for i in range(config.n_layers) for state in at(config.attention, i).states(config).values()]
+    states = [state for layer in kept(config) for state in layer.states.values()]
     return sum(math.prod(shape) * (max(4, bytes_per_number) if own else bytes_per_number) for shape, own in states)

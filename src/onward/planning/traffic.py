@@ -27,6 +27,7 @@ from onward.planning.device_memory import narrowed
 from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
 from onward.planning.dry import Shortened, computing_in, kinds_of_layers, reduced
 from onward.planning.memory import AUTOCAST
+from onward.planning.parameters import kept
 
 SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scatter", "send", "broadcast"
 
@@ -121,8 +122,7 @@ def of_replicas(param_groups: list[ParameterGroup], mesh: Mesh) -> Iterator[Coll
 def of_context(config: DecoderConfig, mesh: Mesh, width: int, again: int) -> Iterator[Collective]:
     """`width`: bytes of one element in all tokens of a batch; `again`: forwards in a step."""
     part = narrowed(config, mesh.tensor)
-    layers = (at(part.attention, layer).entries(part) for layer in range(part.n_layers))
-    entries = [math.prod(shape) for entries in layers for shape in entries.values()]
+    entries = [math.prod(shape) for layer in kept(part) for shape in layer.entries.values()]
     make, n, total = partial(Collective, "context"), mesh.context, width * sum(entries)
     yield make(GATHER, "keys and values", n, again * len(entries), again * total)
     yield make(SCATTER, "gradients of keys and values", n, len(entries), total)

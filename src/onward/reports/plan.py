@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from onward.base.own import own_parts
 from onward.config.decoder import DecoderConfig, at
 from onward.config.mesh import Mesh
 from onward.hub.names import size_of
@@ -122,8 +123,10 @@ class Planned:
         line = partial(number, "operations per token")
         config, count, active = self.config, parameters(self.config), active_parameters(self.config)
         products, attention = weight_flops(config), causal_attention_flops(config, self.context)
-        yield line("forward, products with weights", products, "2 x inputs x outputs of each matrix that a token uses")
-        yield line("forward, attention", attention, f"4 x heads x d_head x mean keys of {self.context:,} tokens")
+        by = "2 x inputs x outputs of each matrix that a token uses", "4 x heads x d_head"
+        by = ("counted by PyTorch in a dry run",) * 2 if own_parts(config) else by
+        yield line("forward, products with weights", products, by[0])
+        yield line("forward, attention", attention, f"{by[1]} x mean keys of {self.context:,} tokens")
         yield line("forward", products + attention, "their sum")
         again = (
             "4 x forward - head: blocks are recomputed"
@@ -186,7 +189,7 @@ class Planned:
         yield line("weights", memory.weights, "4 bytes x parameters")
         yield line("gradients", memory.gradients, "4 bytes x parameters")
         per = {"adamw": "8 bytes x parameters: two moments", "muon": "4 bytes x matrices of blocks, 8 bytes x the rest"}
-        yield line("optimizer", memory.optimizer, per[self.optimizer])
+        yield line("optimizer", memory.optimizer, per.get(self.optimizer, f"a step of {self.optimizer}, run"))
         yield line("activations", memory.activations, "dry run: tensors that the forward saves for the backward")
         if memory.holes:
             yield line(

@@ -45,6 +45,7 @@ class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
     optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; default: see preset, or adamw
+    loss: str = ""  # module:NAME, a function of (model, batch) or an onward.Loss; default: the cross-entropy
     learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
     mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts the rate to the model's width; 0: no muP
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
@@ -180,10 +181,10 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
 
     @property
     def modules(self) -> tuple[str, ...]:
-        """The names of the user's Python modules that must be imported before the run: `imports`, and the module of an
-        optimizer given as "module:Class"."""
-        module, colon, _ = self.optimizer.partition(":")
-        return (*self.imports, module) if colon else self.imports
+        """The names of the user's Python modules that must be imported before the run: `imports`, and the modules of an
+        optimizer and a loss given as "module:NAME"."""
+        named = (text.partition(":") for text in (self.optimizer, self.loss))
+        return (*dict.fromkeys((*self.imports, *(module for module, colon, _ in named if colon))),)
 
     @property
     def validation_interval(self) -> int:

@@ -29,6 +29,7 @@ class RunKeywords(TypedDict, total=False):
     experts: Literal["auto", "loop", "grouped"]
     mesh: str
     optimizer: str
+    loss: str
     learning_rate: float | None
     mup: int
     schedule: Literal["wsd", "cosine", "linear", "constant"]

@@ -15,7 +15,8 @@ from onward.training.inputs.beginning import begin
 from onward.training.inputs.examples import open_examples, prepare_examples
 from onward.training.inputs.record import read_config
 from onward.training.inputs.texts import Inputs, open_inputs, prepare_inputs
-from onward.training.step.loss import CrossEntropy, Loss
+from onward.training.step.loss import Loss
+from onward.training.step.own_loss import text_loss
 
 
 @dataclass(frozen=True)
@@ -31,15 +32,11 @@ class TrainingStage:
     loss: Callable[[Any], Loss]
 
 
-def cross_entropy(config: RunConfig) -> Loss:
-    return CrossEntropy.of(config)
-
-
 def unchanged(config: Any, folder: Path, model: Decoder, inputs: Inputs) -> tuple[Any, list[str]]:
     return config, []
 
 
-PRETRAINING = TrainingStage(prepare_inputs, open_inputs, unchanged, cross_entropy)
+PRETRAINING = TrainingStage(prepare_inputs, open_inputs, unchanged, text_loss)
 FINETUNING = TrainingStage(prepare_examples, open_examples, begin, lambda config: config.method.loss(base_of(config)))
 
 

@@ -54,7 +54,7 @@ class Options:
     seconds: Annotated[float, Range(0, 3600)] = 10.0  # seconds to measure each number of rows and precision
     threads: Annotated[int, Range(0, 4096)] = 0  # CPU threads; 0: PyTorch's default
     device: str = "auto"  # auto, cpu, cuda, mps
-    out: str = ""  # also draw a roofline, to a file that ends in .svg, .png, .html or .json
+    out: str = ""  # also draw a roofline, to a file that ends in .svg, .pdf, .png, .html, .json or .csv
     revision: str = ""  # branch, tag or commit of a model on the hub; default: main
     json: bool = False  # print the result as JSON
 

@@ -88,26 +88,32 @@ def compare(argv: Sequence[str]) -> int:
     outcomes = train_all(variants, seeds, length)
     if isinstance(outcomes, int):
         return outcomes
-    from onward.reports.runs.variants import LEVEL, comparison_picture, plain, results, row
+    from onward.reports.pictures.numbers import write_tables
+    from onward.reports.runs.variants import LEVEL, comparison_picture, exact, plain, results, row
     from onward.training.studies.variants import common_measure
 
     measure = common_measure(variants)
     compared = results(outcomes, measure)
     out = Path(values["out"])
     axis = "seconds" if length.time else "tokens"
-    comparison_picture(outcomes, measure, str(length), axis).write(out / "compare.svg")
+    picture = comparison_picture(outcomes, measure, str(length), axis)
+    for name in "compare.svg", "compare.pdf", "compare-curves.csv":
+        picture.write(out / name)
+    table = [row(one, compared[0], measure) for one in compared]
+    written = write_tables(out / "compare", table, [exact(one) for one in compared])
     if own.get("json"):
         rows = [plain(one) | {"differs": v.differences(variants[0])} for one, v in zip(compared, variants)]
         print_json({"measure": measure, "length": str(length), "variants": rows})
     else:
-        print_table([row(one, compared[0], measure) for one in compared])
+        print_table(table)
         if seeds > 1:
             console.print(
                 f"\nIn brackets: Student's {LEVEL:.0%} interval of the mean difference over {seeds} seeds, paired by "
                 "seed, for all variants together (Bonferroni). Without 0 in it, the difference is more than noise.",
                 soft_wrap=True,
             )
-    console.print(f"picture: {out / 'compare.svg'}", markup=False, soft_wrap=True)
+    console.print(f"picture: {out / 'compare.svg'}, compare.pdf, compare-curves.csv", markup=False, soft_wrap=True)
+    console.print(f"table: {out / 'compare.md'}, {', '.join(path.name for path in written[1:])}", markup=False)
     if not own.get("json"):
         print_next(f"onward runs {quote(str(out))}", f"onward report {quote(str(outcomes[0].runs[0]))}")
     return 0
@@ -116,6 +122,11 @@ def compare(argv: Sequence[str]) -> int:
 def changes(text: str) -> tuple[str, dict[str, Any], str]:
     """Parse `NAME: option=value ...` to (name, options as nested dicts, `--variant NAME` for errors)."""
     name, _, options = text.partition(":")
+    if "=" in name:
+        raise UserError(
+            f"--variant {text!r}: the name {name.strip()!r} has a =, as options have: write NAME: option=value ..., "
+            "with a colon after the name"
+        )
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]
     for word in split_words(options):

@@ -62,6 +62,7 @@ class Options:
     gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # memory limit
     html: str = ""  # also write the findings to this HTML file
     json: bool = False  # print the findings as JSON
+    imports: tuple[str, ...] = ()  # the user's modules, which the process of the checks imports as well
 
     @property
     def view(self) -> str:

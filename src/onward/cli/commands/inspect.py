@@ -87,7 +87,7 @@ class Options(Loading):
     }
     model: str  # folder of the model
     words: tuple[str, ...] = ()  # a text and a view; "heads"; "features" and a text; or "names" and a pattern
-    out: str = ""  # a file that ends in .svg, .png, .html or .json; default: the terminal
+    out: str = ""  # a file that ends in .svg, .pdf, .png, .html, .json or .csv; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
     layer: int | None = None  # attention and neurons: layer to draw, from 0; default: chosen automatically
     head: int | None = None  # attention: head to draw, from 0; default: all heads

@@ -44,7 +44,7 @@ class Options(Loading):
     candidates: str = ""  # answers to compare, separated by commas; default: the model's most likely answers
     max_new_tokens: Size = 1  # maximum number of tokens in an answer; if greater than 1, beam search finds the answers
     top: Size = 8  # number of answers to show
-    out: str = ""  # a file that ends in .svg, .png, .html or .json; default: the terminal
+    out: str = ""  # a file that ends in .svg, .pdf, .png, .html, .json or .csv; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
     json: bool = False  # print the probabilities as JSON
 

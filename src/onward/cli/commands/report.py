@@ -4,12 +4,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import quote
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from onward.base.errors import UserError
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json
 from onward.hub.folder import locate
+
+if TYPE_CHECKING:
+    from onward.reports.runs.record import Figures
 
 ABOUT = """\
 Write the report of a model or of a run, even during training: a self-contained page with curves, report card, samples,
@@ -21,6 +24,7 @@ examples:
   onward report runs/mybook --text "The cat sat on the mat, and the dog looked at the cat."
   onward report runs/mybook --compare runs/other            with the curves and options of another run
   onward report runs/mybook --out mybook.html --json
+  onward report runs/mybook --csv --pdf                     with curves.csv, figures.csv, scores.csv and loss.pdf
 """
 
 
@@ -33,6 +37,8 @@ class Options:
     out: str = ""  # file to write the page to; default: report.html in the folder
     text: str = ""  # text whose attention and next tokens are shown; default: sentences from the run's validation text
     compare: str = ""  # folder of a second run whose curves are also drawn
+    csv: bool = False  # also write the curves, figures and task scores as CSV, beside the page
+    pdf: bool = False  # also write the loss curve of a run as loss.pdf, beside the page
     device: str = "auto"  # auto, cpu, cuda, mps
     json: bool = False  # print the figures as JSON
 
@@ -51,7 +57,17 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"{options.folder} is a {kind}: give --out the file of the page")
     figures = write_reports(folder, options.text, out=out, compare=compare, device=options.device)
     page = out or folder / "report.html"
+    files = written(folder, page.parent, figures, options)
     if options.json:
-        print_json(asdict(figures) | {"report": str(page)})
-    else:
-        console.print(f"report: {quote(str(page))}", markup=False, soft_wrap=True)
+        print_json(asdict(figures) | {"report": str(page), "files": [*map(str, files)]})
+        return
+    console.print(f"report: {quote(str(page))}", markup=False, soft_wrap=True)
+    for file in files:
+        console.print(f"numbers: {file}" if file.suffix == ".csv" else f"picture: {file}", markup=False, soft_wrap=True)
+
+
+def written(folder: Path, out: Path, figures: "Figures", options: Options) -> list[Path]:
+    """Write the files of --csv and --pdf to the folder `out`; returns them."""
+    from onward.reports.runs.files import write_csv, write_pdf
+
+    return (write_csv(folder, out, figures) if options.csv else []) + (write_pdf(folder, out) if options.pdf else [])

@@ -72,7 +72,8 @@ def sweep(argv: Sequence[str]) -> int:
     outcomes = train_all(variants, seeds, length)
     if isinstance(outcomes, int):
         return outcomes
-    from onward.reports.runs.variants import Valley, plain, results, row, valley_picture
+    from onward.reports.pictures.numbers import write_tables
+    from onward.reports.runs.variants import Valley, exact, plain, results, row, valley_picture
     from onward.training.studies.variants import common_measure
 
     measure = common_measure(variants)
@@ -80,7 +81,11 @@ def sweep(argv: Sequence[str]) -> int:
     valley = Valley.of(grid, swept_results)
     _, _, best = valley.best()
     out = Path(values["out"])
-    valley_picture(valley, measure, str(length)).write(out / "sweep.svg")
+    picture, against = valley_picture(valley, measure, str(length)), f"against {best.name}"
+    for name in "sweep.svg", "sweep.pdf", "sweep-curves.csv":
+        picture.write(out / name)
+    table = [{k: v for k, v in row(one, best, measure).items() if k != against} for one in swept_results]
+    written = write_tables(out / "sweep", table, [exact(one) for one in swept_results])
     warning = valley.edge()
     if own.get("json"):
         best_name = best.name if best.values else None
@@ -88,12 +93,12 @@ def sweep(argv: Sequence[str]) -> int:
         rows = [{**point, **plain(one), "differs": own} for point, one, own in zip(grid, swept_results, differ)]
         print_json({"measure": measure, "length": str(length), "runs": rows, "best": best_name, "warning": warning})
     else:
-        against = f"against {best.name}"
-        print_table([{k: v for k, v in row(one, best, measure).items() if k != against} for one in swept_results])
+        print_table(table)
         console.print(f"\nbest: {best.name}" if best.values else "\nall runs diverged", markup=False, soft_wrap=True)
     if warning:
         console.print(f"warning: {warning}", markup=False, soft_wrap=True)
-    console.print(f"picture: {out / 'sweep.svg'}", markup=False, soft_wrap=True)
+    console.print(f"picture: {out / 'sweep.svg'}, sweep.pdf, sweep-curves.csv", markup=False, soft_wrap=True)
+    console.print(f"table: {out / 'sweep.md'}, {', '.join(path.name for path in written[1:])}", markup=False)
     if not own.get("json"):
         print_next(f"onward runs {quote(str(out))} --sort validation-loss")
     return 0

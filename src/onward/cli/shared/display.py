@@ -1,5 +1,6 @@
 """The live display of a run: its figures, a progress bar, and a continuation of the same prompt at each validation."""
 
+import warnings
 from collections import deque
 from statistics import fmean
 from time import perf_counter
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from onward.api.language_model import LanguageModel
+from onward.base.errors import UserError
 from onward.cli.shared.output import console, printable
 from onward.generation.engine.engine import Engine
 from onward.generation.options import GenerationOptions
@@ -26,6 +28,10 @@ from onward.training.step.validation import Validation
 SAMPLE_TOKENS = 64
 REFRESH_SECONDS = 0.2
 SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that say more than the loss
+
+
+class NoSamples(UserWarning):
+    """Warns that a run continues no prompt, because parts of its decoder cannot generate."""
 
 
 class Display:
@@ -128,9 +134,14 @@ class Display:
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
     """Continue a prompt with the same seed in each call, so that the texts at different steps can be compared. Steps
-    are not compiled, which would take longer than the texts."""
+    are not compiled, which would take longer than the texts. Of a model whose own parts cannot generate, the reason is
+    a warning, and the text empty."""
     stops, allowed = lm.stop_token_ids, lm.allowed()
-    engine = Engine(lm.model, rows=1, stop_token_ids=stops, allowed=allowed, slide=True, compile_after=None)
+    try:
+        engine = Engine(lm.model, rows=1, stop_token_ids=stops, allowed=allowed, slide=True, compile_after=None)
+    except UserError as error:
+        warnings.warn(f"the run writes no samples: {error}", NoSamples, stacklevel=2)
+        return ""
     answers = lm.submit(engine, [prompt], GenerationOptions(max_new_tokens=SAMPLE_TOKENS, temperature=0.8, seed=0))
     engine.finish()
     return "".join(answer.finish() for answer in answers.values())

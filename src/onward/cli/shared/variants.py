@@ -36,7 +36,7 @@ class VariantOptions(RunConfig):
     positional: ClassVar[tuple[str, ...]] = ("sources",)
     fixed: ClassVar[tuple[str, ...]] = ("epochs",)
     tokens: str = ""  # number of tokens on which each variant is trained, such as 10M
-    flops: str = ""  # number of operations for each variant, such as 1e13, counted as 6 per parameter and token
+    flops: str = ""  # number of operations for each variant, such as 1e13, of matrix products and attention
     seeds: Size = 1  # runs per variant, with seeds seed, seed + 1, ...; all variants use the same seeds
     config: str = ""  # a TOML file with options of `onward train` that all variants share
     json: bool = False  # print the result as JSON

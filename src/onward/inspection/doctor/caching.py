@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from onward.base.errors import UserError
 from onward.inspection.doctor.finding import Check, Outcome, largest, verdict
 from onward.inspection.doctor.modules import attention_layers
 from onward.inspection.doctor.subject import Cache, Subject
@@ -41,8 +42,11 @@ def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tenso
 
 def cached(s: Subject) -> Outcome:
     """Check that the cache changes no logits, token by token and in chunks."""
-    if s.new_cache() is None:
-        return "not applicable", NO_CACHE
+    try:
+        if s.new_cache() is None:
+            return "not applicable", NO_CACHE
+    except UserError as error:  # of a decoder with own parts, which Onward tried
+        return "failed", str(error)
     worst, where = 0.0, ""
     for name, sizes in PIECES.items():
         memory = s.new_cache()

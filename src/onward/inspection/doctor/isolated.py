@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from onward.base.errors import UserError
+from onward.base.fields import import_parts
 from onward.base.limits import limit_memory
 
 GIGABYTE = 1 << 30
@@ -24,7 +25,8 @@ GIGABYTE = 1 << 30
 
 def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float) -> list[dict[str, Any]]:
     """Run all checks in a process that may use `seconds` and `gigabytes`; for models that are not trusted. `arguments`
-    are those of `target.subjects_of`. Output of the model is discarded, and processes that it started are ended."""
+    are those of `target.subjects_of`, and `imports`, the user's modules to import first. Output of the model is
+    discarded, and processes that it started are ended."""
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results.jsonl"
         results.touch()
@@ -62,7 +64,10 @@ def main(results: str, gigabytes: str, arguments: str) -> None:
     with open(results, "a", encoding="utf-8", buffering=1) as file:
         try:
             limit_memory(int(float(gigabytes) * GIGABYTE))
-            for subject in subjects_of(**json.loads(arguments)):
+            given = json.loads(arguments)
+            for module in given.pop("imports", ()):
+                import_parts(module)
+            for subject in subjects_of(**given):
                 for finding in examine(subject):
                     print(json.dumps(asdict(finding)), file=file)
             print(json.dumps({"done": True}), file=file)

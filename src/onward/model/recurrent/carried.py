@@ -25,13 +25,15 @@ class Carried:
     call: StateIndices | None
     documents: Tensor | None  # (B, T), index of the packed document of each token; None: one in each row
     positions: Tensor  # (B or 1, T)
+    suffix: str = ""  # of the names of the states, if this is not the first call in its layer: @1, @2, ...
 
     @staticmethod
     def of(context: AttentionContext) -> Carried:
         """Raises a UserError if a row has branches: a state cannot return to where a branch began."""
         segments, positions = context.mask.segments, context.mask.query_positions
         if isinstance(context.cache, StateLayerCache) and isinstance(context.indices, StateSlots):
-            return Carried(context.cache, context.indices.states, None, positions)
+            suffix = context.indices.numbered(context.cache, "")
+            return Carried(context.cache, context.indices.states, None, positions, suffix)
         readable = positions.device.type == "cpu" and not torch.compiler.is_compiling()
         if segments is not None and readable and not torch.equal(segments.ids, segments.documents):
             raise UserError(
@@ -49,11 +51,12 @@ class Carried:
         (B, ...), the state of rows that begin."""
         if self.cache is None or self.call is None:
             return empty
-        return self.cache.read(name, self.call).view_as(empty).to(empty.dtype)
+        return self.cache.before(name + self.suffix, self.call, empty)
 
     def keep(self, name: str, states: Tensor) -> None:
         """Keep the states after the tokens at `call.columns`, (B, W, ...)."""
         if self.cache is not None and self.call is not None:
+            name += self.suffix
             self.cache.write(name, states.reshape(*states.shape[:2], *self.cache.states[name].shape[2:]), self.call)
 
 
@@ -72,7 +75,10 @@ class Recurrence(nn.Module):
         self.last = nn.Identity()
 
     def forward(self, tokens: Tokens, carried: Carried) -> Tensor:
-        if carried.cache is not None and (outputs := carried.cache.recur("state", **tokens.each())) is not None:
+        if (
+            carried.cache is not None
+            and (outputs := carried.cache.recur("state" + carried.suffix, **tokens.each())) is not None
+        ):
             return by_token(outputs)
         shape = *tokens.v.shape[:3], tokens.k.size(-1), tokens.v.size(-1)  # (B, G, R, E, F)
         state = carried.before("state", tokens.v.new_zeros(shape))
@@ -123,7 +129,7 @@ def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Te
     weight = torch.cat([one.weight[:, 0] for one in convolutions]).to(exact)
     taps, length = weight.size(1), x.size(1)
     biases: list[Tensor] = [one.bias for one in convolutions if one.bias is not None]
-    if carried.cache is not None and (y := carried.cache.convolve("conv", x, weight)) is not None:
+    if carried.cache is not None and (y := carried.cache.convolve("conv" + carried.suffix, x, weight)) is not None:
         return y + torch.cat(biases) if biases else y
     inputs = torch.cat([carried.before("conv", x.new_zeros(len(x), taps - 1, x.size(2))), x], 1)
     if carried.call is not None:

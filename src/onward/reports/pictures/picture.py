@@ -1,4 +1,4 @@
-"""Pictures: panels with a title and a caption, as SVG, PNG, HTML, JSON, or text for a terminal."""
+"""Pictures: panels with a title and a caption, as SVG, PDF, PNG, HTML, JSON, CSV, or text for a terminal."""
 
 import json
 import math
@@ -18,11 +18,13 @@ from rich.cells import cell_len, set_cell_size
 from onward.base.errors import UserError
 from onward.base.files import atomic_write
 from onward.reports.pictures.markup import MARKS, boxed, embedded, page_of, readable, resource, visible
+from onward.reports.pictures.numbers import csv_of, values_of
+from onward.reports.pictures.pdf import ZOOM, pdf_of
 from onward.reports.pictures.plot import COLORS, STYLE
 from onward.reports.pictures.scale import ColorScale, legends
 
-FORMATS = ".svg", ".png", ".html", ".json"
-Theme = Literal["auto", "light", "dark"]  # auto: as the reader's system; a PNG is then light
+FORMATS = ".svg", ".pdf", ".png", ".html", ".json", ".csv"
+Theme = Literal["auto", "light", "dark"]  # auto: as the reader's system; a PNG or PDF is then light
 PANEL_STYLE = """
 .picture { font: 12px system-ui, "DejaVu Sans", sans-serif; fill: var(--ink) }
 .picture .paper { fill: var(--paper) } .picture .floor { fill: var(--panel) }
@@ -72,17 +74,21 @@ class Picture:
         return legends(panel.scale for panel in self.panels)
 
     def write(self, path: Path, theme: Theme = "auto") -> None:
-        """Write the picture as SVG, PNG, HTML or JSON, by the ending of the path. Raises a UserError for any other
-        ending."""
+        """Write the picture as SVG, PDF, PNG or HTML, or its numbers as JSON or CSV, by the ending of the path. Raises
+        a UserError for any other ending."""
         match format_of(path):
             case ".svg":
                 content: bytes = self.svg(theme).encode()
             case ".png":
                 content = png_of(self.svg("dark" if theme == "dark" else "light"))
+            case ".pdf":
+                content = pdf_of(png_of(self.svg("dark" if theme == "dark" else "light"), ZOOM, "white"))
             case ".html":
                 content = self.html(theme).encode()
             case ".json":
                 content = (json.dumps(self.values(), indent=2) + "\n").encode()
+            case ".csv":
+                content = csv_of([row for p in self.panels for row in values_of(p.title, p.data)]).encode()
         with atomic_write(path) as new:
             new.write_bytes(content)
 
@@ -223,14 +229,21 @@ def colors(theme: Theme) -> str:
     return light.replace("light dark", "light") if theme == "light" else ":root {" + dark.split("{ :root {")[1][:-2]
 
 
-def png_of(svg: str) -> bytes:
-    """PNG with two pixels per SVG unit; raises a UserError if the machine has no fonts."""
+def png_of(svg: str, zoom: int = 2, background: str | None = None) -> bytes:
+    """PNG with `zoom` pixels per SVG unit, transparent around the paper without a `background`; raises a UserError if
+    the machine has no fonts."""
     values = dict(re.findall(r"--(\w+): (#\w+)", svg))
     plain = re.sub(r"var\(--(\w+)\)", lambda match: values[match[1]], svg)
 
     def render(source: str) -> bytes:  # resvg's own default fonts, Arial and Times, are missing on many machines
         return bytes(
-            svg_to_bytes(svg_string=source, zoom=2, sans_serif_family="DejaVu Sans", font_family="DejaVu Sans")
+            svg_to_bytes(
+                svg_string=source,
+                zoom=zoom,
+                background=background,
+                sans_serif_family="DejaVu Sans",
+                font_family="DejaVu Sans",
+            )
         )
 
     blank, letter = (f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">{x}</svg>' for x in ("", LETTER))

@@ -96,6 +96,14 @@ def plain(result: Result) -> dict[str, Any]:
     return {**vars(result), "mean": mean, "spread": result.spread, "difference": difference}
 
 
+def exact(result: Result) -> dict[str, Any]:
+    """The numbers of a result as a row of CSV, with the measure of each seed."""
+    found = plain(result)
+    of_seeds = {f"run {i}": value for i, value in enumerate(found.pop("values"), 1)}
+    between = {f"difference {name}": value for name, value in (found.pop("difference") or {}).items()}
+    return {"variant": found.pop("name"), **found, **between, **of_seeds}
+
+
 def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: str, axis: str) -> Picture:
     """Draw the measure over "tokens" or "seconds": the mean over seeds, and their range; `length` says how long runs
     are."""

@@ -44,7 +44,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     fixed: ClassVar[tuple[str, ...]] = (
         *("tokenizer", "field", "encoding", "pack", "preset", "model", "mup"),
-        *("label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
+        *("loss", "label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
     )
 
     learning_rate: NotNegative | None = None  # peak learning rate; default: a constant of the method divided by d_model

@@ -12,6 +12,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
+from onward.base.own import own_parts
 from onward.config.part_types import each
 from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder
@@ -23,9 +24,8 @@ def target_states(model: Decoder, batch: Batch) -> Tensor:
     and themselves; the states are equal up to rounding."""
     inside = batch.targets != IGNORE_INDEX
     c = model.config
-    shares = batch.positions is None and not any(
-        part.states(c) for part in each(c.attention)
-    )  # a state has no branches
+    has_states = any(part.states(c) for part in each(c.attention))  # which have no branches, nor may own parts
+    shares = batch.positions is None and not has_states and not own_parts(c)
     shared = shared_rows(batch, c.d_model) if shares else None
     if shared is None:
         return model.hidden(batch.tokens, batch.positions)[inside]

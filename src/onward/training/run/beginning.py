@@ -37,6 +37,7 @@ from onward.training.stages import stage_of
 from onward.training.step.loss import Loss, LossFunction, as_loss
 from onward.training.step.mup import factors_of, scale_weights
 from onward.training.step.optimizer import check_optimizer
+from onward.training.step.own_loss import text_loss
 from onward.training.step.tasks import task_results
 from onward.transforms.heads import add_head
 
@@ -189,6 +190,7 @@ def check_options(config: RunConfig) -> None:
             f"task_limit is {config.task_limit} without tasks to ask: add --evaluate-tasks, or leave it out"
         )
     check_optimizer(config.optimizer or "adamw")
+    text_loss(config)
     check_trackers(config.track)
 
 

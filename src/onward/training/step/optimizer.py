@@ -1,15 +1,15 @@
 """Optimizers: AdamW, Muon, and those of libraries."""
 
-import importlib
 import inspect
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from onward.base.errors import UserError
+from onward.planning.optimizers import library_class
 from onward.training.step.muon import Muon
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def optimizers(
         groups = parameter_groups(hidden, weight_decay, roots)
         muon = Muon(groups, learning_rate, weight_decay, betas[0], processes=processes)
         return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
-    cls = library_class(name)
+    cls: Any = library_class(name)
     options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(cls).parameters else {}
     try:
         return [cls(parameter_groups(trained, weight_decay, rates), lr=learning_rate, **options)]
@@ -92,18 +92,3 @@ def check_optimizer(name: str) -> None:
     """Raise a UserError if `optimizers` cannot make the optimizer `name`."""
     if name not in ("adamw", "muon"):
         library_class(name)
-
-
-def library_class(name: str) -> Callable[..., torch.optim.Optimizer]:
-    """Return the optimizer class named by "module:Class". Raises a UserError if it cannot be imported, or is not an
-    optimizer."""
-    module, _, attribute = name.partition(":")
-    if not (module and attribute):
-        raise UserError(f"optimizer is {name!r}: choose adamw, muon, or a library's class, such as torch.optim:NAdam")
-    try:
-        cls = getattr(importlib.import_module(module), attribute, None)
-    except ImportError as error:
-        raise UserError(f"the optimizer {name} cannot be imported: {error}") from None
-    if not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
-        raise UserError(f"{name} is not an optimizer: name a class that is a torch.optim.Optimizer")
-    return cls

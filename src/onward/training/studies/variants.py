@@ -24,7 +24,8 @@ from onward.checkpoint.saves.folder import saves
 from onward.config.decoder import DecoderConfig
 from onward.data.progress import Progress, silent
 from onward.planning.descriptions import ConfigChange, differences
-from onward.planning.parameters import active_parameters, parameters
+from onward.planning.flops import training_flops
+from onward.planning.parameters import parameters
 from onward.text.tokenizer import Tokenizer
 from onward.training import presets
 from onward.training.config import RunConfig, seconds
@@ -36,6 +37,7 @@ from onward.training.run.result import evaluate_run
 from onward.training.run.run import Run
 from onward.training.run.together import planned, several
 from onward.training.step.optimizer import check_optimizer
+from onward.training.step.own_loss import text_loss
 from onward.training.studies.groups import ONE_GROUP, StudyGroup
 
 LENGTHS = "steps", "time", "epochs"  # options that all variants have in common
@@ -59,6 +61,14 @@ class Variant:
 
     def folder(self, seed: int) -> Path:
         return Path(self.config.out) / self.name / f"seed-{seed}"
+
+    def identity(self) -> tuple[Any, ...]:
+        """Return what determines the runs of this variant, apart from their seeds; equal for variants whose options are
+        written in other ways, such as a default and its value."""
+        model = self.config.decoder(1)
+        rate = self.config.peak_learning_rate(model.d_model)
+        options = {**fields.plain(self.config), "out": "", "seed": 0, "model": {}, "learning_rate": rate}
+        return model, repr(options)
 
     def differences(self, base: "Variant") -> list[str]:
         """List the fields of the run and of the decoder in which this variant differs from the variant `base`, each as
@@ -137,8 +147,9 @@ def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
 
 
 def flops_per_token(model: DecoderConfig) -> float:
-    """Floating-point operations of training per token: 6 for each parameter that a token uses."""
-    return 6.0 * active_parameters(model)
+    """Floating-point operations of training per token, on windows of the model's context: those of its matrix products,
+    attention included, by `training_flops`."""
+    return training_flops(model, model.context_length)
 
 
 def common_measure(variants: Sequence[Variant]) -> Measure:
@@ -163,9 +174,18 @@ def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -
     names, first = [variant.name for variant in variants], variants[0]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UserError(f"two variants have the name {twice}: give each its own")
+    seen = dict[tuple[Any, ...], str]()
     for variant in variants:
         with naming(variant):
+            same = seen.setdefault(variant.identity(), variant.name)
+        if same != variant.name:
+            raise UserError(
+                f"{same} and {variant.name} are the same configuration, whose runs would be equal: give one of them an "
+                "option that differs"
+            )
+        with naming(variant):
             check_optimizer(variant.config.optimizer)
+            text_loss(variant.config)
             choose_device(variant.config.device)
             planned(variant.config, variant.config.decoder(1), several(group.processes))
             if variant.config.validation == "none":

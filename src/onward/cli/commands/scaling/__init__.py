@@ -47,7 +47,7 @@ class Options:
     count: Annotated[int, Range(1, 1 << 24)] = 1  # number of devices for --hours
     share: Annotated[float, Range(0.01, 1)] = 0.4  # share of peak operations that training reaches
     requests: str = ""  # optimum: number of tokens that the model will process in its lifetime, such as 1e12
-    out: str = ""  # also draw the laws, to a file that ends in .svg, .png, .html or .json
+    out: str = ""  # also draw the laws, to a file that ends in .svg, .pdf, .png, .html, .json or .csv
     json: bool = False  # print the result as JSON
 
     @property
