@@ -38,5 +38,5 @@ def test_each_mistake_is_recognized_as_itself(exercise: Exercise) -> None:
 @pytest.mark.parametrize("exercise", exercises(), ids=lambda exercise: exercise.name)
 def test_the_page_of_the_chapter_shows_the_exercise(exercise: Exercise) -> None:
     page = next(chapter.text for chapter in chapters() if chapter.number == exercise.chapter)
-    assert f"{exercise.signature}\n" in page
+    assert f"{exercise.shown}\n" in page
     assert exercise.source.removeprefix(exercise.head) not in page

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from random import Random
+from textwrap import fill
 from typing import Any
 
 import torch
 
 CASES = 20
+COLUMNS = 92  # of a chapter
 HEADER = "import math\n\nimport torch\nfrom torch import Tensor\n"  # all that an answer may use
 
 
@@ -39,6 +41,11 @@ class Exercise:
     def name(self) -> str:
         return self.answer.__name__
 
+    @property
+    def about(self) -> str:
+        """The docstring of the exercise's file."""
+        return inspect.getdoc(inspect.getmodule(self.answer)) or ""
+
     @cached_property
     def source(self) -> str:
         return inspect.getsource(self.answer)
@@ -57,6 +64,13 @@ class Exercise:
     @property
     def task(self) -> str:
         return inspect.getdoc(self.answer) or ""
+
+    @property
+    def shown(self) -> str:
+        """The signature and the task, in lines that fit a chapter."""
+        lines = [fill(self.signature, COLUMNS, subsequent_indent=" " * 8)]
+        margins = {"initial_indent": " " * 4, "subsequent_indent": " " * 4}
+        return "\n".join(lines + [fill(text, COLUMNS, **margins) for text in self.task.split("\n\n")])
 
     @property
     def head(self) -> str:

@@ -21,7 +21,9 @@ def adamw_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the weights w and the averages m (of gradients) and v (of their squares) after one step of AdamW:
 
-    m ← β₁ m + (1 − β₁) g      v ← β₂ v + (1 − β₂) g²      w ← w − lr ( m̂ / (√v̂ + eps) + decay · w )
+    m ← β₁ m + (1 − β₁) g      v ← β₂ v + (1 − β₂) g²
+
+    w ← w − lr ( m̂ / (√v̂ + eps) + decay · w )
 
     m̂ and v̂ are m and v divided by 1 − β^step, which corrects the bias; `step` is 1 in the first step.
     """

@@ -20,7 +20,7 @@ def top_k(logits: Tensor, k: int) -> Tensor:
 
 def draw(pick: Random) -> tuple[Tensor, int]:
     V = pick.randint(3, 6)
-    return torch.randn(2, V) + torch.tensor([[0.0], [1.0]]), pick.randint(1, V - 1)
+    return torch.randn(2, V) + torch.tensor([[0.0], [1.0]]), pick.randint(1, V + 1)
 
 
 EXERCISE = Exercise(
