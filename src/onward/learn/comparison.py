@@ -12,6 +12,8 @@ LONGEST = 200  # characters of a value that is shown
 
 def numbers(value: Any) -> Tensor | None:
     """A number, a tensor, an array or a list of numbers as a tensor; None for anything else."""
+    if isinstance(value, list | tuple) and any(isinstance(one, Tensor) for one in value):
+        return None
     try:
         return torch.as_tensor(value).detach().to("cpu", torch.float64)
     except (TypeError, ValueError, RuntimeError):
@@ -32,18 +34,23 @@ def difference(expected: Sequence[Any], got: Sequence[Any]) -> str:
     """What is wrong in all cases, for mistakes that have nothing to do with one exercise; else an empty text."""
     if all(one is None for one in got):
         return "the function returns nothing: end it with return and the result"
-    pairs = [(numbers(one), numbers(other)) for one, other in zip(expected, got)]
-    right, wrong = ([pair[i] for pair in pairs if pair[0] is not None and pair[1] is not None] for i in (0, 1))
-    if len(right) < len(pairs):
+    if isinstance(expected[0], tuple) and not any(isinstance(one, list | tuple) for one in got):
+        return f"one value is returned: return {len(expected[0])} values"
+    right, wrong = ([one for value in values if (one := numbers(value)) is not None] for values in (expected, got))
+    if len(right) < len(expected) or len(wrong) < len(got):
         return ""
-    if any(two.isnan().any() and not one.isnan().any() for one, two in zip(right, wrong)):
+    pairs = [*zip(right, wrong)]
+    if any(two.isnan().any() and not one.isnan().any() for one, two in pairs):
         return (
             "the result has NaN: look for a softmax over −∞ alone, 0 / 0, or the root or logarithm of a number below 0"
         )
-    if any(one.shape != two.shape for one, two in zip(right, wrong)):
-        exchanged = all(one.dim() > 1 and same(one.mT, two) for one, two in zip(right, wrong))
-        return "the last two axes are exchanged: transpose the result" if exchanged else "the shape differs"
+    if all(one.dim() > 1 and same(one.mT, two) for one, two in pairs):
+        return "the last two axes are exchanged: transpose the result"
+    if any(one.shape != two.shape for one, two in pairs):
+        return "the shape is wrong: print the shapes of all steps"
     ours, theirs = (torch.cat([one.flatten() for one in several]) for several in (right, wrong))
+    if same(ours, theirs.where(theirs > -1000, -torch.inf)):
+        return "a large negative number stands for −∞: use -torch.inf"
     ratios = (theirs / ours)[ours.isfinite() & (ours != 0)]
     if len(ratios) > 1 and ratios.isfinite().all() and same(ratios, ratios[:1].expand_as(ratios)):
         ratio = ratios[0].item()
