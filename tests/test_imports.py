@@ -35,6 +35,7 @@ DISPATCHES = {  # modules that import others by a name that is not in their sour
     "onward.families": "each family of the folder",
     "onward.evaluation.tasks": "each task of the folder",
     "onward.training.methods": "each method of the folder",
+    "onward.learn.exercises": "each exercise of the folder",
     "onward.base.fields": "the user's module that --import names",
     "onward.inspection.doctor.target": "the user's model",
 }

@@ -2,15 +2,22 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from rich.text import Text
+
+from onward.base.arguments import Range
 from onward.base.errors import UserError
 from onward.base.files import atomic_write
+from onward.base.suggestions import nearest
 from onward.cli.shared.options import parse
-from onward.cli.shared.output import Output, console, print_next, print_table
+from onward.cli.shared.output import Output, console, print_json, print_next, print_table
 from onward.learn.chapters import Chapter, chapters, find_chapter
+
+if TYPE_CHECKING:
+    from onward.learn.exercise import Exercise
 
 ABOUT = """\
 Read the course on decoder-only Transformers, and run and change its code. A chapter takes 10 to 20 minutes on a laptop.
@@ -22,6 +29,10 @@ examples:
   onward learn 4 --run                  run its code, block by block, in this folder
   onward learn 4 --web attention.html   the same as a page for a browser
   onward learn 4 --notebook 4.ipynb     the same as a notebook for Jupyter
+  onward learn 9 --exercises            functions of chapter 9 to write, such as top-p
+  onward learn 9 --starter mine.py      write a file with these functions, without their code
+  onward learn 9 --check mine.py        check those that you have written
+  onward learn 9 --answer top_p         the answer of one
 """
 
 
@@ -30,24 +41,37 @@ class Options:
     """The options of `onward learn`, which shows the course on Transformers."""
 
     positional: ClassVar[tuple[str, ...]] = ("chapter",)
-    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {"chapter": ("run", "web", "notebook")}
+    reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "chapter": ("run", "web", "notebook"),
+        "check": ("seconds", "json"),
+    }
     chapter: str = ""  # number of a chapter, words of its title, or a term that it teaches; default: list the chapters
     run: bool = False  # run the chapter's code, which writes its files to this folder
     web: str = ""  # write the chapter as a self-contained web page, such as attention.html
     notebook: str = ""  # write the chapter as a notebook for Jupyter, with its outputs, such as attention.ipynb
+    exercises: bool = False  # list the chapter's exercises that can be checked; without a chapter: those of all
+    starter: str = ""  # write the exercises to a new Python file, such as mine.py, without their code
+    check: str = ""  # check the functions in this Python file, such as mine.py, with random inputs
+    answer: str = ""  # print the answer of the exercise with this name
+    seconds: Annotated[float, Range(1, 1e6)] = 60.0  # time limit of a check
+    json: bool = False  # print the results of a check as JSON
 
 
-def main(argv: Sequence[str]) -> None:
+WAYS = "run", "web", "notebook", "exercises", "starter", "check", "answer"
+
+
+def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, prog="onward learn", about=ABOUT)
-    if not options.chapter:
-        print_table([{"chapter": one.number, "title": one.title, "about": one.about} for one in chapters()])
-        print_next("onward learn 1", "onward learn 1 --run")
-        return
-    chapter = find_chapter(options.chapter)
-    ways = [name for name in ("run", "web", "notebook") if getattr(options, name)]
+    ways = [name for name in WAYS if getattr(options, name)]
     if len(ways) > 1:
         raise UserError(f"{' and '.join(f'--{name}' for name in ways)} are given together: choose one")
-    if options.web:
+    chapter = find_chapter(options.chapter) if options.chapter else None
+    if ways and ways[0] in WAYS[3:]:
+        return practice(options, chapter)
+    if chapter is None:
+        print_table([{"chapter": one.number, "title": one.title, "about": one.about} for one in chapters()])
+        print_next("onward learn 1", "onward learn 1 --run")
+    elif options.web:
         from onward.learn.web import web_page
 
         write("page", options.web, web_page(chapter))
@@ -63,6 +87,7 @@ def main(argv: Sequence[str]) -> None:
         from onward.learn.terminal import for_terminal
 
         Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter.alone)))
+    return 0
 
 
 def write(kind: str, name: str, text: str) -> None:
@@ -89,3 +114,60 @@ def run_code(chapter: Chapter) -> None:
         if fails(cell, run(cell, names, onward)):
             raise UserError(f"chapter {chapter.number} stops here, since the rest needs the command that was refused")
         print(flush=True)
+
+
+def practice(options: Options, chapter: Chapter | None) -> int:
+    """Show the exercises of a chapter or of all, write them to a file, or check one; the exit status."""
+    from onward.learn.exercises import exercises
+
+    found = [one for one in exercises() if chapter is None or one.chapter == chapter.number]
+    if chapter and not found:
+        numbers = ", ".join(map(str, dict.fromkeys(one.chapter for one in exercises())))
+        raise UserError(f"chapter {chapter.number} has no exercises to check: choose a chapter of {numbers}")
+    words = f"onward learn {options.chapter} ".replace("  ", " ")
+    if options.check:
+        return check(options, found)
+    if options.answer:
+        named = {one.name: one for one in found}
+        if options.answer not in named:
+            raise UserError(f"there is no exercise {options.answer!r} here: {nearest(options.answer, named)}")
+        print(named[options.answer].source, end="")
+    elif options.starter:
+        from onward.learn.exercise import HEADER
+
+        if Path(options.starter).exists():
+            raise UserError(f"{options.starter} exists: give the name of a new file")
+        write("file", options.starter, "\n\n".join([HEADER, *(one.starter for one in found)]))
+        print_next(f"{words}--check {options.starter}")
+    elif chapter is None:
+        print_table([{"chapter": one.chapter, "exercise": one.name, "about": one.about} for one in found])
+    else:
+        print("\n\n".join(one.shown for one in found))
+        print_next(f"{words}--starter mine.py", f"{words}--check mine.py")
+    return 0
+
+
+COLORS = {"passed": "green", "failed": "red"}
+
+
+def check(options: Options, found: Sequence["Exercise"]) -> int:
+    from onward.learn.checking import check_file
+
+    with console.status("checking"):
+        verdicts = check_file(Path(options.check), found, options.seconds)
+    failed = any(verdict.status == "failed" for verdict in verdicts)
+    if options.json:
+        print_json([asdict(verdict) for verdict in verdicts])
+        return failed
+    for verdict in verdicts:
+        if verdict.status != "not written":
+            line = Text.assemble(
+                f"{verdict.exercise:<20}", (f"{verdict.status:<8}", COLORS[verdict.status]), verdict.what
+            )
+            Output(highlight=False).print(line, soft_wrap=True)
+        for name in "call", "expected", "got", "mistake":
+            if text := getattr(verdict, name):
+                Output(highlight=False).print(Text(f"    {name:<10}{text}"), soft_wrap=True)
+    if left := [verdict.exercise for verdict in verdicts if verdict.status == "not written"]:
+        console.print(f"not written yet: {', '.join(left)}", markup=False, soft_wrap=True)
+    return failed

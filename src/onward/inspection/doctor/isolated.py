@@ -1,21 +1,17 @@
 """The doctor in a separate process with limits of time and memory, since a model's code may do anything.
 
-python -m onward.inspection.doctor.isolated RESULTS GIGABYTES ARGUMENTS
+python -m onward.inspection.doctor.isolated RESULTS ARGUMENTS
 """
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from onward.base.apart import run_apart
 from onward.base.errors import UserError
 from onward.base.fields import import_parts
 from onward.base.limits import limit_memory
@@ -27,24 +23,8 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
     """Run all checks in a process that may use `seconds` and `gigabytes`; for models that are not trusted. `arguments`
     are those of `target.subjects_of`, and `imports`, the user's modules to import first. Output of the model is
     discarded, and processes that it started are ended."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = Path(folder) / "results.jsonl"
-        results.touch()
-        command = [sys.executable, "-m", __name__, str(results), str(gigabytes), json.dumps(arguments)]
-        nothing = subprocess.DEVNULL
-        process = subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
-        try:
-            status: int | None = process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            status = None
-        finally:
-            try:
-                os.killpg(process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-            process.wait()
-        lines = results.read_text(encoding="utf-8").splitlines()
-    *rows, last = [dict[str, Any](), *map(json.loads, lines)]
+    lines, status = run_apart(__name__, {**arguments, "gigabytes": gigabytes}, seconds)
+    *rows, last = [dict[str, Any](), *lines]
     if "error" in last:
         raise UserError(last["error"])
     if last.get("done"):
@@ -56,18 +36,19 @@ def examine_apart(arguments: Mapping[str, Any], seconds: float, gigabytes: float
     raise UserError(f"the process of the model ended with status {status}, {after}: {mend}")
 
 
-def main(results: str, gigabytes: str, arguments: str) -> None:
+def main(results: str, options: str) -> None:
     """Write one line of JSON per finding to the file `results`, and a last line: done, or the error."""
     from onward.inspection.doctor.checks import examine
     from onward.inspection.doctor.target import subjects_of
 
+    arguments = json.loads(options)
+    gigabytes = arguments.pop("gigabytes")
     with open(results, "a", encoding="utf-8", buffering=1) as file:
         try:
-            limit_memory(int(float(gigabytes) * GIGABYTE))
-            given = json.loads(arguments)
-            for module in given.pop("imports", ()):
+            limit_memory(int(gigabytes * GIGABYTE))
+            for module in arguments.pop("imports", ()):
                 import_parts(module)
-            for subject in subjects_of(**given):
+            for subject in subjects_of(**arguments):
                 for finding in examine(subject):
                     print(json.dumps(asdict(finding)), file=file)
             print(json.dumps({"done": True}), file=file)

@@ -1,0 +1,39 @@
+"""A module run in a separate process with a time limit, since a user's code may do anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+
+def run_apart(
+    module: str, arguments: Mapping[str, Any], seconds: float, output: int = subprocess.DEVNULL
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Run `python -m MODULE ROWS ARGUMENTS` in a process that may take `seconds`, and end the processes that it
+    started. ROWS is a file to which the module writes a line of JSON per row, ARGUMENTS the `arguments` as JSON. What
+    the module prints goes to the file descriptor `output`, by default nowhere. Returns the rows, and the exit status,
+    or None if the process took longer."""
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Path(folder) / "rows.jsonl"
+        rows.touch()
+        command = [sys.executable, "-m", module, str(rows), json.dumps(arguments)]
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+        status: int | None = None
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                status = process.wait(seconds)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return [json.loads(line) for line in rows.read_text(encoding="utf-8").splitlines()], status

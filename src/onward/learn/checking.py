@@ -1,0 +1,137 @@
+"""Checks a reader's functions against the answers of exercises, in a process with limits of time and memory.
+
+`python -m onward.learn.checking ROWS ARGUMENTS` is that process.
+"""
+
+import json
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+from onward.base.apart import run_apart
+from onward.base.errors import UserError
+from onward.base.function_worker import described
+from onward.base.limits import limit_memory
+from onward.learn.comparison import difference, same, short
+from onward.learn.exercise import Exercise
+from onward.learn.exercises import exercises
+
+MEMORY = 4 << 30  # bytes
+STDERR = 2  # file descriptor
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The result of checking one exercise. The last four fields describe the smallest case that fails."""
+
+    exercise: str
+    chapter: int
+    status: str  # passed, failed, or not written
+    what: str = ""  # what happened, one line
+    call: str = ""
+    expected: str = ""
+    got: str = ""
+    mistake: str = ""  # the likely mistake, if it is known
+
+
+def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[Verdict]:
+    """Check the functions of a Python file. Its prints go to standard error; a function that takes longer than
+    `seconds`, or ends the process, fails. Raises a UserError if the file cannot be run or has no exercise."""
+    if file.suffix != ".py":
+        raise UserError(f"{file} is not a Python file: write the functions into a file such as mine.py")
+    if not file.is_file():
+        raise UserError(f"there is no file {file}: onward learn --starter {file} writes one with the exercises")
+    verdicts: list[Verdict] = []
+    while left := checked[len(verdicts) :]:
+        arguments = {"file": str(file), "names": [exercise.name for exercise in left]}
+        rows, status = run_apart("onward.learn.checking", arguments, seconds, output=STDERR)
+        ended = f"has ended its process with status {status}: remove the call that does, such as sys.exit()"
+        why = f"has not returned after {seconds:g} s: look for a loop without end" if status is None else ended
+        loaded, *done = rows or [{"error": f"{file} {why}"}]
+        if "error" in loaded:
+            raise UserError(loaded["error"])
+        verdicts += [Verdict(**row) for row in done]
+        if len(done) < len(left):
+            verdicts.append(Verdict(left[len(done)].name, left[len(done)].chapter, "failed", why))
+    if all(verdict.status == "not written" for verdict in verdicts):
+        raise UserError(f"{file} has no exercise yet: write one of {', '.join(one.exercise for one in verdicts)}")
+    return verdicts
+
+
+def examine(exercise: Exercise, function: Any, file: str) -> Verdict:
+    """Compare a reader's function, which `file` defines, with the answer in random cases."""
+    cases = exercise.cases()
+    got = [outcome(function, case) for case in cases] if callable(function) else [NotImplementedError()]
+    if isinstance(got[0], NotImplementedError):
+        return Verdict(exercise.name, exercise.chapter, "not written")
+    expected = [outcome(exercise.answer, case) for case in cases]
+    failing = [i for i in range(len(cases)) if not same(expected[i], got[i])]
+    if not failing:
+        return Verdict(exercise.name, exercise.chapter, "passed", f"{len(cases)} cases")
+    calls = [called(exercise, case) for case in cases]
+    shown = min(failing, key=lambda i: len(calls[i]))
+    error = got[shown] if isinstance(got[shown], Exception) else None
+    return Verdict(
+        exercise.name,
+        exercise.chapter,
+        "failed",
+        f"fails in {len(failing)} of {len(cases)} cases",
+        calls[shown],
+        short(expected[shown]),
+        located(error, file) if error else short(got[shown]),
+        "" if error else likely(exercise, cases, expected, got),
+    )
+
+
+def outcome(function: Callable[..., Any], case: Sequence[Any]) -> Any:
+    """The result of a function, or its error; arguments that it changes stay as they are in `case`."""
+    try:
+        return function(*deepcopy(case))
+    except Exception as error:
+        return error
+
+
+def likely(exercise: Exercise, cases: Sequence[Any], expected: Sequence[Any], got: Sequence[Any]) -> str:
+    """The mistake that explains all results, or an empty text."""
+    for what, variant in exercise.variants():
+        if all(same(outcome(variant, case), one) for case, one in zip(cases, got)):
+            return what
+    return difference(expected, got)
+
+
+def called(exercise: Exercise, case: Sequence[Any]) -> str:
+    arguments = (f"{name}={short(value)}" for name, value in zip(signature(exercise.answer).parameters, case))
+    return f"{exercise.name}({', '.join(arguments)})"
+
+
+def located(error: Exception, file: str) -> str:
+    """An error in one line, with the line of the file in which it was raised."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    return f"{described(error)} (line {lines[-1]})" if lines else described(error)
+
+
+def main(rows: str, arguments: str) -> None:
+    """Write a first line, which is empty or has the error of loading the file, and one for each exercise."""
+    options = json.loads(arguments)
+    file, named = options["file"], {exercise.name: exercise for exercise in exercises()}
+    with open(rows, "a", encoding="utf-8", buffering=1) as out:
+        limit_memory(MEMORY)
+        sys.path.append(str(Path(file).resolve().parent))
+        try:
+            functions = runpy.run_path(file)
+        except Exception as error:
+            print(json.dumps({"error": f"{file} cannot be run: {located(error, file)}"}), file=out)
+            return
+        print(json.dumps({}), file=out)
+        for name in options["names"]:
+            print(json.dumps(asdict(examine(named[name], functions.get(name), file))), file=out)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,110 @@
+"""An exercise that can be checked: a function that the reader writes, its answer and the usual mistakes."""
+
+import ast
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import combinations
+from random import Random
+from textwrap import fill
+from typing import Any
+
+import torch
+
+CASES = 20
+COLUMNS = 92  # of a chapter
+HEADER = "import math\n\nimport torch\nfrom torch import Tensor\n"  # all that an answer may use
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """A usual mistake, as an edit of the answer, and what the reader is told about it."""
+
+    old: str  # a piece of the answer's code
+    new: str  # the mistake in its place
+    what: str  # one sentence: the mistake, and the remedy after a colon
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """A function that readers of a chapter write. The docstring of `answer` is the task, with all shapes; its code
+    uses nothing but HEADER. `draw` makes the arguments of one small random case, with a generator for choices and
+    sizes; torch's own generator is seeded. In no case that can be drawn may the answer depend on rounding."""
+
+    chapter: int
+    answer: Callable[..., Any]
+    draw: Callable[[Random], tuple[Any, ...]]
+    mistakes: Sequence[Mistake]
+
+    @property
+    def name(self) -> str:
+        return self.answer.__name__
+
+    @property
+    def about(self) -> str:
+        """The docstring of the exercise's file."""
+        return inspect.getdoc(inspect.getmodule(self.answer)) or ""
+
+    @cached_property
+    def source(self) -> str:
+        return inspect.getsource(self.answer)
+
+    @cached_property
+    def node(self) -> ast.FunctionDef:
+        [node] = ast.parse(self.source).body
+        assert isinstance(node, ast.FunctionDef)
+        return node
+
+    @property
+    def signature(self) -> str:
+        assert self.node.returns
+        return f"{self.name}({ast.unparse(self.node.args)}) -> {ast.unparse(self.node.returns)}"
+
+    @property
+    def task(self) -> str:
+        return inspect.getdoc(self.answer) or ""
+
+    @property
+    def shown(self) -> str:
+        """The signature and the task, in lines that fit a chapter."""
+        lines = [fill(self.signature, COLUMNS, subsequent_indent=" " * 8)]
+        margins = {"initial_indent": " " * 4, "subsequent_indent": " " * 4}
+        return "\n".join(lines + [fill(text, COLUMNS, **margins) for text in self.task.split("\n\n")])
+
+    @property
+    def head(self) -> str:
+        """The answer's first lines, up to the end of the docstring."""
+        return "".join(self.source.splitlines(keepends=True)[: self.node.body[0].end_lineno])
+
+    @property
+    def starter(self) -> str:
+        """The function without its code."""
+        return f"{self.head}    raise NotImplementedError\n"
+
+    def cases(self) -> list[tuple[Any, ...]]:
+        """Return the arguments of the random cases, the same at each call."""
+        drawn = []
+        with torch.random.fork_rng(devices=[]):
+            for seed in range(CASES):
+                torch.manual_seed(seed)
+                drawn.append(self.draw(Random(seed)))
+        return drawn
+
+    def variants(self) -> Iterator[tuple[str, Callable[..., Any]]]:
+        """The answer with each mistake, and then with two of them, after sentences that explain the mistakes."""
+        for count in 1, 2:
+            for chosen in combinations(self.mistakes, count):
+                if (code := edited(self.source.removeprefix(self.head), chosen)) is not None:
+                    names = dict(self.answer.__globals__)
+                    exec(self.head + code, names)
+                    yield "; and ".join(mistake.what for mistake in chosen), names[self.name]
+
+
+def edited(code: str, mistakes: Sequence[Mistake]) -> str | None:
+    """Code with mistakes, None if an earlier one has replaced the place of a later one."""
+    for mistake in mistakes:
+        if mistake.old not in code:
+            return None
+        code = code.replace(mistake.old, mistake.new, 1)
+    return code

@@ -1,0 +1,16 @@
+"""Exercises that `onward learn --check` checks, one file each. A file in this folder is found by itself."""
+
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+
+from onward.learn.exercise import Exercise
+
+
+@cache
+def exercises() -> Sequence[Exercise]:
+    """Return all exercises in the order of the chapters, those with short answers first."""
+    files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
+    found: list[Exercise] = [import_module(f"{__name__}.{file.stem}").EXERCISE for file in files]
+    return sorted(found, key=lambda exercise: (exercise.chapter, len(exercise.source)))

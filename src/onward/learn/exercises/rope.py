@@ -1,0 +1,75 @@
+"""Rotary positions in the layout of Llama."""
+
+from random import Random
+
+import torch
+from torch import Tensor
+
+from onward.learn.exercise import Exercise, Mistake
+
+
+def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotate queries or keys by their positions. Pair i consists of the numbers i and i + E/2 (the halves of Llama and
+    GPT-NeoX, not adjacent numbers), and at position t it turns counterclockwise by the angle t · θ^(−2i/E).
+
+    x (B, H, T, E), positions (T,) -> (B, H, T, E)
+    """
+    E = x.shape[-1]
+    frequency = theta ** (-torch.arange(0, E, 2) / E)  # (E / 2,)
+    angle = positions[:, None] * frequency  # (T, E / 2)
+    cos, sin = angle.cos(), angle.sin()
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def draw(pick: Random) -> tuple[Tensor, Tensor, float]:
+    T = pick.randint(1, 2)
+    x = torch.randn(1, pick.randint(1, 2), T, pick.choice([4, 6]))
+    return x, torch.arange(T) + pick.randint(1, 5), pick.choice([100.0, 10_000.0])
+
+
+EXERCISE = Exercise(
+    chapter=5,
+    answer=rope,
+    draw=draw,
+    mistakes=(
+        Mistake(
+            "first, second = x.chunk(2, dim=-1)\n"
+            "    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)",
+            "first, second = x[..., ::2], x[..., 1::2]\n"
+            "    return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)",
+            "adjacent numbers form a pair, as in GPT-J and the paper: pair the number i with i + E/2",
+        ),
+        Mistake(
+            "x.chunk(2, dim=-1)",
+            "(x[..., ::2], x[..., 1::2])",
+            "adjacent numbers are rotated, and the results are put into halves: take pairs from the halves, too",
+        ),
+        Mistake("angle.sin()", "-angle.sin()", "the rotation goes clockwise: exchange the signs of the sines"),
+        Mistake(
+            "second * cos + first * sin",
+            "second * cos - first * sin",
+            "this is no rotation, as one sign is wrong: the second number is second · cos + first · sin",
+        ),
+        Mistake(
+            "first * cos - second * sin",
+            "first * cos + second * sin",
+            "this is no rotation, as one sign is wrong: the first number is first · cos − second · sin",
+        ),
+        Mistake("torch.arange(0, E, 2)", "torch.arange(E // 2)", "the exponents are −i/E: use −2i/E"),
+        Mistake("(-torch.arange(", "(torch.arange(", "the exponents are positive: later pairs turn more slowly"),
+        Mistake(
+            "positions[:, None]",
+            "torch.arange(len(positions))[:, None]",
+            "positions are counted from 0: use those given, which may begin later, such as behind a cache",
+        ),
+        Mistake(
+            "positions[:, None]", "(positions[:, None] + 1)", "positions are off by one: position 0 is not rotated"
+        ),
+        Mistake(
+            "theta ** (-torch.arange(0, E, 2) / E)",
+            "10_000.0 ** (-torch.arange(0, E, 2) / E)",
+            "10,000 is used for every theta: use theta",
+        ),
+    ),
+)
