@@ -15,7 +15,7 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.training import in_processes
 from onward.cli.shared.warnings import warn_of_unknown
-from onward.config.ranges import Size, SizeOrZero
+from onward.config.ranges import Share, Size, SizeOrZero
 from onward.evaluation.overlap import Match
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ TASKS = """\
   answers:FILE         questions that the model answers in text; answers(file="FILE", match="number")
 """
 ASKED = "examples", "limit", "against", "chat", "run_code", "keep"  # options that say how questions are asked
-OF_TEXT = "stride", "field", "encoding"  # options that say how texts are read
+OF_TEXT = "stride", "field", "encoding", "raw", "repeated_lines"  # options that say how texts are read
 OF_EXAMPLES = "columns", "ignore"  # options that say how examples are read
 
 
@@ -71,7 +71,7 @@ class Options(Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "sources": ("field", "encoding", "columns", "ignore"),
+        "sources": ("field", "encoding", "raw", "repeated_lines", "columns", "ignore"),
         "tasks": ASKED,
         "choices": ASKED,
         "answers": (*ASKED, "match", "judge"),
@@ -94,6 +94,8 @@ class Options(Loading):
     stride: int = 0  # tokens by which the window moves; 0: the context length, without overlap
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
+    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
     columns: str = ""  # columns of examples to rename, such as prompt=question: Onward's name = the file's name
     ignore: str = ""  # columns of examples to leave out, such as notes,critique
     mesh: str = ""  # processes by axis: "replicate=2 tensor=4"; "": replicas, divided by a tensor axis if needed
@@ -220,7 +222,7 @@ def of_text(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Meas
     check_not_given(options, OF_EXAMPLES, f"{options.model} is evaluated on texts")
     if options.sources:
         announce(options.sources)
-        texts = list(documents(options.sources, field=options.field, encoding=options.encoding))
+        texts = list(documents(options.sources, **{name: getattr(options, name) for name in OF_TEXT[1:]}))
         warn_of_unknown(lm.tokenizer, texts)
         return lambda lm: evaluate_texts(lm.model, lm.text(), texts, options.stride, replicas)
     inputs = inputs_of(options)
