@@ -100,14 +100,14 @@ def dispatch(words: list[str]) -> int:
 def check_utf8(words: Sequence[str]) -> None:
     """Refuse arguments that are not UTF-8 text; a path that exists may have any name."""
     for number, word in enumerate(words, 1):
-        if not word.isascii() and not word.isprintable() and not os.path.exists(word):
-            bad = os.fsencode(word) if all("\udc80" <= c <= "\udcff" for c in word if "\ud800" <= c <= "\udfff") else b""
-            try:
-                bad.decode()
-            except UnicodeDecodeError as error:
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            if not os.path.exists(word):
                 from onward.base.errors import UserError
 
-                raise UserError(f"argument {number} is not UTF-8 text (byte {error.start:,}): convert it") from None
+                start = len(word[: error.start].encode())
+                raise UserError(f"argument {number} is not UTF-8 text (byte {start:,}): convert it") from None
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:

@@ -35,6 +35,8 @@ examples:
   onward evaluate runs/mybook                    the validation text of the run, and tasks that need no other text
   onward evaluate runs/mybook other.txt
   onward evaluate runs/mybook other.txt --stride 64 --json
+  onward evaluate runs/mybook runs/lora chats.jsonl         loss on the answers of examples, with standard errors
+  onward evaluate runs/mybook runs/lora --answers prompts.txt --page sides.html     answers to judge, side by side
   onward evaluate runs/kinds kinds.jsonl         a classifier, on rows of --method classify
   onward evaluate runs/judge pairs.jsonl         a reward model, on rows of --method reward
   onward evaluate runs/mybook other.txt --quantize int4     the loss with plain and with int4 weights
@@ -71,14 +73,14 @@ class Options(Loading):
 
     positional: ClassVar[tuple[str, ...]] = ("model", "sources")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "sources": ("field", "encoding", "raw", "repeated_lines", "columns", "ignore"),
+        "sources": ("field", "encoding", "raw", "repeated_lines", "columns", "ignore", "template"),
         "tasks": ASKED,
         "choices": ASKED,
-        "answers": (*ASKED, "match", "judge"),
+        "answers": (*ASKED, "match", "judge", "page"),
         "judge": ("judge_model",),
     }
     model: str  # folder of the model, or its name on the hub
-    sources: tuple[str, ...] = ()  # texts; with a head, examples; with --tasks, more models; default: the run's text
+    sources: tuple[str, ...] = ()  # more models, and texts or examples of answers; default: the run's text
     tasks: str = ""  # tasks to evaluate instead of a text, with their options, separated by commas
     choices: str = ""  # file with your own questions: rows with question, choices and answer, as .jsonl, .json or .csv
     answers: str = ""  # file with your own questions: rows with question and answer; the model generates its answers
@@ -96,6 +98,8 @@ class Options(Loading):
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
     repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+    template: str = ""  # chat template of examples; default: the model's own, or that of another named model
+    page: str = ""  # with --answers: write an .html with the answers of two models side by side, to be judged
     columns: str = ""  # columns of examples to rename, such as prompt=question: Onward's name = the file's name
     ignore: str = ""  # columns of examples to leave out, such as notes,critique
     mesh: str = ""  # processes by axis: "replicate=2 tensor=4"; "": replicas, divided by a tensor axis if needed
@@ -111,7 +115,11 @@ def evaluate(argv: Sequence[str]) -> int:
     options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
     replicas = arranged(options)
     console.quiet = bool(replicas.rank)
-    if options.tasks or options.choices or options.answers:
+    if options.page:
+        from onward.cli.commands.evaluate.side_by_side import compare_answers
+
+        compare_answers(options, replicas)
+    elif options.tasks or options.choices or options.answers:
         of_tasks(options, replicas)
     else:
         of_data(options, replicas)
@@ -177,12 +185,24 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
 
 
 def of_data(options: Options, replicas: "Replicas") -> None:
+    from onward.cli.commands.evaluate.chats import are_examples, are_models, evaluate_chats
     from onward.cli.commands.evaluate.divided import load_alike
     from onward.cli.commands.evaluate.tasks import keep, own_tasks, row, step_of
     from onward.evaluation.heads import judges
     from onward.reports.runs.scores import scores_of
 
+    models = [options.model, *are_models(options.sources)]
+    options = replace(options, sources=tuple(name for name in options.sources if name not in models))
     lm = load_alike(options.model, options, replicas)
+    if not judges(lm.model) and are_examples(options.sources, options.field, options.columns, options.ignore):
+        check_not_given(options, OF_TEXT, "the rows are examples with answers")
+        evaluate_chats([lm, *models[1:]], models, options, replicas)
+        return
+    if options.template:
+        raise UserError("template is read only with examples, such as a .jsonl of messages: leave it out")
+    if len(models) > 1:
+        of_texts([lm, *models[1:]], models, options, replicas)
+        return
     measure = of_examples(options, lm, replicas) if judges(lm.model) else of_text(options, lm, replicas)
     result = asdict(measure(lm))
     plain = {}
@@ -208,6 +228,22 @@ def of_data(options: Options, replicas: "Replicas") -> None:
         print_table(tasks)
     if "perplexity" in result:
         print_next(f'onward generate {quote(options.model)} "Once upon"')
+
+
+def of_texts(
+    models: "Sequence[LanguageModel | str]", names: Sequence[str], options: Options, replicas: "Replicas"
+) -> None:
+    """Several models, of which the first is loaded, on the same texts."""
+    from onward.cli.commands.evaluate.divided import load_alike
+
+    if not options.sources:
+        raise UserError(f"no text is named to compare {' and '.join(names)} on: name one after them")
+    rows = []
+    for name, model in zip(names, models):
+        lm = load_alike(model, options, replicas) if isinstance(model, str) else model
+        rows.append({"model": name} | asdict(of_text(replace(options, model=name), lm, replicas)(lm)))
+    if not replicas.rank:
+        print_json({"results": rows}) if options.json else print_table(rows)
 
 
 Measure = Callable[["LanguageModel"], Any]
