@@ -9,17 +9,13 @@ from statistics import fmean, stdev
 
 from onward.base.errors import UserError
 from onward.evaluation.answers import write_answers
-from onward.evaluation.judging import JudgeServer, check_judge, filled
+from onward.evaluation.judging import PAIR_PROMPT, JudgeServer, check_judge, filled
 from onward.evaluation.kept import Kept
 from onward.generation.engine.engine import Engine
 from onward.generation.options import GenerationOptions
 from onward.text.chat import chat_of
 from onward.text.tokenizer import Tokenizer
 
-PROMPT = (
-    "Which answer responds better to the request?\n\nRequest:\n{prompt}\n\nAnswer A:\n{first}\n\n"
-    "Answer B:\n{second}\n\nReply with A or B alone."
-)
 KEY_ENV, SECONDS, CONCURRENCY = "OPENAI_API_KEY", 60.0, 8
 
 
@@ -58,11 +54,11 @@ def preferred(made: Sequence[Pair], url: str, model: str) -> list[float]:
     with the order of the answers, in both of which it is asked, or if they are equal."""
     if not model:
         raise UserError(f"judge is {url}: name its model too, as --judge-model")
-    check_judge("judge", url, PROMPT, KEY_ENV)
+    check_judge("judge", url, PAIR_PROMPT, KEY_ENV)
     server = JudgeServer(url, model, KEY_ENV, SECONDS, CONCURRENCY)
     differ = [one for one in made if one.first != one.second]
     orders = [(one.prompt, *order) for one in differ for order in ((one.first, one.second), (one.second, one.first))]
-    texts = [filled(PROMPT, {"prompt": prompt, "first": a, "second": b}) for prompt, a, b in orders]
+    texts = [filled(PAIR_PROMPT, {"prompt": prompt, "first": a, "second": b}) for prompt, a, b in orders]
     names_first = server.preferences(texts)
     found = {id(one): (1 - names_first[2 * i] + names_first[2 * i + 1]) / 2 for i, one in enumerate(differ)}
     return [found.get(id(one), 0.5) for one in made]
