@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+import onward
 from onward.cli import main
 from onward.data.passages import Passage, passages, question_in, shortened
-from onward.data.sources import ExtractedText
 
 DOCUMENT = """A beginning that is long enough to be a passage.
 
@@ -55,21 +55,31 @@ def test_question_is_found_in_a_reply() -> None:
     assert Passage("a", (), "").place == "a"
 
 
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a context for a paragraph of bytes."""
+    tokenizer = onward.train_tokenizer("byte", [])
+    config = onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=512)
+    folder = tmp_path_factory.mktemp("base") / "base"
+    onward.save(onward.LanguageModel(onward.Decoder(config), tokenizer), folder)
+    return folder
+
+
 def test_assistant_is_made_of_a_folder_continues_and_refuses_other_options(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "docs").mkdir()
     for i in range(2):
         page = f"<html><body><h1>Cats {i}</h1><p>{'The cat sat on the mat. ' * 3}{i}</p></body></html>"
         (tmp_path / f"docs/{i}.html").write_text(page)
-    words = ["assistant", str(tmp_path / "docs"), "--base", str(tiny_run), "--out", str(tmp_path / "out"), "--json"]
+    words = ["assistant", str(tmp_path / "docs"), "--base", str(base), "--out", str(tmp_path / "out"), "--json"]
     words += ["--quantize", "none", "--time", "1s"]
-    with pytest.warns(ExtractedText):
-        assert main(words) == 0
+    assert main(words) == 0
     said = capsys.readouterr()
+    assert "text of 2 HTML documents" in said.err
     result = json.loads(said.out)
-    assert [row["model"] for row in result["evaluation"]["results"]] == [str(tiny_run), str(tmp_path / "out/adapter")]
+    assert [row["model"] for row in result["evaluation"]["results"]] == [str(base), str(tmp_path / "out/adapter")]
     assert (result["examples"]["examples"], result["examples"]["held_out"]) == (1, 1)
     assert [line.split()[2] for line in said.err.splitlines() if line.startswith("$ onward ")] == [
         *("finetune", "evaluate", "evaluate")
@@ -94,10 +104,10 @@ def test_assistant_is_made_of_a_folder_continues_and_refuses_other_options(
     ],
 )
 def test_assistant_names_a_mistake_and_leaves_nothing(
-    words: list[str], message: str, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    words: list[str], message: str, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty.md").write_text("word")
-    given = [str(tiny_run) if one == "RUN" else str(tmp_path / one) if one == "empty.md" else one for one in words]
+    given = [str(base) if one == "RUN" else str(tmp_path / one) if one == "empty.md" else one for one in words]
     assert main(["assistant", *given, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()

@@ -109,7 +109,8 @@ def written_questions(
         return [question_in(reply) for reply in server.replies(requests)]
     if not lm.text().templates:
         return [None] * len(found)
-    room = lm.model.config.context_length - QUESTION_TOKENS - 64
+    length = lm.model.config.context_length
+    room = length - QUESTION_TOKENS - 64
     short = [shortened(one, lambda text: len(lm.text().encode(text)) <= room) for one in requests]
-    replies = chat_answers(lm.engine(), lm.text(), short, QUESTION_TOKENS, Kept(), progress)
+    replies = chat_answers(lm.engine(), lm.text(), short, QUESTION_TOKENS, length, Kept(), progress)
     return [question_in(reply.rpartition("</think>")[2]) for reply in replies]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from onward.base.arguments import shown
 from onward.base.errors import UserError
 from onward.evaluation.answers import write_answers
 from onward.evaluation.judging import PAIR_PROMPT, JudgeServer, check_judge, filled
@@ -33,14 +34,22 @@ def chat_answers(
     tokenizer: Tokenizer,
     prompts: Sequence[str],
     tokens: int,
+    length: int,
     kept: Kept,
     progress: Callable[..., None] = lambda *_: None,
 ) -> list[str]:
     """The likeliest answer of a model to each prompt, a user's message if the model has a chat template, else a text to
-    be continued for a paragraph."""
+    be continued for a paragraph; at most `tokens`, in a context of `length` tokens."""
     chat = chat_of(tokenizer) if tokenizer.templates else None
     encoded = [chat.encode([{"role": "user", "content": one}]) if chat else tokenizer.encode(one) for one in prompts]
-    options = GenerationOptions(temperature=0.0, max_new_tokens=tokens, stop=chat.stop if chat else ("\n\n",))
+    longest = max(range(len(encoded)), key=lambda i: len(encoded[i]))
+    if (room := length - len(encoded[longest])) < 1:
+        raise UserError(
+            f"Cannot answer {shown(prompts[longest])}, because it fills the context of {length:,} tokens: shorten it"
+        )
+    options = GenerationOptions(
+        temperature=0.0, max_new_tokens=min(tokens, room), stop=chat.stop if chat else ("\n\n",)
+    )
     show = lambda done: progress("answers", done, len(prompts))
     return [one.text.strip() for (one,) in write_answers(engine, tokenizer, encoded, options, show, kept)]
 

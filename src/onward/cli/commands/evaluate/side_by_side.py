@@ -37,8 +37,9 @@ def compare_answers(options: Options, replicas: Replicas) -> None:
     answers = []
     for name in names:
         lm = load_alike(name, options, replicas)
+        length = lm.model.config.context_length
         with kept_answers(lm, options.keep, replicas) as kept, progress_bars(counted=True) as show:
-            answers.append(chat_answers(lm.engine(), lm.text(), prompts, MOST_TOKENS, kept, show))
+            answers.append(chat_answers(lm.engine(), lm.text(), prompts, MOST_TOKENS, length, kept, show))
         del lm
     made = pairs(prompts, *answers)
     verdicts = preferred(made, options.judge, options.judge_model) if options.judge else []
