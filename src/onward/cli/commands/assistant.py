@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
-from contextlib import redirect_stdout
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from shlex import join, quote
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 
 from onward.base.errors import UserError
 from onward.base.files import read_json, write_json
+from onward.cli import module_of
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next
 from onward.cli.shared.sources import announce
@@ -69,9 +70,7 @@ def main(argv: Sequence[str]) -> int:
     from onward.hub.folder import is_adapter, locate
 
     if is_adapter(locate(options.base_model)):
-        raise UserError(
-            f"base is {options.base_model}, an adapter: give onward merge {options.base_model} MERGED first"
-        )
+        raise UserError(f"base is {options.base_model}, an adapter: name its base, or merge it")
 
     out = Path(options.out or f"runs/{default_name(options.sources[0])}-assistant")
     settle(options, out)
@@ -176,9 +175,7 @@ def trained(options: Options, out: Path) -> int:
 
 def called(options: Options, command: str, words: Sequence[str]) -> dict[str, Any]:
     """Run a command; return what it prints with --json, if this command has it too, else {}."""
-    from onward.cli.commands import evaluate, serve
-
-    main = {"evaluate": evaluate.main, "serve": serve.main}[command]
+    main = module_of(command).main
     words = [*words, *(["--json"] if options.json and command == "evaluate" else [])]
     say(f"$ {join(['onward', command, *words])}")
     if not options.json:
@@ -190,13 +187,10 @@ def called(options: Options, command: str, words: Sequence[str]) -> dict[str, An
 
 
 def status_of(options: Options, command: str, words: Sequence[str]) -> int:
-    from onward.cli.commands import finetune
-
     say(f"$ {join(['onward', command, *words])}")
-    if not options.json:
-        return finetune.main(words)
-    with redirect_stdout(io.StringIO()):
-        return finetune.main(words)
+    with redirect_stdout(io.StringIO()) if options.json else nullcontext():
+        status: int = module_of(command).main(words)
+    return status
 
 
 def say(sentence: str) -> None:

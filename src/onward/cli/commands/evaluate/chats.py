@@ -15,7 +15,7 @@ from onward.cli.shared.output import console, print_json, print_next, print_tabl
 
 if TYPE_CHECKING:
     from onward.api.language_model import LanguageModel
-    from onward.cli.commands.evaluate import Options
+    from onward.cli.commands.evaluate.options import Options
     from onward.parallel.replicas import Replicas
     from onward.text.tokenizer import Tokenizer
 

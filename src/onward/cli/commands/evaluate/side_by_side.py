@@ -12,7 +12,7 @@ from onward.base.errors import UserError
 from onward.cli.shared.output import print_json, print_next, print_table
 
 if TYPE_CHECKING:
-    from onward.cli.commands.evaluate import Options
+    from onward.cli.commands.evaluate.options import Options
     from onward.evaluation.preferences import Pair
     from onward.parallel.replicas import Replicas
 
