@@ -1,12 +1,12 @@
 """onward evaluate: the loss, perplexity and bits per byte of a model on a text; the accuracy of a classifier or reward
 model."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
@@ -15,8 +15,6 @@ from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.training import in_processes
 from onward.cli.shared.warnings import warn_of_unknown
-from onward.config.ranges import Share, Size, SizeOrZero
-from onward.evaluation.overlap import Match
 
 if TYPE_CHECKING:
     from onward.api.language_model import LanguageModel
