@@ -37,6 +37,7 @@ LINES = {
     "onward --help >/dev/full": (2, "No space left on device"),
     "onward generate --help >/dev/full": (2, "No space left on device"),
     "printf 'caf\\351\\n' | onward chat $MODEL": (2, "standard input is not UTF-8 text"),
+    "onward generate $MODEL $(printf 'caf\\351')": (2, "argument 3 is not UTF-8 text (byte 3)"),
     "onward models gpt2 | head -1; exit ${PIPESTATUS[0]}": (0, ""),
     "onward generate nowhere The 2>&-": (2, ""),
     "onward generate nowhere - </dev/full": (2, "standard input is longer than 16 MB"),

@@ -25,6 +25,7 @@ import pytest
 from onward import UserError, train_tokenizer
 from onward.data import documents, load_tokens
 from onward.data.prepare import prepare
+from onward.data.reading import Reading
 
 from support.limits import limited
 
@@ -259,7 +260,7 @@ def outcome(source: str, options: dict[str, Any], out: Path | None) -> str:
     with limited(SECONDS, ROOM), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if out:
-            return refusal_of(lambda: prepare([source], BYTE, out, workers=1, **options))
+            return refusal_of(lambda: prepare([source], BYTE, out, workers=1, reading=Reading(**options)))
         return refusal_of(lambda: "".join(documents([source], **options)).encode())  # no lone surrogate
 
 

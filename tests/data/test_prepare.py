@@ -20,6 +20,7 @@ from onward import Tokenizer, UserError, train_tokenizer
 from onward.data import documents, load_tokens, sources
 from onward.data.formats import PieceSizes
 from onward.data.prepare import Cleaning, prepare
+from onward.data.reading import Reading
 from onward.data.tokens import Longest
 
 from support.disk import with_room_for
@@ -148,7 +149,7 @@ def test_complete_preparation_is_not_repeated(corpus: list[str], tmp_path: Path)
 
 CHANGES: dict[str, dict[str, Any]] = {
     "tokenizer": {"tokenizer": "bpe:300"},
-    "field": {"field": "body"},
+    "field": {"reading": Reading(field="body")},
     "sources, content of": {"sources": ["one.txt"]},
     "min_words, exact": {"cleaning": Cleaning(min_words=3, exact=False)},
 }

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from onward import UserError
 from onward.data import documents
 from onward.data.formats import PieceSizes, read, split
+from onward.data.reading import Reading
 from onward.data.sources import folder_files, pieces, store, stored_streams
 
 TABLE = {"text": ["p", None, "q\r\n"], "body": ["b", "c", "d"], "number": [1, 2, 3]}
@@ -120,7 +121,7 @@ def test_pieces_of_a_file_join_to_its_documents(text: str, size: int, block: int
     (tmp_path / "t.txt.gz").write_bytes(gzip.compress(text.encode()))
     (tmp_path / "t.jsonl").write_text("".join(json.dumps({"text": f"{text}{i}"}) + "\n" for i in range(5)))
     for name, expected in ("t.txt.gz", [text.replace("\r\n", "\n")]), ("t.jsonl", [f"{text}{i}" for i in range(5)]):
-        found = list(pieces(str(tmp_path / name), "text", "utf-8", sizes))
+        found = list(pieces(str(tmp_path / name), Reading(), sizes))
         assert len(found) > 1
         assert list(documents([str(tmp_path / name)], sizes=sizes)) == expected
 
@@ -329,7 +330,7 @@ def test_sources_without_any_text_are_user_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"hf://no/such cannot be loaded \(.*name a dataset"):
         list(documents(["hf://no/such"]))
     with pytest.raises(UserError, match="--encoding klingon is unknown"):
-        list(read("x", io.BytesIO(b"abc"), "klingon"))
+        list(read("x", io.BytesIO(b"abc"), Reading(encoding="klingon")))
 
 
 ENCODINGS = st.sampled_from(
@@ -345,7 +346,11 @@ LINES = st.lists(st.dictionaries(st.sampled_from(["text", "b"]), st.text() | st.
 )
 def test_any_bytes_are_documents_or_a_user_error(data: bytes, name: str, encoding: str) -> None:
     try:
-        found = [text for piece in read(name, io.BytesIO(data), encoding) for text in piece.documents("text")]
+        found = [
+            text
+            for piece in read(name, io.BytesIO(data), Reading(encoding=encoding))
+            for text in piece.documents("text")
+        ]
     except UserError:
         return
     for text in found:

@@ -39,7 +39,7 @@ from onward.base.suggestions import nearest
 T = TypeVar("T")
 P = TypeVar("P", bound="Part")
 # of the fields whose option has another name
-FLAGS = {"imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
+FLAGS = {"base_model": "--base", "imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
 HUGE = 1e15  # from here on, numbers are written with a power of ten
 SUM = "sum"  # the kind of a weighted sum of parts
 

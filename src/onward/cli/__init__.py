@@ -64,6 +64,7 @@ def module_of(name: str) -> ModuleType:
 
 def dispatch(words: list[str]) -> int:
     """Run the command that the first word names, or print the list of commands."""
+    check_utf8(words)
     if not words or words[0] in ("-h", "--help") or words == ["help"]:
         show()
         return 0
@@ -98,6 +99,19 @@ def dispatch(words: list[str]) -> int:
             sys.stdout.flush()
             raise
     return status or 0
+
+
+def check_utf8(words: Sequence[str]) -> None:
+    """Refuse arguments that are not UTF-8 text; a path that exists may have any name."""
+    for number, word in enumerate(words, 1):
+        try:
+            word.encode()
+        except UnicodeEncodeError as error:
+            if not os.path.exists(word):
+                from onward.base.errors import UserError
+
+                start = len(word[: error.start].encode())
+                raise UserError(f"argument {number} is not UTF-8 text (byte {start:,}): convert it") from None
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:

@@ -13,6 +13,7 @@ GROUPS = {
     "train and compare": {
         "train": "text -> tokens -> windows -> logits -> loss -> weights",
         "finetune": "examples of answers -> an assistant",
+        "assistant": "documents -> examples -> an adapter -> its evaluation beside the base",
         "compare": "variants of a run side by side, and whether they differ by more than noise",
         "sweep": "a run for each value of an option, and the curve of their losses",
         "runs": "the runs in a folder, with their figures",
@@ -87,6 +88,7 @@ How data flows, and the command for each step:
                                              look inside       onward inspect runs/mybook "Once upon a time" lens
                                             is it exact?       onward verify runs/mybook
   examples of answers -> an assistant                          onward finetune runs/mybook answers.jsonl --lora 16
+                                       from documents alone    onward assistant docs/ --base runs/mybook
                                        smaller and faster      onward quantize runs/mybook runs/small
                                             how fast is it?    onward bench runs/mybook
                                             will it fit?       onward plan llama-3.1-8b

@@ -20,14 +20,29 @@ from typing import IO, TYPE_CHECKING, Any, BinaryIO
 
 from onward.base.errors import UserError
 from onward.data.columns import value_at
+from onward.data.extraction.extract import (
+    BEGINNINGS,
+    BINARY,
+    HEAD_BYTES,
+    KINDS,
+    Extraction,
+    declared_encoding,
+    extracted,
+    kind_of,
+    without_lines,
+)
+from onward.data.reading import Reading
 from onward.text.tokenizer import SURROGATE, UNKNOWN
 
 if TYPE_CHECKING:
     from pyarrow import Schema
 
 TEXT = {".txt", ".md", ".rst", ".text", ".jsonl", ".py", ".tex", ".html", ".xml", ".csv", ".json", ".org", ""}
+READABLE = TEXT | KINDS.keys() | {".parquet"}  # suffixes of the files that are read in a folder
+MOST_MARKUP = 1 << 28  # bytes of a file whose text is extracted, which is in memory whole
 COMPRESSED = ".gz", ".bz2", ".xz", ".zst"
 ARCHIVES = ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tzst"
+OTHER_DOCUMENTS = ".doc", ".odt", ".rtf", ".pptx", ".ppt", ".xlsx", ".xls", ".mobi", ".azw3", ".djvu", ".chm"
 STRINGS = "string", "large_string", "string_view"  # of pyarrow's types
 BATCH_ROWS, BATCH_BYTES = 64, 1 << 24  # the most rows of a table that are read at a time, and about the most bytes
 # Where a text may be split, best first. Tokens never cross a break of the first kind: see Tokenizer.pieces.
@@ -60,23 +75,45 @@ class SourcePiece:
     line: int = 0  # number of the first line, in a .jsonl; otherwise 0
     begins: bool = True  # whether the first document begins in this piece
     ends: bool = True  # whether the last document ends in this piece
+    kind: str = ""  # of markup, from which `text` is extracted; see `kind_of`
+    repeated: frozenset[int] = frozenset()  # keys of the lines that are left out then
+    raw: bool = False  # whether texts that are pages of HTML stay as they are
 
     def __len__(self) -> int:
         return len(self.text) + sum(map(len, self.records))
 
-    def documents(self, field: str) -> Iterator[str]:
-        """Texts of the documents in the piece; in a .jsonl, the `field` of each line."""
-        if self.line:
-            lines = enumerate(io.BytesIO(self.text), self.line)
+    def documents(self, field: str, found: Extraction | None = None) -> Iterator[str]:
+        """Texts of the documents in the piece; in a .jsonl, the `field` of each line. What is extracted from markup is
+        added to `found`."""
+        found = Extraction() if found is None else found
+        if self.kind:
+            text, lines = without_lines(extracted(self.kind, self.text, self.name), self.repeated)
+            found.add(self.kind, self.name, len(self.text), text, lines)
+            yield SURROGATE.sub(UNKNOWN, text)
+        elif self.line:
+            lines_of = enumerate(io.BytesIO(self.text), self.line)
             yield from (
-                record_text(self.name, number, as_text(line.rstrip(b"\r\n")), field)
-                for number, line in lines
+                self.of_record(record_text(self.name, number, as_text(line.rstrip(b"\r\n")), field), found)
+                for number, line in lines_of
                 if line.strip()
             )
         elif self.records:
-            yield from self.records
+            yield from (self.of_record(text, found) for text in self.records)
         else:
             yield SURROGATE.sub(UNKNOWN, as_text(self.text).replace("\r\n", "\n"))
+
+    def of_record(self, text: str, found: Extraction) -> str:
+        """The text of a row: that of a page, if it is one."""
+        if (
+            self.raw
+            or "<" not in text[:64]
+            or not BEGINNINGS["html"].match(text[:HEAD_BYTES].encode("utf-8", "replace"))
+        ):
+            return text
+        content = text.encode("utf-8", "surrogatepass")
+        plain = extracted("html", content, self.name)
+        found.add("html", self.name, len(content), plain, 0)
+        return plain
 
 
 def as_text(utf8: bytes) -> str:
@@ -108,17 +145,22 @@ def suffixes(name: str) -> tuple[str, str]:
     return PurePath(lower.removesuffix(compression)).suffix, compression
 
 
-def read_file(path: Path, name: str, field: str, encoding: str, sizes: PieceSizes) -> Iterator[SourcePiece]:
-    """Yield the pieces of a file, whose format follows from `name`; `field` is the column of the text in a table."""
+def read_file(
+    path: Path, name: str, reading_as: Reading, sizes: PieceSizes, repeated: frozenset[int] = frozenset()
+) -> Iterator[SourcePiece]:
+    """Yield the pieces of a file, whose format follows from `name`; `repeated` has the keys of the lines that are left
+    out of extracted text."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
+    if content in OTHER_DOCUMENTS:
+        raise UserError(f"{name} is a {content} document, which is not read: convert it to .docx, .pdf or text")
     with reading(name), open(path, "rb") as file:
         if content == ".parquet":
             with seekable(name, file) as table:
-                yield from parquet_pieces(name, table, field)
+                yield from parquet_pieces(name, table, reading_as)
         else:
-            yield from read(name, file, encoding, sizes)
+            yield from read(name, file, reading_as, sizes, repeated)
 
 
 @contextmanager
@@ -162,12 +204,30 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
     return stream
 
 
-def read(name: str, file: BinaryIO, encoding: str, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
-    """Yield the pieces of a text or .jsonl file, decompressed according to its `name`."""
-    lines = suffixes(name)[0] == ".jsonl"
+class Peeked:
+    """A stream whose first bytes have been read already."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self.stream, self.head = stream, stream.read(HEAD_BYTES)
+
+    def read(self, size: int) -> bytes:
+        first, self.head = self.head[:size], self.head[size:]
+        return first + self.stream.read(size - len(first))
+
+
+def read(
+    name: str, file: BinaryIO, reading_as: Reading, sizes: PieceSizes = SIZES, repeated: frozenset[int] = frozenset()
+) -> Iterator[SourcePiece]:
+    """Yield the pieces of a text or .jsonl file, decompressed according to its `name`; a file whose text is extracted
+    is one piece."""
+    suffix, encoding = suffixes(name)[0], reading_as.encoding
+    lines, stream = suffix == ".jsonl", Peeked(decompressed(name, file))
+    if kind := kind_of(suffix, stream.head, reading_as.raw):
+        yield marked_up(name, kind, stream, encoding, repeated)
+        return
     parts: list[bytes] = []
     size, rest, blank, line, begins, offset = 0, "", True, 1, True, 0
-    for block, last in decode_blocks(name, decompressed(name, file), encoding, sizes.block_bytes):
+    for block, last in decode_blocks(name, stream, encoding, sizes.block_bytes):
         blank = blank and (not block or block.isspace())
         if last and blank:
             raise UserError(f"{name} is empty: name a file with text")
@@ -186,8 +246,26 @@ def read(name: str, file: BinaryIO, encoding: str, sizes: PieceSizes = SIZES) ->
             content = b"".join(parts)
             before, offset = offset, file.tell() if file.seekable() else 0
             bounds = {"line": line} if lines else {"begins": begins, "ends": last}
-            yield SourcePiece(name, content, size=offset - before, **bounds)
+            yield SourcePiece(name, content, size=offset - before, **bounds, raw=reading_as.raw)
             parts, size, line, begins = [], len(rest), line + content.count(b"\n"), False
+
+
+def marked_up(name: str, kind: str, stream: Peeked, encoding: str, repeated: frozenset[int]) -> SourcePiece:
+    """A file whose text is extracted, its content in UTF-8 unless it is binary."""
+    content = stream.read(MOST_MARKUP + 1)
+    if len(content) > MOST_MARKUP:
+        raise UserError(
+            f"{name} has more than {MOST_MARKUP:,} bytes, which are read whole to extract the text: split the file, or "
+            "read it as it is with --raw"
+        )
+    size = len(content)
+    if kind not in BINARY.values():
+        if not content.strip(b"\xef\xbb\xbf \t\r\n"):
+            raise UserError(f"{name} is empty: name a file with text")
+        encoding = declared_encoding(content, encoding) if kind in ("html", "xml") else encoding
+        texts = (text for text, _ in decode_blocks(name, io.BytesIO(content), encoding, SIZES.block_bytes))
+        content = "".join(texts).encode("utf-8", "surrogatepass")
+    return SourcePiece(name, content, size=size, kind=kind, repeated=repeated)
 
 
 def is_blank_file(path: Path) -> bool:
@@ -212,7 +290,7 @@ class NotText(UserError):
         self.what = what
 
 
-def decode_blocks(name: str, stream: BinaryIO, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
+def decode_blocks(name: str, stream: BinaryIO | Peeked, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
     """Yield (text, whether it is the last), `block_bytes` at a time."""
     try:
         with suppress(UnicodeError):
@@ -269,8 +347,8 @@ def pyarrow(name: str) -> Any:
     return pyarrow
 
 
-def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[SourcePiece]:
-    arrow = pyarrow(name)
+def parquet_pieces(name: str, file: IO[bytes], reading_as: Reading) -> Iterator[SourcePiece]:
+    arrow, field = pyarrow(name), reading_as.field
     try:
         opened = arrow.parquet.ParquetFile(file, buffer_size=1 << 20)  # without a buffer, row groups are read whole
         rows, size = opened.metadata.num_rows, os.fstat(file.fileno()).st_size
@@ -278,16 +356,16 @@ def parquet_pieces(name: str, file: IO[bytes], field: str) -> Iterator[SourcePie
         row_bytes = sum(group.total_byte_size for group in groups) // max(1, rows)
         batch = min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, row_bytes)))
         batches = opened.iter_batches(batch, columns=[field])
-        yield from table_pieces(name, opened.schema_arrow, batches, rows, size, field)
+        yield from table_pieces(name, opened.schema_arrow, batches, rows, size, reading_as)
     except (arrow.ArrowException, UnicodeDecodeError) as error:
         raise UserError(f"{name} cannot be read as .parquet ({one_line(error)}): copy or download it again") from None
 
 
 def table_pieces(
-    name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, field: str
+    name: str, schema: "Schema", batches: Iterable[Any], rows: int, size: int, reading_as: Reading
 ) -> Iterator[SourcePiece]:
     """Yield the pieces of a table of `rows` rows and `size` bytes; a row without a text is an empty document."""
-    columns = ", ".join(map(ascii, schema.names))
+    columns, field = ", ".join(map(ascii, schema.names)), reading_as.field
     name_in_table = field if field in schema.names else field.partition(".")[0]
     kind = type_at(schema, field)
     if kind is None or schema.names.count(name_in_table) != 1:
@@ -300,7 +378,7 @@ def table_pieces(
     for batch in batches:
         values = batch[name_in_table].to_pylist()
         if texts := [value_at({name_in_table: value}, field) or "" for value in values]:
-            yield SourcePiece(name, records=texts, size=size * len(texts) // rows)
+            yield SourcePiece(name, records=texts, size=size * len(texts) // rows, raw=reading_as.raw)
 
 
 def type_at(schema: Any, path: str) -> Any:

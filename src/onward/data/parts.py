@@ -36,6 +36,7 @@ from onward.data.prepare import (
     with_content,
 )
 from onward.data.progress import Measured, Progress, silent
+from onward.data.reading import READING, Reading
 from onward.data.sources import Source, check_named, download_corpora, is_stream
 from onward.data.tokens import TokenData, id_dtype, load_tokens
 from onward.text.tokenizer import Tokenizer
@@ -55,8 +56,7 @@ def prepare_part(
     folder: Path,
     part: MachinePart,
     *,
-    field: str = "text",
-    encoding: str = "utf-8",
+    reading: Reading = READING,
     cleaning: Cleaning = EXACT,
     workers: int = 0,
     progress: Progress = silent,
@@ -77,7 +77,7 @@ def prepare_part(
     download_corpora(sources, progress)
     target = part_folder(folder, part)
     work = target.with_name(f"{target.name}.unfinished")
-    settings = with_content(settings_of(sources, tokenizer, field, encoding, cleaning), sources)
+    settings = with_content(settings_of(sources, tokenizer, reading, cleaning), sources)
     if (target / PART).exists():
         check_settings(read_json(target / PART)["settings"], settings, target)
         return target
@@ -86,7 +86,7 @@ def prepare_part(
     open_work_folder(work, settings)
     if not (work / "tokenizer_config.json").exists():
         (train_tokenizer(tokenizer, []) if isinstance(tokenizer, str) else tokenizer).save(work)
-    preparation = Preparation(sources, work, field, encoding, cleaning, sizes)
+    preparation = Preparation(sources, work, reading, cleaning, sizes)
     process = partial(process_units, preparation, workers or available_cores(), progress, part=part)
     if cleaning.drops_documents:
         process("inspecting", partial(inspect, preparation), ".verdicts.npy")
@@ -120,9 +120,8 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
     for path in parts[0].glob(TOKENIZER):
         shutil.copyfile(path, work / path.name)
     cleaning = fields.build(Cleaning, {name: settings[name] for name in asdict(EXACT)})
-    preparation = Preparation(
-        sources, work, settings["field"], settings["encoding"], cleaning, PieceSizes(**facts["sizes"])
-    )
+    reading = fields.build(Reading, {name: settings[name] for name in asdict(READING)})
+    preparation = Preparation(sources, work, reading, cleaning, PieceSizes(**facts["sizes"]))
     for number in range(units):
         progress("checking", number, units)
         collect(parts[number % len(parts)], work, number)

@@ -3,7 +3,7 @@ index."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -15,8 +15,10 @@ from onward.base.errors import UserError
 from onward.base.files import atomic_write, file_sha256, write_json
 from onward.data.cleaning import GOPHER, Cleaning
 from onward.data.duplicates import CONTINUED, KEPT, PERMUTATIONS, fingerprint, signature, write_array
+from onward.data.extraction.extract import Extraction
 from onward.data.filters import failed_filter
 from onward.data.formats import PieceSizes, SourcePiece
+from onward.data.reading import Reading
 from onward.data.sources import (
     Source,
     is_blank,
@@ -60,8 +62,7 @@ class Preparation:
 
     sources: Sequence[Source]
     folder: Path  # the folder FOLDER.unfinished
-    field: str
-    encoding: str
+    reading: Reading
     cleaning: Cleaning
     sizes: PieceSizes
 
@@ -82,7 +83,7 @@ class Preparation:
         for index, source in enumerate(self.sources):
             group: list[SourcePiece] = []
             size = 0
-            for piece in pieces(source, self.field, self.encoding, self.sizes):
+            for piece in pieces(source, self.reading, self.sizes):
                 if group and (size + len(piece) > self.sizes.piece_chars or not piece.begins or not group[-1].ends):
                     yield WorkUnit(
                         number, index, group
@@ -93,9 +94,9 @@ class Preparation:
             yield WorkUnit(number, index, group)
             number += 1
 
-    def documents(self, unit: WorkUnit) -> list[tuple[str, str]]:
-        """(name of the file, text) of each document."""
-        return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.field)]
+    def documents(self, unit: WorkUnit, found: Extraction | None = None) -> list[tuple[str, str]]:
+        """(name of the file, text) of each document; what is extracted is added to `found`."""
+        return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.reading.field, found)]
 
     def inspect(self, unit: WorkUnit) -> None:
         """Write the filter verdicts, hashes and MinHash signatures of a unit, from which duplicates are found."""
@@ -114,8 +115,8 @@ class Preparation:
 
     def encode(self, unit: WorkUnit) -> None:
         """Write the token shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
-        start = perf_counter()
-        documents = self.documents(unit)
+        start, found = perf_counter(), Extraction()
+        documents = self.documents(unit, found)
         verdicts = (
             np.load(self.part(unit, ".verdicts.npy"))
             if self.cleaning.drops_documents
@@ -147,6 +148,7 @@ class Preparation:
             "bytes": sum(len(text.encode()) for _, text in kept),
             "unknown_characters": int(np.count_nonzero(ids == self.tokenizer.unknown_id)),
             "dropped": dropped,
+            "extracted": asdict(found),
             "seconds": {"encoding": encoded - start, "writing": perf_counter() - encoded},
         }
         if kept:
@@ -199,6 +201,11 @@ class Preparation:
                 total = dropped.setdefault(reason, {"documents": 0, "samples": []})
                 total["documents"] += entry["documents"]
                 total["samples"] = (total["samples"] + entry["samples"])[:SAMPLES]
+        report["extracted"] = {
+            name: sentence
+            for number, name in enumerate(settings["sources"])
+            if (sentence := extraction_of(records, number).sentence(name))
+        }
         report["dropped"] = {reason: dropped[reason] for reason in REASONS if reason in dropped}
         header = {
             "version": VERSION,
@@ -213,8 +220,17 @@ class Preparation:
             if provenance(source) != index["settings"][f"content of {source}"]:
                 return f"{source} has changed while it was read: run the same command again"
             if all(record["blank"] for record in records if record["source"] == number):
-                return no_text(source)
+                return no_text(source, extraction_of(records, number))
         if not index["report"]["tokens"]:
             counts = ", ".join(f"{entry['documents']} as {name}" for name, entry in index["report"]["dropped"].items())
             return f"all documents are dropped ({counts}): choose less strict filters"
         return ""
+
+
+def extraction_of(records: list[dict[str, Any]], source: int) -> Extraction:
+    """What was extracted from a source, by the records of its units."""
+    found = Extraction()
+    for record in records:
+        if record["source"] == source:
+            found.join(Extraction(**record["extracted"]))
+    return found

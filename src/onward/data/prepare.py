@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -27,7 +28,9 @@ from onward.data.duplicates import Verdicts
 from onward.data.formats import SIZES, PieceSizes
 from onward.data.preparation import VERSION, Preparation, WorkUnit
 from onward.data.progress import Measured, Progress, silent
+from onward.data.reading import READING, Reading
 from onward.data.sources import (
+    ExtractedText,
     Source,
     check_named,
     download_corpora,
@@ -70,8 +73,7 @@ def prepare(
     tokenizer: Tokenizer | str,
     folder: Path,
     *,
-    field: str = "text",
-    encoding: str = "utf-8",
+    reading: Reading = READING,
     cleaning: Cleaning = EXACT,
     workers: int = 0,
     progress: Progress = silent,
@@ -80,7 +82,7 @@ def prepare(
 ) -> TokenData:
     """Encode texts into a folder of token shards, and return them memory-mapped.
 
-    For `sources`, `field` and `encoding` see `documents`. A `tokenizer` given as text (see `train_tokenizer`) is
+    For `sources` and `reading` see `documents`. A `tokenizer` given as text (see `train_tokenizer`) is
     learned from the sources. `workers` is the number of processes (0: one per core); the result does not depend on it.
     Each process holds a few pieces of `sizes.piece_chars` characters in memory; only a row of a table or a line of a
     .jsonl is never split. A document in several pieces is filtered by its first piece. `progress` is called with the
@@ -96,7 +98,7 @@ def prepare(
     download_corpora(sources, progress)
     folder = Path(folder)
     work = folder.parent / f"{folder.name}.unfinished"
-    settings = settings_of(sources, tokenizer, field, encoding, cleaning)
+    settings = settings_of(sources, tokenizer, reading, cleaning)
     if is_prepared(folder) and not any(map(is_stream, sources)):
         check_settings(load_tokens(folder).index.settings, with_content(settings, sources), folder)
     else:
@@ -107,7 +109,7 @@ def prepare(
             with stored_streams(sources, parts / "streams", progress) as files:
                 settings = with_content(settings, files)
                 open_work_folder(work, settings)
-                preparation = Preparation(files, work, field, encoding, cleaning, sizes)
+                preparation = Preparation(files, work, reading, cleaning, sizes)
                 try:
                     run(preparation, tokenizer, settings, workers, progress, measured or Measured())
                 except UserError:
@@ -124,15 +126,14 @@ def prepare(
 
 
 def settings_of(
-    sources: Sequence[Source], tokenizer: Tokenizer | str, field: str, encoding: str, cleaning: Cleaning
+    sources: Sequence[Source], tokenizer: Tokenizer | str, reading: Reading, cleaning: Cleaning
 ) -> dict[str, Any]:
     """The settings by which an existing folder is recognized."""
     return {
         "version": VERSION,
         "sources": list(map(str, sources)),
         "tokenizer": tokenizer if isinstance(tokenizer, str) else digest(tokenizer),
-        "field": field,
-        "encoding": encoding,
+        **asdict(reading),
         **asdict(cleaning),
     }
 
@@ -171,7 +172,7 @@ def run(
         if isinstance(tokenizer, str):
             progress("learning the tokenizer", 0, 0)
             # of all texts, the validation text included, as is customary for character tokenizers
-            texts = passages(preparation.sources, field=preparation.field, encoding=preparation.encoding)
+            texts = passages(preparation.sources, preparation.reading)
             tokenizer = train_tokenizer(tokenizer, texts)
         tokenizer.save(folder)
     times.append(perf_counter())
@@ -188,6 +189,8 @@ def run(
         shutil.rmtree(folder)
         raise UserError(problem)
     write_json(folder / INDEX, index)
+    for sentence in index["report"]["extracted"].values():
+        warnings.warn(sentence, ExtractedText, stacklevel=1)
     if not resumed:
         learning, inspecting, rest = np.diff(times).tolist()
         own = {task: sum(record["seconds"][task] for record in records) for task in ("encoding", "writing")}

@@ -22,9 +22,11 @@ from onward.data.formats import (
     seekable,
     suffixes,
 )
+from onward.data.reading import Reading
 from onward.data.sources import BATCH_ROWS, HUB, dataset, source_files
 
 ROWS = "give .jsonl, .json, .csv, .parquet or hf://NAME, of which each row is an example"
+AS_WRITTEN = Reading(raw=True)
 MOST_JSON = 1 << 30  # bytes of a .json file, which is in memory whole
 csv.field_size_limit(1 << 26)
 
@@ -68,7 +70,7 @@ def jsonl_records(path: Path) -> Iterator[Record]:
 
 def utf8_pieces(path: Path) -> Iterator[SourcePiece]:
     try:
-        yield from read_file(path, str(path), "", "utf-8", SIZES)
+        yield from read_file(path, str(path), AS_WRITTEN, SIZES)
     except NotText as error:
         raise UserError(f"{error.what}: JSON is written in UTF-8, so convert it") from None
 

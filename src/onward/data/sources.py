@@ -9,6 +9,7 @@ import os
 import shutil
 import stat
 import sys
+import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +22,13 @@ from urllib.parse import parse_qsl
 from onward.base.errors import UserError
 from onward.base.files import atomic_write, file_sha256
 from onward.data import corpora
+from onward.data.extraction.extract import HEAD_BYTES, Extraction, kind_of, repeated_lines
 from onward.data.formats import (
+    READABLE,
     SIZES,
-    TEXT,
     PieceSizes,
     SourcePiece,
+    decompressed,
     is_blank_file,
     one_line,
     read,
@@ -36,6 +39,7 @@ from onward.data.formats import (
     table_pieces,
 )
 from onward.data.progress import Progress, silent
+from onward.data.reading import READING, Reading
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -44,6 +48,7 @@ OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}  # two of t
 BATCH_ROWS = 64  # rows of a dataset that are read at a time
 COPY_BYTES = 1 << 20  # bytes of a stream that are copied at a time
 HUB = "hf://"
+LEAST_FILES, MOST_COMPARED = 3, 1000  # files of a source that are searched for repeated lines
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,13 @@ Source = str | StoredStream
 
 
 def documents(
-    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", sizes: PieceSizes = SIZES
+    sources: Sequence[Source],
+    *,
+    field: str = "text",
+    encoding: str = "utf-8",
+    raw: bool = False,
+    repeated_lines: float = READING.repeated_lines,
+    sizes: PieceSizes = SIZES,
 ) -> Iterator[str]:
     """Yield the documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
 
@@ -71,37 +82,39 @@ def documents(
     `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or .parquet, each
     also as .gz, .bz2, .xz or .zst; upper and lower case are the same. A text file and a stream are one document.
 
+    Of HTML, XML, Markdown, PDF, Word documents, books (.epub) and notebooks, the text is read; with `raw`, those that
+    are text files are read as they are. A line in at least the share `repeated_lines` of such files of a source, and in
+    three of them, is left out, unless it is code or a heading. A warning says how much was left out.
+
     Raises a UserError if a source is missing, empty, binary, an archive, or not in the encoding, and if all documents
     of a source are empty.
     """
     parts: list[str] = []
-    for piece, text in texts(sources, field, encoding, sizes):
+    for piece, text in texts(sources, Reading(field, encoding, raw, repeated_lines), sizes):
         parts.append(text)
         if piece.ends:
             yield "".join(parts)
             parts.clear()
 
 
-def passages(
-    sources: Sequence[Source], *, field: str = "text", encoding: str = "utf-8", size: int = 1 << 16
-) -> Iterator[str]:
-    """Yield all documents of `sources` in passages of at most `size` characters, from which a tokenizer is trained.
-    `field` and `encoding` are as for `documents`."""
-    for _, text in texts(sources, field, encoding, SIZES):
+def passages(sources: Sequence[Source], reading_as: Reading = READING, size: int = 1 << 16) -> Iterator[str]:
+    """Yield all documents of `sources` in passages of at most `size` characters, from which a tokenizer is trained."""
+    for _, text in texts(sources, reading_as, SIZES):
         yield from split(text, size)
 
 
-def texts(sources: Sequence[Source], field: str, encoding: str, sizes: PieceSizes) -> Iterator[tuple[SourcePiece, str]]:
+def texts(sources: Sequence[Source], reading_as: Reading, sizes: PieceSizes) -> Iterator[tuple[SourcePiece, str]]:
     """(piece, text) for each document, or part of a large one; UserError if all documents of a source are empty."""
     check_named(sources)
     for source in sources:
-        blank = True
-        for piece in pieces(source, field, encoding, sizes):
-            for text in piece.documents(field):
+        blank, found = True, Extraction()
+        for piece in pieces(source, reading_as, sizes):
+            for text in piece.documents(reading_as.field, found):
                 blank = blank and is_blank(text)
                 yield piece, text
         if blank:
-            raise UserError(no_text(source))
+            raise UserError(no_text(source, found))
+        say_extracted(source, found)
 
 
 def check_named(sources: Sequence[Source]) -> None:
@@ -113,8 +126,18 @@ def is_blank(text: str) -> bool:
     return not text or text.isspace()
 
 
-def no_text(source: Source) -> str:
-    return f"{stream_name(source)} has no text, since all its documents are empty: name another source"
+def no_text(source: Source, found: Extraction) -> str:
+    scanned = " (the pages of a scanned .pdf are pictures, which need OCR first)" if "pdf" in found.kinds else ""
+    return f"{stream_name(source)} has no text, since all its documents are empty{scanned}: name another source"
+
+
+class ExtractedText(UserWarning):
+    """A message about what was extracted from a source, and what was left out."""
+
+
+def say_extracted(source: Source, found: Extraction) -> None:
+    if sentence := found.sentence(stream_name(source)):
+        warnings.warn(sentence, ExtractedText, stacklevel=1)
 
 
 def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
@@ -123,22 +146,49 @@ def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
             corpora.get(source, progress=progress)
 
 
-def pieces(source: Source, field: str, encoding: str, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
+def pieces(source: Source, reading_as: Reading, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
     """Yield the pieces of a source, in order. Arguments as of `documents`."""
     if isinstance(source, StoredStream):
-        yield from read_file(source.path, stream_name(source), field, encoding, sizes)
+        yield from read_file(source.path, stream_name(source), reading_as, sizes)
     elif source in corpora.BUILT_IN:
         yield SourcePiece(source, records=corpora.BUILT_IN[source].collect().documents)
     elif source == "-":
         with reading(name := stream_name(source)):
-            yield from read(name, sys.stdin.buffer, encoding, sizes)
+            yield from read(name, sys.stdin.buffer, reading_as, sizes)
     elif source.startswith(HUB):
         data = dataset(source)
         rows = data.with_format("arrow").iter(BATCH_ROWS)
-        yield from table_pieces(source, data.features.arrow_schema, rows, len(data), data.data.nbytes, field)
+        yield from table_pieces(source, data.features.arrow_schema, rows, len(data), data.data.nbytes, reading_as)
     else:
-        for path in source_files(source):
-            yield from read_file(path, str(path), field, encoding, sizes)
+        files = source_files(source)
+        repeated = frozenset[int]()
+        if reading_as.repeated_lines and len(files) >= LEAST_FILES:
+            listing = tuple((path, stat.st_size, stat.st_mtime_ns) for path in files for stat in [path.stat()])
+            repeated = repeated_in(listing, reading_as)
+        for path in files:
+            yield from read_file(path, str(path), reading_as, sizes, repeated)
+
+
+@lru_cache(maxsize=8)
+def repeated_in(listing: tuple[tuple[Path, int, int], ...], reading_as: Reading) -> frozenset[int]:
+    """The keys of lines that repeat over those of the files whose text is extracted, of which at most 1,000, evenly
+    spaced, are read. The sizes and times in `listing` are the key of the cache."""
+    files = [path for path, *_ in listing if is_markup(path, reading_as.raw)]
+    sample = (
+        [files[i * len(files) // MOST_COMPARED] for i in range(MOST_COMPARED)] if len(files) > MOST_COMPARED else files
+    )
+    pieces = (piece for path in sample for piece in read_file(path, str(path), reading_as, SIZES))
+    texts = (text for piece in pieces for text in piece.documents(reading_as.field))
+    return repeated_lines(texts, reading_as.repeated_lines) if len(files) >= LEAST_FILES else frozenset()
+
+
+def is_markup(path: Path, raw: bool) -> bool:
+    suffix, compression = suffixes(path.name)
+    if is_pipe(str(path)) or suffix == ".parquet":
+        return False
+    with reading(str(path)), open(path, "rb") as file:
+        head = decompressed(path.name, file).read(HEAD_BYTES) if compression else file.read(HEAD_BYTES)
+    return bool(kind_of(suffix, head, raw))
 
 
 def is_stream(source: Source) -> bool:
@@ -272,7 +322,7 @@ def skip_reason(path: Path) -> str:
     if not path.is_file():
         return "neither files nor folders"
     kind, compression = suffixes(path.name)
-    if kind not in TEXT | {".parquet"}:
+    if kind not in READABLE:
         return kind + compression
     return "empty" if is_blank_file(path) else ""
 

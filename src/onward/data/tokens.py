@@ -9,7 +9,7 @@ DIR/
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -147,6 +147,7 @@ class Report:
     bytes_per_token: Annotated[float, Range(0, MOST)]
     longest: Longest
     dropped: dict[str, Any]  # a `Dropped` for each reason
+    extracted: dict[str, str] = field(default_factory=dict)  # what was read of markup, as a sentence, by source
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from onward.base.arguments import shown
 from onward.base.errors import UserError
 from onward.evaluation.endpoint import Repeat, chat
 
+PAIR_PROMPT = (
+    "Which answer responds better to the request?\n\nRequest:\n{prompt}\n\nAnswer A:\n{first}\n\n"
+    "Answer B:\n{second}\n\nReply with A or B alone."
+)
+T = TypeVar("T")
 NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?")
 LETTER = re.compile(r"\b[AB]\b")
 MOST = 10  # the best grade
@@ -41,17 +46,21 @@ class JudgeServer:
         """1 for each reply that names answer A, 0 for B."""
         return self.verdicts(texts, preference_in, "either A or B alone")
 
+    def replies(self, texts: Sequence[str]) -> list[str]:
+        """The reply to each text."""
+        return self.verdicts(texts, lambda reply: reply.strip() or None, "a text")
+
     def verdicts(
         self,
         texts: Sequence[str],
-        read: Callable[[str], float | None],
+        read: Callable[[str], T | None],
         wanted: str,
-        judged: Callable[[int, float], None] = lambda i, verdict: None,
-    ) -> list[float]:
-        """Send each text, several at a time. `read` extracts a number from the reply without a reasoning model's
+        judged: Callable[[int, T], None] = lambda i, verdict: None,
+    ) -> list[T]:
+        """Send each text, several at a time. `read` extracts the verdict from the reply without a reasoning model's
         thoughts, or returns None; `wanted` describes it in errors."""
 
-        def ask(i: int) -> float:
+        def ask(i: int) -> T:
             verdict = self.verdict(texts[i], read, wanted)
             judged(i, verdict)
             return verdict
@@ -64,7 +73,7 @@ class JudgeServer:
                 threads.shutdown(cancel_futures=True)
                 raise
 
-    def verdict(self, text: str, read: Callable[[str], float | None], wanted: str) -> float:
+    def verdict(self, text: str, read: Callable[[str], T | None], wanted: str) -> T:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 reply = chat(self.url, self.model, text, self.key_env, self.seconds)

@@ -37,6 +37,8 @@ class DataOptions:
     validation: str = "0.1"  # a text, the share at the end of each source to hold out (up to 4 million tokens), or none
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
+    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
     pack: Literal["stream", "documents"] = "stream"  # documents: a token attends only to its own document
 
 

@@ -50,6 +50,8 @@ class RunKeywords(TypedDict, total=False):
     validation: str
     field: str
     encoding: str
+    raw: bool
+    repeated_lines: float
     pack: Literal["stream", "documents"]
     base: str
     preset: str

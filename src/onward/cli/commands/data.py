@@ -11,9 +11,11 @@ from onward.base.fields import part, plain
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table, printable
 from onward.cli.shared.sources import announce, skipped_in
+from onward.config.ranges import Share
 from onward.data import corpora
 from onward.data.cleaning import Cleaning
 from onward.data.progress import Measured, Progress
+from onward.data.reading import Reading
 
 if TYPE_CHECKING:
     from onward.data.tokens import TokenData
@@ -58,13 +60,15 @@ class Options(Cleaning):
     out: str = ""  # folder for the shards
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
+    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
     workers: int = 0  # number of processes; 0: one per core
     part: str = ""  # process only one part of the work; 3/16 writes to OUT.part-3-of-16; `join` combines the parts
     json: bool = False  # print the result as JSON
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
         "prepare": (
             *(one.name for one in fields(Cleaning)),
-            *("sources", "tokenizer", "out", "field", "encoding", "workers", "part", "json"),
+            *("sources", "tokenizer", "out", "field", "encoding", "raw", "repeated_lines", "workers", "part", "json"),
         ),
         "join": ("sources", "workers", "json"),
         "get": ("sources",),
@@ -90,7 +94,8 @@ def prepare(options: Options) -> None:
         raise UserError("no folder to write to: name one with --out")
     announce(options.sources)
     measured = Measured()
-    own: dict[str, Any] = {"field": options.field, "encoding": options.encoding, "workers": options.workers}
+    reading = Reading(options.field, options.encoding, options.raw, options.repeated_lines)
+    own: dict[str, Any] = {"reading": reading, "workers": options.workers}
     own["cleaning"] = Cleaning(**{field.name: getattr(options, field.name) for field in fields(Cleaning)})
     try:
         with progress_bars() as progress:

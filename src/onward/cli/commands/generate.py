@@ -139,7 +139,7 @@ def from_file(file: str, field: str) -> list[str]:
     from onward.data.sources import documents
 
     announce([file])
-    texts = [read_text()] if file == "-" else documents([file], field=field)
+    texts = [read_text()] if file == "-" else documents([file], field=field, raw=True)
     if suffixes(file)[0] in (".jsonl", ".parquet"):
         return list(texts)
     if lines := [line for text in texts for line in text.split("\n") if line.strip()]:

@@ -43,7 +43,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
     """Everything that determines what fine-tuning computes. Raises a UserError for values out of range."""
 
     fixed: ClassVar[tuple[str, ...]] = (
-        *("tokenizer", "field", "encoding", "pack", "preset", "model", "mup"),
+        *("tokenizer", "field", "encoding", "raw", "repeated_lines", "pack", "preset", "model", "mup"),
         *("loss", "label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
     )
 

@@ -15,6 +15,7 @@ from onward.base.files import file_sha256, write_json
 from onward.checkpoint.load import open_source
 from onward.data.prepare import Cleaning, prepare
 from onward.data.progress import Progress, silent
+from onward.data.reading import Reading
 from onward.data.sources import Source, download_corpora, passages, stored_streams
 from onward.data.tokens import INDEX, Tokens, is_prepared, load_tokens
 from onward.data.windows import HeldOutWindows, Packing, TrainingWindows, ValidationWindows, Windows
@@ -106,7 +107,7 @@ def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
     """Tokenize the texts of a pre-training run into its folder, write inputs.json there, and return the tokenizer.
     Sources that `onward data prepare` has tokenized already stay in their own folders."""
-    options: dict[str, Any] = {"field": config.field, "encoding": config.encoding, "cleaning": AS_IT_IS}
+    options: dict[str, Any] = {"reading": reading_of(config), "cleaning": AS_IT_IS}
     named = [] if config.validation == "none" or share(config.validation) else [config.validation]
     with stored_streams(config.sources, folder / ".streams", progress) as sources:
         names = list(map(str, sources))
@@ -133,6 +134,10 @@ def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent)
     }
     write_json(folder / "inputs.json", record)
     return tokenizer
+
+
+def reading_of(config: RunConfig) -> Reading:
+    return Reading(config.field, config.encoding, config.raw, config.repeated_lines)
 
 
 def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> Inputs:
@@ -187,7 +192,7 @@ def choose_tokenizer(config: RunConfig, prepared: Sequence[str], raw: Sequence[S
     options, trained on the texts of the sources `raw` if necessary. Raises a UserError if these tokenizers differ."""
     base = str(locate(config.base)) if config.base else ""
     asked = config.tokenizer or base or ("" if prepared else "bpe:4096")
-    texts = passages(raw, field=config.field, encoding=config.encoding) if raw else ()
+    texts = passages(raw, reading_of(config)) if raw else ()
     tokenizers = {name: Tokenizer.load(name) for name in prepared}
     if asked == base != "":
         tokenizers[base] = open_source(Path(base)).required_tokenizer()

@@ -8,6 +8,7 @@ from itertools import groupby, permutations
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from onward.base.arguments import Range
+from onward.evaluation.judging import PAIR_PROMPT
 from onward.training.rewards.reward import Completion, Reward, Seconds
 
 if TYPE_CHECKING:
@@ -16,10 +17,6 @@ if TYPE_CHECKING:
 PROMPT = (
     "Rate how well the answer responds to the request, from 0 (useless) to 10 (perfect).\n\n"
     "Request:\n{prompt}\n\nAnswer:\n{completion}\n\nReply with the number alone."
-)
-PAIR_PROMPT = (
-    "Which answer responds better to the request?\n\nRequest:\n{prompt}\n\nAnswer A:\n{first}\n\n"
-    "Answer B:\n{second}\n\nReply with A or B alone."
 )
 
 

@@ -41,7 +41,15 @@ from onward.training.step.own_loss import text_loss
 from onward.training.studies.groups import ONE_GROUP, StudyGroup
 
 LENGTHS = "steps", "time", "epochs"  # options that all variants have in common
-TEXTS = "sources", "weights", "field", "encoding", "validation"  # the options that choose texts
+TEXTS = (
+    "sources",
+    "weights",
+    "field",
+    "encoding",
+    "raw",
+    "repeated_lines",
+    "validation",
+)  # the options that choose texts
 TOKENS = *TEXTS, "tokenizer"  # and tokens
 MODEL = "preset", "model", "base"  # and the model to begin from
 RESULT, FAILURE = "result.json", "failure.json"  # in the folder of a run that has ended, or diverged

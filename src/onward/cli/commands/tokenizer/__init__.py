@@ -12,7 +12,9 @@ from onward.cli.commands.tokenizer.pieces import print_pieces, show
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, print_json, print_next, print_table
 from onward.cli.shared.sources import announce
+from onward.config.ranges import Share
 from onward.data.progress import Progress
+from onward.data.reading import Reading
 from onward.data.sources import Source, download_corpora, passages, stored_streams
 
 ABOUT = """\
@@ -25,6 +27,7 @@ examples:
   onward tokenizer compare tokenizers/mybook char --data mybook.txt --data talks.jsonl --json
   onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
+OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options that say how texts are read
 PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are determined together
 
 
@@ -34,10 +37,10 @@ class Options:
 
     positional: ClassVar[tuple[str, ...]] = ("action", "names")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "train": ("out", "kind", "vocab_size", "field", "encoding"),
+        "train": ("out", "kind", "vocab_size", *OF_TEXT),
         "compare": ("data",),
         "show": ("ids",),
-        "data": ("field", "encoding"),
+        "data": OF_TEXT,
     }
     action: Literal["train", "compare", "show"]  # train SOURCES, compare A B, or show MODELS TEXT
     names: tuple[str, ...] = ()  # texts; tokenizers (char, byte, bpe:N, a file or folder); models and a text (-: stdin)
@@ -47,6 +50,8 @@ class Options:
     data: tuple[str, ...] = ()  # texts to compare, grouped by source, script and kind; default: short built-in texts
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
+    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
     ids: bool = False  # show: also print a table with the id and the bytes of each piece
     json: bool = False  # print the result as JSON
 
@@ -124,8 +129,9 @@ def compare(options: Options) -> dict[str, Any]:
 def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
     """Passages of at most `size` characters."""
     download_corpora(sources, progress)
+    reading = Reading(options.field, options.encoding, options.raw, options.repeated_lines)
     done = 0
-    for text in passages(sources, field=options.field, encoding=options.encoding, size=size):
+    for text in passages(sources, reading, size):
         yield text
         done += len(text.encode())
         progress("reading", done, 0)

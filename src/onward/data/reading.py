@@ -1,0 +1,24 @@
+"""How documents are read from sources. Imports nothing heavy."""
+
+from dataclasses import dataclass
+
+from onward.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options of every command that reads documents."""
+
+    field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
+    encoding: str = "utf-8"  # encoding of the text files
+    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    repeated_lines: float = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.repeated_lines <= 1:
+            raise UserError(
+                f"repeated_lines is {self.repeated_lines}: give a share from 0 to 1, or 0 to keep all lines"
+            )
+
+
+READING = Reading()
