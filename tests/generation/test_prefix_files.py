@@ -1,5 +1,6 @@
 """Prompts on disk: found again, never mistaken, and going on as if they had just been read."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,3 +146,16 @@ def test_full_disk_is_a_user_error_and_leaves_no_file(tmp_path: Path) -> None:
     with with_room_for(100), pytest.raises(UserError, match="cannot write"):
         PrefixFiles(tmp_path, model).save(cache, 0, TEXT)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_files_are_bounded_and_private_and_pipes_are_not_opened(read: Callable[..., PrefixFiles]) -> None:
+    model = decoder(DECODERS["llama"])
+    prompts = read(model, length=9)
+    (path,) = prompts.folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    read(model, length=8)
+    prompts.size = 2 * path.stat().st_size
+    prompts.make_room(prompts.size)
+    assert [*prompts.folder.iterdir()] == []
+    os.mkfifo(path)
+    assert load(prompts, CACHES["contiguous"](model), 0, TEXT, LENGTH) == 0, "and does not wait for a writer"

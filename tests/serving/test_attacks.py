@@ -185,7 +185,10 @@ BODIES: dict[str, tuple[str, Any, int]] = {
     "a smaller bias": ("/v1/completions", {"prompt": "a", "logit_bias": {str(i): 1 for i in range(18_000)}}, 400),
     "stop ids": ("/v1/completions", {"prompt": "a", "stop_token_ids": [1] * 1_000_000}, 413),
     "prompts": ("/v1/completions", {"prompt": [[1]] * 500_000}, 413),
-    "tools": ("/v1/chat/completions", {"messages": [], "tools": [{"type": "function"}] * 100_000}, 413),
+    "tools": ("/v1/chat/completions", {"messages": [], "tools": [{"type": "function"}] * 19_000}, 413),
+    "messages": ("/v1/chat/completions", {"messages": [{"role": "user"}] * 19_000}, 413),
+    "items": ("/v1/responses", {"input": [{"role": "user"}] * 19_000}, 413),
+    "edits": ("/v1/completions", {"prompt": "a", "edits": {"layers": [0] * 19_000}}, 400),
 }
 
 

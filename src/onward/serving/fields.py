@@ -14,6 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from starlette.exceptions import HTTPException
 
 from onward.base.arguments import Either, Limited, Several, Table, Type, field_types
 from onward.base.errors import UserError
@@ -79,7 +80,7 @@ INSTEAD = {  # of a refused field: the field with its meaning
     "function_call": "tool_choice",
     "prompt_logprobs": "echo with logprobs",
 }
-MOST_ITEMS = 16_384  # of a list or a table of options, such as logit_bias
+MOST_ITEMS = 16_384  # of a list of objects, such as messages and tools, or a list or table of options
 WORKABLE_STOPS = 64  # stop texts of a request
 FORM_CHARACTERS = 100_000  # of a regular expression, grammar or schema, as JSON
 unknown_fields: set[str] = set()  # those that the log has named
@@ -117,7 +118,10 @@ class Body(BaseModel):
     @classmethod
     def log_nested(cls, value: Any) -> Any:
         if isinstance(value, Mapping):
-            nested = ((name, kind) for name, kind in nesting(cls).items() if name in value)
+            nested = [(name, kind) for name, kind in nesting(cls).items() if name in value]
+            for name, _ in nested:
+                if isinstance(value[name], list) and len(value[name]) > MOST_ITEMS:
+                    raise HTTPException(413, f"{name} has {len(value[name]):,} items: give at most {MOST_ITEMS:,}")
             log_unknown(path for name, kind in nested for path in unknown(kind, value[name], name))
         return value
 

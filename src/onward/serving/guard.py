@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
-import re
 import socket
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -26,7 +26,6 @@ PUBLIC = {"/health", "/v1/health", "/ready", "/", "/favicon.ico", "/docs", "/ope
 PUBLIC_FILES = "/page/"  # files of the page
 WORK = {"/api/roles"}  # paths that cause work beside those that are posted to
 BODIES = 16  # the most large bodies that are read at a time
-TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)  # a text in JSON
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -123,7 +122,7 @@ class Guard:
         finally:
             self.reading -= len(body)
         most = self.limits.max_values
-        if body.count(b",") >= most and TEXT.sub(b"", body).count(b",") >= most:
+        if body.count(b",") >= most and num_commas(body) >= most:
             raise ApiError(f"the body has more than {most:,} values, which is the limit (--max-values)", 413)
         return bytes(body)
 
@@ -164,6 +163,13 @@ class Guard:
         except ValueError:
             return False
         return True
+
+
+def num_commas(body: bytes) -> int:
+    """The number of commas in JSON outside of its texts."""
+    data = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
+    inside = np.bitwise_xor.accumulate(data == ord('"'))
+    return int(((data == ord(",")) & ~inside).sum())
 
 
 def sent_key(headers: Headers) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import islice
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -15,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
+LOOKED_AT = 4096  # parts of a value of which unknown fields are named
 SHOWN = 80  # characters of a value in a message
 MISSING = object()  # the value of a required field that a request lacks
 WORDS: dict[Any, tuple[str, str]] = {  # for a type, in the singular and the plural
@@ -66,7 +68,7 @@ def unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
         if is_container(one, value) and holds_fields(one):
             if fields := fields_of(one):
                 yield from (f"{path}.{name}" for name in value if name not in fields and value[name] is not None)
-            for inner, part, name in parts(one, value):
+            for inner, part, name in islice(parts(one, value), LOOKED_AT):
                 yield from unknown(inner, part, path + ("[]" if name.startswith("[") else name))
 
 

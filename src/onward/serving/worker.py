@@ -169,7 +169,7 @@ class Worker(threading.Thread):
         scheduler = job.engine.scheduler
         for request in job.answers:
             if request in self.jobs and waits:
-                job.engine.pause(request)
+                take_out(job.engine, request)
             elif request in self.jobs and request not in scheduler.active and request not in scheduler.waiting:
                 scheduler.waiting.append(request)
 
@@ -196,7 +196,7 @@ class Worker(threading.Thread):
         if len(scheduler.active) < scheduler.rows or first == heaviest or most <= max(1, self.share * scheduler.rows):
             return
         latest = max((r for r in scheduler.active if client(r) == heaviest), key=lambda r: r.arrival)
-        engine.pause(latest)
+        take_out(engine, latest)
         scheduler.waiting.append(latest)
 
     def begin(self, job: Job) -> None:
@@ -266,3 +266,10 @@ class Worker(threading.Thread):
         """Pass updates to jobs, and set `sent` after the tasks that wait for them; called in the event loop."""
         deliver(batches)
         asyncio.get_running_loop().call_soon(self.sent.set)
+
+
+def take_out(engine: Engine, request: Request) -> None:
+    """Free the row of a request, which continues once it is appended to the queue of the engine."""
+    engine.scheduler.remove(request)
+    if not engine.scheduler.active:
+        engine.rest()

@@ -74,7 +74,7 @@ class PrefixFiles:
 
     def make_room(self, size: int) -> None:
         """Remove the files that were used longest ago, until `size` more bytes fit."""
-        total = sum(self.sizes.values()) + size
+        total = sum(self.list().values()) + size
         while self.sizes and total > self.size:
             name = next(iter(self.sizes))
             total -= self.sizes.pop(name)

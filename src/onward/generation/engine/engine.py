@@ -143,14 +143,8 @@ class Engine:
     def cancel(self, request: Request) -> None:
         """End a request that waits or is active, with `finish_reason` "cancelled"; if it is active, its row of the
         cache becomes free at once."""
-        self.pause(request)
-        request.finish_reason = request.finish_reason or "cancelled"
-
-    @explained
-    def pause(self, request: Request) -> None:
-        """Take a request that waits or is active out of the engine; its row of the cache becomes free at once. It
-        continues once it is appended to `scheduler.waiting`."""
         self.scheduler.remove(request)
+        request.finish_reason = request.finish_reason or "cancelled"
         if not self.scheduler.active:
             self.rest()
 
