@@ -5,7 +5,7 @@
 # make clients      other clients of the server's API, for tests that are skipped without them; needs node for some
 # make page-pictures  the pictures of the server's page in docs/; needs Chromium, and runs/quickstart
 # make docs         the documentation as a site in build/site/html
-# make package      the wheel and the source package in build/dist, and the command of the wheel in an empty environment
+# make package      the wheel and the source package in build/dist; the wheel's command is run once
 # TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; without it pip takes the package index's
 
 PYTHON ?= python3
@@ -55,9 +55,10 @@ docs: $(VENV)/.installed
 
 package: $(VENV)/.installed
 	$(PIP) build
+	rm -rf build/dist build/wheel
 	$(BIN)/python -m build --outdir build/dist
-	$(BIN)/python -m venv --without-pip --system-site-packages build/wheel
-	$(BIN)/python -m pip --python build/wheel install --quiet --no-deps --no-index --force-reinstall build/dist/*.whl
+	$(PIP) --no-deps --no-index --target build/wheel build/dist/*.whl
+	cd build && PYTHONPATH=wheel ../$(BIN)/python -P -m onward help nucleus > /dev/null
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Onward needs Python 3.11 or newer: make PYTHON=python3.12"; exit 2; }

@@ -14,6 +14,7 @@ import torch
 
 import onward
 from onward import LanguageModel, LoRA, UserError
+from onward.serving import EngineOptions, load_served
 from onward.serving.models import check_weights
 
 from support.adapters import stirred
@@ -209,3 +210,13 @@ def test_prompts_that_come_at_the_same_time_are_prefilled_together(wide: Path, m
             for text in PROMPTS:
                 pool.submit(server.post, "/v1/completions", prompt=text, **body)
     assert calls == [4]
+
+
+def test_a_cache_beyond_the_memory_of_the_process_is_refused(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onward.serving.models.memory_size", lambda: 2 * 10**7)
+    monkeypatch.setattr("onward.serving.models.resident_memory", lambda: 0)
+    load = lambda name, folders: onward.load(name)
+    small, large = (EngineOptions(rows=rows, cache_memory="900MB") for rows in (2, 4096))
+    assert load_served([str(tiny_run)], (), small, load)
+    with pytest.raises(UserError, match="cache_memory is 900MB, of which this cache would take"):
+        load_served([str(tiny_run)], (), large, load)

@@ -30,7 +30,7 @@ KEYS = [
     Key(key="sk-one", name="one", concurrent=1),
     Key(key="Schlüssel", name="umlaut"),
 ]
-ASKED = {"prompt": "The secret cat", "max_tokens": 8, "ignore_eos": True}
+ASKED: dict[str, Any] = {"prompt": "The secret cat", "max_tokens": 8, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ IDS = {"abc-1": True, "a b": False, "x" * 129: False, "é": False, "": False, "a
 
 @pytest.mark.parametrize("sent", IDS)
 def test_an_id_of_a_client_is_kept_if_it_is_one_word(server: Running, sent: str) -> None:
-    reply = httpx.get(f"{server.url}/v1/models", headers={"X-Request-Id": sent.encode()})
+    reply = httpx.get(f"{server.url}/v1/models", headers={b"X-Request-Id": sent.encode()})
     assert reply.status_code == 401
     assert (reply.headers["X-Request-Id"] == sent) == IDS[sent]
     assert len(reply.headers["X-Request-Id"]) > 4

@@ -15,13 +15,14 @@ import pytest
 from onward import Run, UserError
 from onward.base.files import read_json, write_json
 from onward.cli import main
-from onward.training.run.lock import LOCK, Hold, is_running, of_this_job, run_lock
+from onward.training.run.lock import LOCK, Hold, is_running, keeping, of_this_job, run_lock
 
 from support.runs import config
 
 
 def test_run_folder_is_locked_from_the_start_to_the_end_of_the_training(story_file: Path, tmp_path: Path) -> None:
-    run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
+    with keeping():
+        run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
     assert is_running(run.folder)
     events = run.train(stop=lambda: run.step == 2)
     next(events)
@@ -101,12 +102,12 @@ def test_second_start_into_one_folder_names_the_process_that_started_first(
 
 
 def test_a_process_refused_between_start_and_training_does_not_end_the_run(story_file: Path, tmp_path: Path) -> None:
-    run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
+    with keeping():
+        run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
     named = (run.folder / LOCK).read_text()
     words = ["--out", str(run.folder), "--steps", "2", *SMALL.split()]
-    assert f"another process trains in {run.folder} (process {os.getpid()} on " in refusal(
-        capsys, str(story_file), *words
-    )
+    other = lambda: subprocess.run([*ONWARD, str(story_file), *words], capture_output=True, text=True).stderr
+    assert f"another process trains in {run.folder} (process {os.getpid()} on " in other()
     list(run.train(stop=lambda: run.step == 2))
     assert not is_running(run.folder)
     assert "holds a run already" in other()
@@ -125,8 +126,11 @@ def test_a_run_of_a_mesh_goes_on_in_one_process_as_printed(story_file: Path, tmp
 
 
 def test_lock_ends_with_the_run_that_holds_it(story_file: Path, tmp_path: Path) -> None:
-    run = Run.start(config(story_file, tmp_path / "run", steps=4))
-    folder = run.folder
+    folder = Run.start(config(story_file, tmp_path / "run", steps=4)).folder
+    assert not is_running(folder), "a program may leave the training to another process"
+    with keeping():
+        run = Run.resume(folder)
+    assert is_running(folder)
     del run
     gc.collect()
     assert not is_running(folder)

@@ -16,6 +16,7 @@ from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig, with_method
 from onward.training.keywords import FinetuneKeywords, RunKeywords
 from onward.training.run.events import Event
+from onward.training.run.lock import keeping
 from onward.training.run.progress import progress
 from onward.training.run.run import Run
 
@@ -69,7 +70,8 @@ def trained(
         raise UserError(
             f"Cannot train on the text {text[:20]!r}..., because sources are paths: write the text into a file first"
         )
-    run = Run.start(build(kind, {"sources": [str(text) for text in texts], "out": str(out), **config}))
+    with keeping():
+        run = Run.start(build(kind, {"sources": [str(text) for text in texts], "out": str(out), **config}))
     on_event = on_event or progress(run)
     for event in run.train():
         on_event(event)

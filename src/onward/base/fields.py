@@ -128,13 +128,6 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return cls(**made)
 
 
-def completed(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The plain values of a dataclass that an earlier version may have written, as this version writes them: with the
-    defaults of the fields that it has in addition."""
-    result: dict[str, Any] = plain(build(cls, values, where))
-    return result
-
-
 def plain(value: Any) -> Any:
     """Convert a dataclass to plain values, as JSON has them: the reverse of `build`."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -58,13 +58,15 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
     config = left
     if isinstance(config, RunConfig) and os.environ.get("RANK", "0") == "0":
         announce([*config.sources, config.validation])
+    from onward.training.run.lock import keeping
     from onward.training.run.run import Run
 
-    if isinstance(config, Path):
-        run = Run.resume(config, mesh=mesh)
-    else:
-        with progress_bars() as progress:
-            run = Run.start(config, sample=continue_text, progress=progress, began=began)
+    with keeping():
+        if isinstance(config, Path):
+            run = Run.resume(config, mesh=mesh)
+        else:
+            with progress_bars() as progress:
+                run = Run.start(config, sample=continue_text, progress=progress, began=began)
     status = train(run)
     if status or run.processes.rank:
         return status

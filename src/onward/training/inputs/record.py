@@ -71,6 +71,13 @@ def index_of(data: Path) -> Path:
     return data / INDEX if data.is_dir() else data
 
 
+def completed(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The plain values of a dataclass that an earlier version may have written, as this version writes them: with the
+    defaults of the fields that it has in addition."""
+    result: dict[str, Any] = fields.plain(fields.build(cls, values, where))
+    return result
+
+
 def check_inputs(folder: Path, model: DecoderConfig) -> None:
     """Raise a UserError that lists the inputs of the run in `folder` (tokens, tokenizer, and `model`, the configured
     decoder) that have changed since the run was started."""
@@ -83,7 +90,7 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
     if not (path := folder / "tokenizer.json").exists() or file_sha256(path) != record.tokenizer:
         differ.append("the tokenizer")
     where = f"{folder / 'inputs.json'}.model"
-    now, then = fields.plain(model), fields.completed(DecoderConfig, record.model, where)
+    now, then = fields.plain(model), completed(DecoderConfig, record.model, where)
     differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
     if differ:
         raise UserError(

@@ -13,6 +13,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from datetime import datetime
 from pathlib import Path
 from zlib import crc32
@@ -76,7 +77,19 @@ class Hold:
             os.pwrite(self.file, name.encode(), 0)
 
 
+KEEPING = ContextVar("KEEPING", default=False)
 HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # of this process, by folder
+
+
+@contextmanager
+def keeping() -> Iterator[None]:
+    """A context in which a run that is started or resumed keeps the lock of its folder until its training ends, as
+    commands need. Elsewhere a program may start a run and leave its training to another process."""
+    token = KEEPING.set(True)
+    try:
+        yield
+    finally:
+        KEEPING.reset(token)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from onward.text.tokenizer import Tokenizer
 from onward.training.clock.budget import Budget
 from onward.training.config import RunConfig, seconds
 from onward.training.finetuning.base import base_model, load_base, weights_folder
-from onward.training.inputs.record import check_inputs, read_config
+from onward.training.inputs.record import check_inputs, completed, read_config
 from onward.training.run.beginning import Parts, divides, with_tokens
 from onward.training.run.initial_values import read_initial_values
 from onward.training.run.room import check_room
@@ -141,7 +141,7 @@ def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
     with a sentence that names the fields that differ, or an empty list."""
     now = fields.plain(config)
     try:
-        known = fields.completed(type(config), progress.config, "progress")
+        known = completed(type(config), progress.config, "progress")
     except UserError:  # of other options than this version has
         known = dict(progress.config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()

@@ -29,7 +29,7 @@ from onward.training.clock.calibration import Sampler
 from onward.training.config import RunConfig
 from onward.training.run.beginning import Given, begun
 from onward.training.run.initial_values import FILE
-from onward.training.run.lock import run_lock
+from onward.training.run.lock import KEEPING, run_lock
 from onward.training.run.loop import Loop
 from onward.training.run.reopening import outline, reopened, replanned, resumed_config
 from onward.training.run.run_folder import new_folder
@@ -83,7 +83,7 @@ class Run(Loop):
             if parts.whole:
                 run = cls(replace(parts, processes=None))
                 run.save_first()
-                run.hold = hold
+                run.hold = hold if KEEPING.get() else None
                 if parts.processes is None:
                     return run
                 del run
@@ -161,7 +161,7 @@ class Run(Loop):
         if processes:
             parts = replace(parts, processes=processes.connected(choose_device(config.device)))
         run = cls(parts)
-        run.hold = hold
+        run.hold = hold if KEEPING.get() else None
         with lock():
             if new:
                 run.save_first()
