@@ -16,8 +16,8 @@ from onward.config.ranges import BelowOne, SizeOrZero
 @dataclass(frozen=True)
 class DifferentialAttention(Attention, kind="differential"):
     """Pairs of heads: from the attention weights of the first head, those of the second are subtracted, times a learned
-    number, lambda; both attend to the same values, which are twice as wide as a key, and the result is normalized (Ye et
-    al. 2024, "Differential Transformer", arXiv:2410.05258, section 2.1).
+    number, lambda; both attend to the same values, which are twice as wide as a key, and the result is normalized
+    (Ye et al. 2024, "Differential Transformer", arXiv:2410.05258, section 2.1).
 
     lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init, of four learned vectors of each layer.
     """
