@@ -234,6 +234,7 @@ def test_what_we_express_loads_in_transformers(config: DecoderConfig, tmp_path: 
 NEEDED: dict[str, dict[str, Any]] = {  # transformers itself cannot run without these
     "bitnet": {"num_key_value_heads": 4},
     "cohere_compass_text": {"rope_parameters": {"full_attention": None}},
+    "deepseek_ocr2_text": {"num_experts_per_tok": 2},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "glm4_moe": {"head_dim": 128},

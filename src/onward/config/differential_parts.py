@@ -15,9 +15,9 @@ from onward.config.ranges import BelowOne, SizeOrZero
 
 @dataclass(frozen=True)
 class DifferentialAttention(Attention, kind="differential"):
-    """Pairs of heads: of the attention weights of a head of the first half, those of its partner in the second half are
-    subtracted, times a learned number, lambda; both attend to the same values, twice as wide as a key, and the result
-    is normalized (Ye et al. 2024, "Differential Transformer", arXiv:2410.05258, section 2.1).
+    """Pairs of heads: from the attention weights of the first head, those of the second are subtracted, times a learned
+    number, lambda; both attend to the same values, which are twice as wide as a key, and the result is normalized
+    (Ye et al. 2024, "Differential Transformer", arXiv:2410.05258, section 2.1).
 
     lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init, of four learned vectors of each layer.
     """

@@ -39,16 +39,18 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 def names(c: DecoderConfig) -> Iterator[Row]:
     sizes = require(c.attention, DifferentialAttention).heads(c)
-    values = pairs(sizes.n_kv_heads, sizes.d_head)
+    keys = pairs(sizes.n_kv_heads, sizes.d_head)
+    of = {"q": pairs(sizes.n_heads, sizes.d_head), "k": keys, "v": keys}
     for their, our, *_ in llama.names(c):
-        yield (their, our, values) if ".attn.v." in str(our) else (their, our)
+        projection = str(our).partition(".attn.")[2].partition(".")[0]
+        yield (their, our, of[projection]) if projection in of else (their, our)
     for i in range(c.n_layers):
         for name in "q1", "k1", "q2", "k2":
             yield f"model.layers.{i}.self_attn.lambda_{name}", f"blocks.{i}.attn.lambda_{name}"
 
 
 def pairs(count: int, width: int) -> Fix:
-    """From rows of values, first of one half of each pair and then of the other, to rows pair by pair, and back."""
+    """From rows of all first heads of pairs, then of all second ones, to rows pair by pair, and back."""
 
     def reorder(t: Tensor, first: int, second: int) -> Tensor:
         return t.unflatten(0, (first, second, width)).transpose(0, 1).flatten(0, 2)

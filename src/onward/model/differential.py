@@ -58,12 +58,16 @@ class DifferentialAttentionModule(nn.Module):
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         q, k, v = outputs_of((self.q, self.k, self.v), x)
-        q1, q2 = context.rotate(q.unflatten(-1, (-1, self.d_head))).chunk(2, 2)
-        k1, k2 = context.rotate(k.unflatten(-1, (-1, self.d_head))).chunk(2, 2)
+        q1, q2 = self.halves(q, context)
+        k1, k2 = self.halves(k, context)
         first, second, values = context.update(k1=k1, k2=k2, v=v.unflatten(-1, (-1, self.d_value)))
         subtracted = self.second(q2, second, values, context)
         y = self.first(q1, first, values, context) - self.factor().to(subtracted.dtype) * subtracted
         return self.dropout(self.out(self.head_norm(y).mul(1 - self.lambda_init).flatten(-2)))  # type: ignore[no-any-return]
+
+    def halves(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, ...]:
+        """The rotated vectors (B, T, H, E) of the first and of the second heads of pairs, from both (B, T, H * 2 E)."""
+        return context.rotate(x.unflatten(-1, (-1, self.d_head))).unflatten(2, (-1, 2)).unbind(3)
 
     def factor(self) -> Tensor:
         """lambda (1,), in at least fp32."""

@@ -31,6 +31,7 @@ from onward.model.attachments import Attachment
 from onward.model.attention import SelfAttentionModule
 from onward.model.context import AttentionContext
 from onward.model.decoder import Decoder
+from onward.model.differential import DifferentialAttentionModule
 from onward.model.experts import (
     ExpertsModule,
     GatedSharedExpertModule,
@@ -101,6 +102,13 @@ LATENT_ATTENTION: dict[str, Any] = {
     "gated": OUT,
     "out": IN,
 }
+DIFFERENTIAL_ATTENTION: dict[str, Any] = {
+    "q": OUT,
+    "k": KV,
+    "v": KV,
+    **dict.fromkeys(("lambda_q1", "lambda_k1", "lambda_q2", "lambda_k2", "head_norm"), REPLICATED),
+    "out": IN,
+}
 EXPERTS: dict[str, Any] = {
     "router": REPLICATED,
     "gate": STACK_OUT,
@@ -120,6 +128,7 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
     LatentAttentionModule: LATENT_ATTENTION,
     GatedLatentAttentionModule: LATENT_ATTENTION,
     IndexedLatentAttentionModule: LATENT_ATTENTION | {"indexer": REPLICATED},
+    DifferentialAttentionModule: DIFFERENTIAL_ATTENTION,
     PlainFeedForwardModule: FEED_FORWARD,
     GatedFeedForwardModule: FEED_FORWARD,
     CombiningFeedForwardModule: FEED_FORWARD,
