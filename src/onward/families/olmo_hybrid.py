@@ -52,10 +52,11 @@ def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
     unrotated = (hf.get("rope_parameters") or hf).get("rope_theta", 0) is None
     c = olmo2.config(with_defaults({"rope_parameters": None, "rope_theta": 1e4}, given) if unrotated else given)
-    heads = [hf.get(key) or c.n_heads for key in DELTA[:2]]
-    key = hf.get(DELTA[2]) or int(0.75 * c.d_model / heads[0])
+    heads, value_heads = (hf.get(key) or c.n_heads for key in DELTA[:2])
+    width = hf.get(DELTA[2]) or int(0.75 * c.d_model / heads)
     taps, negative = hf.get("linear_conv_kernel_dim", 4), hf.get("linear_allow_neg_eigval", True)
-    delta = GatedDeltaNet(*heads, key, hf.get(DELTA[3]) or 2 * key, taps, negative=negative, norm_eps=NORM_EPS)
+    sizes = heads, value_heads, width, hf.get(DELTA[3]) or 2 * width, taps
+    delta = GatedDeltaNet(*sizes, negative=negative, norm_eps=NORM_EPS)
     default = [FULL if i % 4 == 3 else LINEAR for i in range(c.n_layers)]
     if FULL not in default:
         default[-1] = FULL
@@ -73,8 +74,9 @@ def published(c: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
             continue
         (keys, values), (key, value) = part.counts(c), part.widths(c)
         names = [f"model.layers.{i}.linear_attn.{name}_conv1d.weight" for name in "qkv"]
-        tensors, sizes = [stored.get(name) for name in names], [keys * key, keys * key, values * value]
-        if None not in tensors and [one.shape[0] for one in tensors] != sizes:
+        tensors = [stored[name] for name in names if name in stored]
+        sizes = [keys * key, keys * key, values * value]
+        if len(tensors) == len(names) and [one.shape[0] for one in tensors] != sizes:
             result |= dict(zip(names, recut(tensors, sizes)))
     return result
 
