@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, OlmoHybridConfig
 
 from onward import UserError
 from onward.base.files import read_json, write_json
@@ -16,6 +16,7 @@ from onward.checkpoint.names import LeftOut
 from onward.families import families, read
 
 from support.families import CASES
+from support.families.olmo_hybrid import SIZES as OLMO_HYBRID
 from support.parity import assert_same_logits, publish, tensors
 
 V3 = CASES["deepseek_v3: groups, a dense layer first"]
@@ -84,3 +85,15 @@ def test_kimi_k2_is_deepseek_v3_and_saved_back_as_it_was(tmp_path: Path) -> None
     assert_same_logits(ours, theirs)
     save_model(ours, tmp_path / "saved", hf)
     assert read_json(tmp_path / "saved/config.json")["model_type"] == "kimi_k2"
+
+
+def test_convolutions_in_equal_parts_are_cut_into_those_of_the_layer(tmp_path: Path) -> None:
+    hf = OlmoHybridConfig(**OLMO_HYBRID, linear_key_head_dim=6, linear_value_head_dim=12)  # as in the released sizes
+    theirs = publish(hf, tmp_path / "theirs")
+    ours, original = load_model(tmp_path / "theirs")
+    assert_same_logits(ours, theirs)
+    save_model(ours, tmp_path / "ours", original)
+    assert_same_logits(ours, AutoModelForCausalLM.from_pretrained(tmp_path / "ours"))
+    stored = tensors(tmp_path / "ours")
+    widths = [len(stored[f"model.layers.0.linear_attn.{name}_conv1d.weight"]) for name in "qkv"]
+    assert widths == [24, 24, 48]

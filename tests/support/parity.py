@@ -12,13 +12,13 @@ LENGTH = 16  # tokens compared; windows and original contexts are shorter
 
 @torch.inference_mode()
 def assert_same_logits(ours: torch.nn.Module, theirs: Any) -> None:
-    """Equal within 2e-5 of the largest logit, or 1e-4 with recurrent layers, whose sums transformers rounds in another
-    order."""
+    """Equal within 2e-5 of the largest logit, or 1e-4 with Gated DeltaNet: in these models its fp32 differs from its
+    own fp64 by up to 3e-5."""
     vocabulary = theirs.config.vocab_size
     tokens = torch.randint(vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(0))
     wanted = theirs(tokens).logits
-    recurrent = any(name.endswith("a_log") for name, _ in ours.named_parameters())
-    tolerance = (1e-4 if recurrent else 2e-5) * wanted.abs().max().item()
+    delta = any(name.endswith(".head_norm.weight") for name, _ in ours.named_parameters())
+    tolerance = (1e-4 if delta else 2e-5) * wanted.abs().max().item()
     torch.testing.assert_close(ours(tokens), wanted, rtol=0, atol=tolerance)
 
 

@@ -79,7 +79,7 @@ def to_ours(
     torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the files (see
     `common_dtype`), and other tensors, which are routing biases, keep their own."""
     wanted = dict(to_theirs(family, config, model))
-    theirs = find(family, config, wanted, stored)
+    theirs = find(family, config, wanted, getattr(family, "published", lambda _, as_is: as_is)(config, stored))
     table = [
         (their if isinstance(their, list) else [their], isinstance(their, list), names, into)
         for their, names, into, _ in rows(family, config, model)

@@ -36,8 +36,10 @@ class LatentAttention(Attention, kind="latent"):
         return HeadSizes(n_heads, n_heads, self.d_nope + self.d_rope, self.d_value)
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
-        index = {"index": (1, self.indexer.d_head)} if isinstance(self.indexer, Indexer) else {}
-        return {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)} | index  # keys of one head, shared by all
+        entries: dict[str, tuple[int, ...]] = {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)}
+        if isinstance(self.indexer, Indexer):
+            entries["index"] = 1, self.indexer.d_head
+        return entries  # keys of one head, shared by all
 
     def describe(self, config: ConfigFields) -> str:
         heads = f"{self.heads(config).n_heads} heads of {self.d_nope} + {self.d_rope}"

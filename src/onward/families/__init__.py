@@ -4,7 +4,7 @@ A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
 - `BASE`: the prefix of all tensor names but the head's, which some published files leave out,
-- `ALSO` (if needed): parts of tensor names -> what some files have in their place,
+- `ALSO` (if needed): parts of names -> those of some files; `published(config, stored)`: stored tensors, cut anew,
 - `IGNORED`: a regular expression for tensors of old files that are no weights (masks, inverse frequencies),
 - `PRESETS`: published releases by name: the keys of their config.json that differ from transformers' defaults, or a
   DecoderConfig where transformers has no such class,

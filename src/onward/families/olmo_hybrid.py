@@ -1,9 +1,12 @@
 """OLMo Hybrid: Gated DeltaNet in three of four layers, with norms before the branches, and OLMo 3's attention without
 windows in the others, with norms after them (Ai2 2026)."""
 
-from collections.abc import Iterator
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from onward.config.decoder import (
     BranchNorm,
@@ -19,6 +22,9 @@ from onward.families._layers import FULL
 from onward.families._recurrent import LINEAR, layers, one, types, without_attention
 from onward.families._rope import a_rotary
 from onward.families.llama import shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ARCHITECTURES = {"olmo_hybrid": "OlmoHybridForCausalLM"}
 BASE = "model."
@@ -46,16 +52,48 @@ def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
     unrotated = (hf.get("rope_parameters") or hf).get("rope_theta", 0) is None
     c = olmo2.config(with_defaults({"rope_parameters": None, "rope_theta": 1e4}, given) if unrotated else given)
-    heads = [hf.get(key) or c.n_heads for key in DELTA[:2]]
-    key = hf.get(DELTA[2]) or int(0.75 * c.d_model / heads[0])
+    heads, value_heads = (hf.get(key) or c.n_heads for key in DELTA[:2])
+    width = hf.get(DELTA[2]) or int(0.75 * c.d_model / heads)
     taps, negative = hf.get("linear_conv_kernel_dim", 4), hf.get("linear_allow_neg_eigval", True)
-    delta = GatedDeltaNet(*heads, key, hf.get(DELTA[3]) or 2 * key, taps, negative=negative, norm_eps=NORM_EPS)
+    sizes = heads, value_heads, width, hf.get(DELTA[3]) or 2 * width, taps
+    delta = GatedDeltaNet(*sizes, negative=negative, norm_eps=NORM_EPS)
     default = [FULL if i % 4 == 3 else LINEAR for i in range(c.n_layers)]
     if FULL not in default:
         default[-1] = FULL
     parts = layers(hf, c.n_layers, default, {FULL: require(c.attention, SelfAttention), LINEAR: delta})
     block = tuple(PreNorm() if part is delta else BranchNorm() for part in parts)
     return replace(c, attention=parts, block=block, position=NoPosition() if unrotated else c.position)
+
+
+def published(c: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored tensors, with the convolutions of each layer in its own sizes: transformers saves them in equal
+    parts."""
+    result = dict(stored)
+    for i in range(c.n_layers):
+        if not isinstance(part := at(c.attention, i), GatedDeltaNet):
+            continue
+        (keys, values), (key, value) = part.counts(c), part.widths(c)
+        names = [f"model.layers.{i}.linear_attn.{name}_conv1d.weight" for name in "qkv"]
+        tensors = [stored[name] for name in names if name in stored]
+        sizes = [keys * key, keys * key, values * value]
+        if len(tensors) == len(names) and [one.shape[0] for one in tensors] != sizes:
+            result |= dict(zip(names, recut(tensors, sizes)))
+    return result
+
+
+def recut(tensors: Sequence[Any], sizes: Sequence[int]) -> Iterator[Any]:
+    """Stored tensors of the given numbers of rows, which together have the rows of `tensors`."""
+    ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+
+    def rows(first: int, start: int, end: int) -> Tensor:
+        import torch
+
+        joined = torch.cat([one.rows(0, one.shape[0]) for one in tensors])
+        return joined[first + start : first + end]
+
+    for size, end in zip(sizes, ends):
+        one = tensors[0]
+        yield replace(one, shape=[size, *one.shape[1:]], rows=partial(rows, end - size), mapped=None, quantized=None)
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:

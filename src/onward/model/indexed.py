@@ -71,12 +71,12 @@ class IndexedLatentAttentionModule(GatedLatentAttentionModule):
 
     def attended(self, x: Tensor, context: AttentionContext) -> Tensor:
         latents = self.q_norm(self.q_down(x))
-        q, *keys = self.vectors(latents, x, context)
+        q, keys, rope_keys = self.vectors(latents, x, context)
         if self.indexer is not None:
             indices = self.indexer(latents, x, context)
             chosen = context.mask if indices is None else ChosenMask.of(context.mask, indices)
             context.shared.of_layer[self.layer] = chosen
         mask = context.shared.of_layer[self.source]
         if isinstance(mask, ChosenMask) and x.size(1) == 1:
-            keys, mask = mask.gathered(x.dtype, *keys)
-        return self.heads(q, *keys, replace(context, mask=mask))
+            (keys, rope_keys), mask = mask.gathered(x.dtype, keys, rope_keys)
+        return self.heads(q, keys, rope_keys, replace(context, mask=mask))

@@ -58,7 +58,8 @@ class LatentAttentionModule(nn.Module):
         q = torch.cat([nope, context.rotate(rope)], -1)
         latent, rope_key = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)
         rope_key = context.rotate(rope_key[:, :, None])
-        return q, *context.update(latent=self.kv_norm(latent)[:, :, None], rotary=rope_key)
+        latents, rope_keys = context.update(latent=self.kv_norm(latent)[:, :, None], rotary=rope_key)
+        return q, latents, rope_keys
 
     def heads(self, q: Tensor, latents: Keys, rope_keys: Keys, context: AttentionContext) -> Tensor:
         """Return the outputs (B, T, H, F) of the heads in the cheaper form; the arguments are those of `expanded`."""
