@@ -32,6 +32,7 @@ from onward.checkpoint.gguf.importance import by_their_names, importance
 
 DTYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # and the number of each in llama.cpp
 WINDOW = 128
+SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
 
 
 def trained(tokens: Tensor, steps: int, vocabulary: int) -> onward.Decoder:
@@ -55,7 +56,7 @@ def trained(tokens: Tensor, steps: int, vocabulary: int) -> onward.Decoder:
         loss.backward()
         optimizer.step()
         schedule.step()
-        if (step + 1) % 20 == 0:
+        if (step + 1) % 50 == 0:
             print(f"step {step + 1}: loss {loss.item():.3f}", flush=True)
     return model.eval()
 
@@ -77,6 +78,7 @@ def figures(found: Tensor, plain: Tensor, tokens: Tensor) -> tuple[float, float]
 def quantized_there(source: Path, out: Path, dtype: str, columns: Mapping[str, Tensor]) -> None:
     """Quantize a file with llama.cpp, whose importance matrix is `columns`."""
     llama_cpp = importlib.import_module("llama_cpp")
+    llama_cpp.llama_log_set(SILENT, None)
     options: Any = llama_cpp.llama_model_quantize_default_params()
     options.ftype, options.nthread = DTYPES[dtype], 1
     arrays = {name.encode(): np.ascontiguousarray(own.numpy(), np.float32) for name, own in columns.items()}
