@@ -152,7 +152,7 @@ def test_the_state_is_kept_under_the_names_of_parameters(name: str) -> None:
     [
         ("adam", "choose adamw, muon, or"),
         ("nowhere.at.all:Lion", "cannot be imported"),
-        ("torch.optim:Lion", "is not an optimizer"),
+        ("torch.optim:Lion", "the module torch.optim has no Lion"),
         ("torch.nn:Linear", "is not an optimizer"),
         ("torch.optim:LBFGS", "does not take the arguments"),
         ("torch.optim:Optimizer", "does not take the arguments"),
