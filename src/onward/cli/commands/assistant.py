@@ -71,7 +71,6 @@ def main(argv: Sequence[str]) -> int:
 
     if is_adapter(locate(options.base_model)):
         raise UserError(f"base is {options.base_model}, an adapter: name its base, or merge it")
-
     out = Path(options.out or f"runs/{default_name(options.sources[0])}-assistant")
     settle(options, out)
     examples = examples_of(options, out)
