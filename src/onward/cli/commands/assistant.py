@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
@@ -150,6 +151,7 @@ def trained(options: Options, out: Path) -> int:
         return 0
     if (adapter / "run.json").exists():
         return status_of(options, "finetune", ["--resume", str(adapter)])
+    shutil.rmtree(adapter, ignore_errors=True)  # killed before its first step
     from onward.api.asking import ROW, TEMPLATE
     from onward.checkpoint.load import open_source
     from onward.hub.folder import locate
