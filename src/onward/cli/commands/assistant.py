@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
@@ -71,7 +72,6 @@ def main(argv: Sequence[str]) -> int:
 
     if is_adapter(locate(options.base_model)):
         raise UserError(f"base is {options.base_model}, an adapter: name its base, or merge it")
-
     out = Path(options.out or f"runs/{default_name(options.sources[0])}-assistant")
     settle(options, out)
     examples = examples_of(options, out)
@@ -151,6 +151,7 @@ def trained(options: Options, out: Path) -> int:
         return 0
     if (adapter / "run.json").exists():
         return status_of(options, "finetune", ["--resume", str(adapter)])
+    shutil.rmtree(adapter, ignore_errors=True)  # killed before its first step
     from onward.api.asking import ROW, TEMPLATE
     from onward.checkpoint.load import open_source
     from onward.hub.folder import locate

@@ -1,7 +1,7 @@
 """The text of XML: a line for each element with text of its own, titles as headings, and code in fences."""
 
-import html
 import re
+from html.entities import html5
 from xml.parsers import expat
 
 from onward.base.errors import UserError
@@ -74,4 +74,4 @@ def xml_text(source: str, name: str) -> str:
 
 def named(match: re.Match[str]) -> str:
     """The character of an entity of HTML, which XML lacks."""
-    return match[0] if match[1] in OF_XML else html.entities.html5.get(f"{match[1]};", match[0])
+    return match[0] if match[1] in OF_XML else html5.get(f"{match[1]};", match[0])

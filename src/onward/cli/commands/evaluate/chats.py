@@ -87,7 +87,7 @@ def evaluate_chats(
     if differences:
         print(f"\nloss minus that of {first}, on the same answers (below 0 is better)")
         print_table([one | {"interval": "{:.4f} to {:.4f}".format(*one["interval"])} for one in differences])
-    elif others:
+    elif len({losses.counts.tobytes() for losses in measured.values()}) > 1:
         console.print("the models read other tokens, so that their losses per token cannot be compared", soft_wrap=True)
     print_next(f'onward chat {quote(names[-1])} "Hello"')
 
