@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from rich.text import Text
@@ -138,7 +139,7 @@ def practice(options: Options, chapter: Chapter | None) -> int:
         if Path(options.starter).exists():
             raise UserError(f"{options.starter} exists: give the name of a new file")
         write("file", options.starter, "\n\n".join([HEADER, *(one.starter for one in found)]))
-        print_next(f"{words} --check {options.starter}")
+        print_next(f"{words} --check {quote(options.starter)}")
     elif chapter is None:
         print_table([{"chapter": one.chapter, "exercise": one.name, "about": one.about} for one in found])
     else:
