@@ -49,7 +49,7 @@ page-pictures: $(VENV)/.tested
 	PYTHONPATH=tests $(BIN)/python tests/support/page_picture.py runs/quickstart docs/page
 
 docs: $(VENV)/.installed
-	$(PIP) --editable '.[docs]'
+	@$(BIN)/python -c 'import zensical' 2> /dev/null || $(PIP) --editable '.[docs]'
 	$(BIN)/python -m docs.site.build build/site
 
 $(VENV)/.installed: pyproject.toml constraints.txt

@@ -24,7 +24,13 @@ ALONE = (speed.decode, speed.prefill, speed.batch, speed.rows, serving.requests,
 
 @pytest.mark.parametrize(
     "section",
-    [*ALONE, parts.parts, uncached.uncached, speculation.speculation, variants.variants],
+    [
+        *ALONE,
+        parts.parts,
+        uncached.uncached,
+        speculation.speculation,
+        pytest.param(variants.variants, marks=pytest.mark.long),
+    ],
     ids=lambda f: f.__name__,
 )
 def test_section_without_other_libraries_gives_a_table_of_onward(

@@ -224,6 +224,7 @@ class TestKvCache:
 
 
 class TestBeyondLength:
+    @pytest.mark.long
     def test_curves_of_both_positions_reach_four_times_the_trained_length(self, tmp_path: Path) -> None:
         out = tmp_path / "beyond.json"
         assert number("rotary perplexity #", printed("beyond_length", "--steps", "20", "--out", str(out))) < 40

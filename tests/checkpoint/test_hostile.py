@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import CohereConfig, MixtralConfig
 
@@ -236,6 +236,7 @@ def mutated(value: Any, data: st.DataObject) -> Any:
     return data.draw(VALUES)
 
 
+@settings(max_examples=25)
 @given(KINDS, st.sampled_from(["config.json", INDEX]), st.integers(1, 3), st.data())
 def test_mutated_tables(folders: dict[str, Path], kind: str, name: str, times: int, data: st.DataObject) -> None:
     path = folders[kind] / name

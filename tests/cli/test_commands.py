@@ -106,16 +106,16 @@ def test_help_has_examples_and_a_default_or_meaning_for_each_option(name: str, c
     assert "--model.position.theta" in out or name != "train"
 
 
-@pytest.mark.parametrize("words", [[], ["--help"], *([name, "--help"] for name in COMMANDS), ["nonsense"]], ids=str)
-def test_help_answers_without_importing_torch(words: list[str]) -> None:
+def test_help_answers_without_importing_torch() -> None:
     program = f"""
 import sys
 from onward.cli import main
-try:
-    main({words!r})
-except SystemExit:
-    pass
-assert not {{"torch", "numpy", "transformers"}} & set(sys.modules)
+for words in [[], ["--help"], *([name, "--help"] for name in {[*COMMANDS]!r}), ["nonsense"]]:
+    try:
+        main(words)
+    except SystemExit:
+        pass
+    assert not {{"torch", "numpy", "transformers"}} & set(sys.modules), words
 """
     subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
 

@@ -21,7 +21,7 @@ from support.runs import config
 MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
 
 
-SMALL = "--tokenizer char --steps 1000 --batch-size 2 --precision fp32 --validate-every 10000 --model.d-model 16"
+SMALL = "--tokenizer char --steps 400 --batch-size 2 --precision fp32 --validate-every 10000 --model.d-model 16"
 SMALL += " --model.n-layers 1 --model.n-heads 2 --model.context-length 16"
 
 
@@ -64,12 +64,12 @@ def test_sigusr1_saves_and_other_signals_save_and_print_the_command_that_resumes
     command = said.splitlines()[-1].partition("To go on: onward ")[2]
     assert command.startswith("train --resume")
     at = max(json.loads((save / "progress.json").read_text())["step"] for save in (run / "checkpoints").iterdir())
-    assert 1 <= at < 1000
+    assert 1 <= at < 400
     again = subprocess.run([*MAIN, *shlex.split(command)], capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     lines = (run / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines if "learning_rate" in line]
-    assert steps == list(range(1, 1001))
+    assert steps == list(range(1, 401))
     assert (run / "result.json").exists()
 
 

@@ -216,6 +216,7 @@ def test_an_import_that_a_module_of_ones_own_misses_is_shown_whole(own_module: s
         read(Options, ["run", "--import", own_module], prog="onward test", about="")
 
 
+@pytest.mark.long
 def test_a_reader_that_goes_away_ends_a_table_in_silence() -> None:
     program = "import sys, onward.cli; sys.exit(onward.cli.main(['models', 'gpt2']))"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

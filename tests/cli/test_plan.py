@@ -145,6 +145,7 @@ def test_plan_proposes_a_pipeline_if_the_network_limits(context: str, batch: str
     assert ["pipeline" in name for name in meshes if "pipeline" in name or name == meshes[0]] == [limit == "network"]
 
 
+@pytest.mark.long
 def test_plan_of_too_few_devices_takes_the_mesh_that_needs_least(capsys: Any) -> None:
     found = planned(capsys, "llama-3.1-70b", "--devices", "2xh100", "--context", "512")
     chosen = next(name for name in found if name.startswith("meshes of ")).partition(": ")[2]
@@ -153,6 +154,7 @@ def test_plan_of_too_few_devices_takes_the_mesh_that_needs_least(capsys: Any) ->
     assert chosen != "replicate=2"
 
 
+@pytest.mark.long
 def test_plan_of_a_long_window_recomputes_and_divides_it(capsys: Any) -> None:
     """Without recomputation, and without a context axis, no mesh fits."""
     words = "gpt2", "--context", "1024", "--batch", "64", "--memory", "2.5GB"

@@ -50,7 +50,7 @@ def test_every_cache_gives_the_logits_of_the_plain_run(config: DecoderConfig, ki
 
 
 @pytest.mark.parametrize("kind", first(3, CACHES))
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(name=st.sampled_from(NAMES), random=st.randoms(use_true_random=False))
 @torch.inference_mode()
 def test_random_programs_over_rows_equal_the_plain_run(kind: str, name: str, random: Random) -> None:

@@ -210,7 +210,7 @@ COMMANDS = {
     "--top-p is 2.0": ["The cat", "next", "--top-p", "2"],
     "the nearest are": ["names", "blocks.9.*"],
     "nothing.txt does not exist": ["features", "nothing.txt"],
-    "'blocks.7.mlp.out' is not an activation": ["features", "embedded", "--activation", "blocks.7.mlp.out"],
+    "'blocks.7.mlp.out' is not an activation": ["features", __file__, "--activation", "blocks.7.mlp.out"],
     "--time is '0'": ["The cat", "lens", "--tuned", "embedded", "--time", "0"],
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from onward import Run, UserError
+from onward.cli import main
 from onward.training.run.lock import LOCK, is_running, of_this_job, run_lock
 
 from support.runs import config
@@ -73,32 +74,35 @@ def wait_for(path: Path) -> None:
         time.sleep(0.01)
 
 
-def refusal(*words: str) -> str:
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     """The sentence with which a command ends."""
-    done = subprocess.run([*ONWARD, *words], capture_output=True, text=True)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
+    capsys.readouterr()
+    assert main(["train", *words]) == 2
+    return capsys.readouterr().err
 
 
-def test_second_start_into_one_folder_names_the_process_that_started_first(story_file: Path, tmp_path: Path) -> None:
+def test_second_start_into_one_folder_names_the_process_that_started_first(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = tmp_path / "run"
     words = ["--out", str(run), "--steps", "2", *SMALL.split()]
     with subprocess.Popen([*ONWARD, "-", *words], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as first:
         wait_for(run / LOCK)  # it waits for its text
-        assert f"another process trains in {run} (process {first.pid} on " in refusal(str(story_file), *words)
+        assert f"another process trains in {run} (process {first.pid} on " in refusal(capsys, str(story_file), *words)
         first.communicate(story_file.read_bytes())
     assert first.returncode == 0
-    assert "holds a run already" in refusal(str(story_file), *words)
+    assert "holds a run already" in refusal(capsys, str(story_file), *words)
 
 
 @pytest.mark.long
-def test_second_resume_names_the_first_whose_lock_dies_with_it(story_file: Path, tmp_path: Path) -> None:
+def test_second_resume_names_the_first_whose_lock_dies_with_it(
+    story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=100_000, validate_every=50_000)).folder
     with subprocess.Popen([*ONWARD, "--resume", str(run)], stderr=subprocess.DEVNULL) as first:
         wait_for(run / "metrics.jsonl")
         before = (run / "metrics.jsonl").read_bytes()
-        assert f"(process {first.pid} on " in refusal("--resume", str(run))
+        assert f"(process {first.pid} on " in refusal(capsys, "--resume", str(run))
         assert (run / "metrics.jsonl").read_bytes().startswith(before), "the second has cut nothing"
         first.kill()
     assert not is_running(run)

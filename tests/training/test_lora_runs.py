@@ -46,6 +46,7 @@ def test_a_run_of_adapters_saves_only_these_and_is_used_like_a_model(whole: Path
     assert all(torch.equal(p, frozen[n]) for n, p in lm.model.named_parameters() if "_lora." not in n)
 
 
+@pytest.mark.long
 def test_a_killed_run_of_adapters_resumes_exactly(whole: Path, base: Path, chats: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     Run.start(config(base, chats, run, **LORA))

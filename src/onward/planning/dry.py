@@ -23,7 +23,6 @@ from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, Experts, at
 from onward.data.windows import Batch
 from onward.model.decoder import Decoder
-from onward.parallel.context import DividedTokens, own_batch
 from onward.transforms.recompute import recompute_blocks
 
 CHUNKS = 3
@@ -198,11 +197,13 @@ def dry_step(
         tokens = torch.zeros(rows, length, dtype=torch.int64)
         batch = Batch(tokens, tokens.clone())
     live.cut()
-    with fake, live:
-        batch = own_batch(batch, context, 0)
     if parts > 1:
         divide_stream(model, length // context // parts, parts)
     if context > 1:
+        from onward.parallel.context import DividedTokens, own_batch  # which imports DTensors, for half a second
+
+        with fake, live:
+            batch = own_batch(batch, context, 0)
         DividedTokens(model, 0, context, lambda x: x.repeat(1, context, 1, 1))
     if recompute:
         recompute_blocks(model)

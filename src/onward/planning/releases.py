@@ -57,16 +57,17 @@ def steps(name: str) -> list[dict[str, Any]]:
 def catalog(part: str = "") -> Iterator[dict[str, Any]]:
     """All families with their releases; only those releases whose names contain `part`."""
     for name, module in sorted(modules().items()):
+        named = (preset for preset in presets().values() if preset.family == name and part in preset.name)
+        of_family = [(preset, preset.config) for preset in named]
         entries = [
             {
                 "name": preset.name,
-                "parameters": parameters(preset.config),
-                "active_parameters": active_parameters(preset.config),
-                "context_length": preset.config.context_length,
+                "parameters": parameters(config),
+                "active_parameters": active_parameters(config),
+                "context_length": config.context_length,
                 "ancestor": preset.ancestor,
             }
-            for preset in presets().values()
-            if preset.family == name and part in preset.name
+            for preset, config in of_family
         ]
         if part and not entries:
             continue

@@ -121,9 +121,15 @@ def arranged(options: Options) -> "Replicas":
     gives. Refuses a mesh that divides the model into shards or stages, or its windows."""
     from onward.base.device import choose_device
     from onward.config.mesh import Mesh
-    from onward.parallel.processes import Processes
+    from onward.parallel.replicas import Replicas
+    from onward.training.run.together import joined
 
-    processes = Processes.join()
+    if (processes := joined()) is None:
+        if not options.mesh:
+            return Replicas()
+        from onward.parallel.processes import Processes
+
+        processes = Processes.join()
     if options.mesh:
         axes = Mesh.parse(options.mesh)
         if axes.pipeline * axes.shards > 1:
@@ -131,8 +137,6 @@ def arranged(options: Options) -> "Replicas":
                 f"mesh is {str(axes)!r}, but evaluation divides a model only by a tensor axis: give replicate and "
                 "tensor"
             )
-    elif processes.count == 1:
-        return processes.replicas
     else:
         axes, words = processes.replicas.first("the mesh", lambda: chosen(options, processes.count))
         if words and not processes.rank:
