@@ -173,7 +173,8 @@ def learn_page() -> str:
             "# The course\n",
             "Each chapter takes 10 to 20 minutes with its exercises, on a laptop without a GPU. Copy its code into a "
             "file, open its notebook (linked below its title, or `onward learn 4 --notebook attention.ipynb`), or let "
-            "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal.\n",
+            "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal. Most chapters have "
+            "functions to write: `onward learn 4 --check mine.py` checks yours and names the likely mistake.\n",
             "| | chapter | about | reading | running |\n| --- | --- | --- | --- | --- |",
             *rows,
             "",

@@ -60,7 +60,7 @@ def test_a_file_that_prints_and_exits_is_checked(tmp_path: Path, capfd: pytest.C
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("no.py", None, r"there is no file .*no\.py: onward learn --starter"),
+        ("no.py", None, r"there is no file .*no\.py: --starter in place of --check"),
         ("mine.ipynb", "{}", "is not a Python file"),
         ("broken.py", "x = 1\ndef top_p(logits:\n", r"cannot be run: SyntaxError: .*\(broken\.py, line 2\)"),
         ("empty.py", "x = 1\ntop_p = 2\n", "has no exercise yet: write one of top_k, temperature"),
@@ -76,14 +76,18 @@ def test_a_file_that_cannot_be_checked_is_one_sentence(
     assert re.search(message, line)
 
 
-def test_functions_after_one_that_hangs_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_hangs_alone_in_its_process_fails_and_the_next_is_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "mine.py").write_text("", encoding="utf-8")
     passed = {"exercise": "top_k", "chapter": 9, "status": "passed"}
-    runs: list[tuple[list[dict[str, Any]], int | None]] = [([{}], None), ([{}, passed], 0)]
-    monkeypatch.setattr(checking, "run_apart", lambda *_, **__: runs.pop(0))
-    hung, after = check_file(tmp_path / "mine.py", [NAMED["top_p"], NAMED["top_k"]], seconds=7)
+    late: list[tuple[list[dict[str, Any]], int | None]] = [([{}, passed], None), ([{}], None), ([{}, passed], 0)]
+    monkeypatch.setattr(checking, "run_apart", lambda *_, **__: late.pop(0))
+    checked = [NAMED[name] for name in ("top_k", "top_p", "top_k")]
+    before, hung, after = check_file(tmp_path / "mine.py", checked, seconds=7)
     assert (hung.exercise, hung.what) == ("top_p", "has not returned after 7 s: look for a loop without end")
-    assert (after.exercise, after.status) == ("top_k", "passed")
+    assert before.status == after.status == "passed"
+    assert not late
 
 
 def test_the_smallest_failing_case_is_shown() -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from random import Random
-from textwrap import fill
+from textwrap import fill, indent
 from typing import Any
 
 import torch
@@ -68,9 +68,8 @@ class Exercise:
     @property
     def shown(self) -> str:
         """The signature and the task, in lines that fit a chapter."""
-        lines = [fill(self.signature, COLUMNS, subsequent_indent=" " * 8)]
-        margins = {"initial_indent": " " * 4, "subsequent_indent": " " * 4}
-        return "\n".join(lines + [fill(text, COLUMNS, **margins) for text in self.task.split("\n\n")])
+        call = fill(self.signature, COLUMNS, subsequent_indent=" " * 8)
+        return "\n".join([call, *(indent(fill(text, COLUMNS - 4), " " * 4) for text in self.task.split("\n\n"))])
 
     @property
     def head(self) -> str:

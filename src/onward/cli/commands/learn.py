@@ -4,6 +4,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from rich.text import Text
@@ -124,7 +125,7 @@ def practice(options: Options, chapter: Chapter | None) -> int:
     if chapter and not found:
         numbers = ", ".join(map(str, dict.fromkeys(one.chapter for one in exercises())))
         raise UserError(f"chapter {chapter.number} has no exercises to check: choose a chapter of {numbers}")
-    words = f"onward learn {options.chapter} ".replace("  ", " ")
+    words = f"onward learn {chapter.number}" if chapter else "onward learn"
     if options.check:
         return check(options, found)
     if options.answer:
@@ -138,12 +139,12 @@ def practice(options: Options, chapter: Chapter | None) -> int:
         if Path(options.starter).exists():
             raise UserError(f"{options.starter} exists: give the name of a new file")
         write("file", options.starter, "\n\n".join([HEADER, *(one.starter for one in found)]))
-        print_next(f"{words}--check {options.starter}")
+        print_next(f"{words} --check {quote(options.starter)}")
     elif chapter is None:
         print_table([{"chapter": one.chapter, "exercise": one.name, "about": one.about} for one in found])
     else:
         print("\n\n".join(one.shown for one in found))
-        print_next(f"{words}--starter mine.py", f"{words}--check mine.py")
+        print_next(f"{words} --starter mine.py", f"{words} --check mine.py")
     return 0
 
 

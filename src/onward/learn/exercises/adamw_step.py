@@ -86,5 +86,10 @@ EXERCISE = Exercise(
         Mistake("v_hat.sqrt()", "v_hat", "the root is missing: divide by √v̂ + eps"),
         Mistake("* g**2", "* g", "v averages gradients: let it average their squares"),
         Mistake("w - lr *", "w + lr *", "the step goes uphill: subtract it"),
+        Mistake(
+            "m = betas[0] * m + (1 - betas[0]) * g\n",
+            "betas = betas[::-1]\n    m = betas[0] * m + (1 - betas[0]) * g\n",
+            "β₁ and β₂ are exchanged: the first is that of m",
+        ),
     ),
 )

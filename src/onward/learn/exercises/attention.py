@@ -62,5 +62,11 @@ EXERCISE = Exercise(
         ),
         Mistake("q @ k.mT", "k @ q.mT", "queries and keys are exchanged: rows belong to queries, so write q @ k.mT"),
         Mistake("weights @ v", "weights.mT @ v", "the weights are transposed: write weights @ v"),
+        Mistake("softmax(-1)", "softmax(1)", "the softmax runs over the heads: apply it over the keys, the last axis"),
+        Mistake(
+            "q.shape[-1] ** 0.5",
+            "q.shape[-2] ** 0.5",
+            "the scores are divided by the root of the number of tokens: use the width of a head, √E",
+        ),
     ),
 )

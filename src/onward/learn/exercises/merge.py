@@ -22,8 +22,8 @@ def merge(tokens: list[int], pair: tuple[int, int], new: int) -> list[int]:
 
 
 def draw(pick: Random) -> tuple[list[int], tuple[int, int], int]:
-    tokens = [pick.randint(1, 2) for _ in range(pick.randint(3, 9))]
-    return tokens, (pick.randint(1, 2), pick.randint(1, 2)), 9
+    tokens = pick.choices([1, 2], [2, 1], k=pick.randint(3, 9))
+    return tokens, pick.choice([(1, 1), (1, 1), (1, 2), (2, 1)]), 9
 
 
 EXERCISE = Exercise(
@@ -49,5 +49,14 @@ EXERCISE = Exercise(
             "the second token of a pair is kept: the new token replaces both",
         ),
         Mistake("merged.append(tokens[i])", "pass", "tokens outside of pairs are lost: keep them"),
+        Mistake(
+            "    merged, i = [], 0",
+            "    for j in range(len(tokens) - 1, 0, -1):\n"
+            "        if tuple(tokens[j - 1 : j + 1]) == pair:\n"
+            "            tokens = [*tokens[: j - 1], new, *tokens[j + 1 :]]\n"
+            "    return tokens\n"
+            "    merged, i = [], 0",
+            "pairs are merged from the right: begin on the left, so that 7 7 7 becomes 9 7",
+        ),
     ),
 )

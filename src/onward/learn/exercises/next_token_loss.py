@@ -79,5 +79,15 @@ EXERCISE = Exercise(
         ),
         Mistake("log_softmax(-1)", "softmax(-1)", "the logarithm is missing: use log_softmax"),
         Mistake("= -logprobs", "= logprobs", "the sign is missing: the loss is −ln P"),
+        Mistake(
+            "logits[:, :-1].log_softmax(-1)",
+            "logits[:, :-1].reshape(len(logits), logits.shape[-1], -1).log_softmax(1).mT",
+            "the logits are reshaped to (B, V, T), which mixes tokens and vocabulary: transpose, or flatten B and T",
+        ),
+        Mistake(
+            "losses[targets != pad].mean()",
+            "losses[targets != pad].sum() / len(tokens)",
+            "the sum is divided by the number of texts: divide it by the number of tokens",
+        ),
     ),
 )

@@ -48,5 +48,10 @@ EXERCISE = Exercise(
         ),
         Mistake("* weight", "* (1 + weight)", "1 is added to the weight, as in Gemma: multiply by the weight itself"),
         Mistake(" * weight", "", "the weight is missing: multiply by it"),
+        Mistake(
+            "x.pow(2).mean(-1, keepdim=True)",
+            "x.var(-1, keepdim=True, correction=0)",
+            "the variance is used, in which the mean is subtracted: use the mean of the squares",
+        ),
     ),
 )

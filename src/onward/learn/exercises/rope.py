@@ -1,4 +1,4 @@
-"""Rotary positions in the layout of Llama."""
+"""Rotary positions that turn halves of a head."""
 
 from random import Random
 
@@ -9,8 +9,9 @@ from onward.learn.exercise import Exercise, Mistake
 
 
 def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotate queries or keys by their positions. Pair i consists of the numbers i and i + E/2 (the halves of Llama and
-    GPT-NeoX, not adjacent numbers), and at position t it turns counterclockwise by the angle t · θ^(−2i/E).
+    """Rotate queries or keys by their positions. Pair i consists of the numbers i and i + E/2 (halves, as in GPT-NeoX
+    and the Llama of transformers, not adjacent numbers), and at position t it turns counterclockwise by the angle
+    t · θ^(−2i/E).
 
     x (B, H, T, E), positions (T,) -> (B, H, T, E)
     """
@@ -28,17 +29,19 @@ def draw(pick: Random) -> tuple[Tensor, Tensor, float]:
     return x, torch.arange(T) + pick.randint(1, 5), pick.choice([100.0, 10_000.0])
 
 
+LAST = """\
+first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)"""  # lines of the answer
 EXERCISE = Exercise(
     chapter=5,
     answer=rope,
     draw=draw,
     mistakes=(
         Mistake(
-            "first, second = x.chunk(2, dim=-1)\n"
-            "    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)",
+            LAST,
             "first, second = x[..., ::2], x[..., 1::2]\n"
             "    return torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)",
-            "adjacent numbers form a pair, as in GPT-J and the paper: pair the number i with i + E/2",
+            "adjacent numbers form a pair, as in GPT-J and RoFormer: pair the number i with i + E/2",
         ),
         Mistake(
             "x.chunk(2, dim=-1)",
@@ -70,6 +73,19 @@ EXERCISE = Exercise(
             "theta ** (-torch.arange(0, E, 2) / E)",
             "10_000.0 ** (-torch.arange(0, E, 2) / E)",
             "10,000 is used for every theta: use theta",
+        ),
+        Mistake(
+            LAST,
+            "cos, sin = cos.repeat_interleave(2, -1), sin.repeat_interleave(2, -1)\n"
+            "    first, second = x.chunk(2, dim=-1)\n"
+            "    return x * cos + torch.cat((-second, first), dim=-1) * sin",
+            "the angles are those of adjacent numbers (repeat_interleave), but halves turn: use cat((angle, angle))",
+        ),
+        Mistake(
+            LAST,
+            "cos, sin = torch.cat((cos, cos), -1), torch.cat((sin, sin), -1)\n"
+            "    return x * cos + torch.stack((-x[..., 1::2], x[..., ::2]), dim=-1).flatten(-2) * sin",
+            "the angles are those of halves, but adjacent numbers turn: use cat((-second half, first half))",
         ),
     ),
 )

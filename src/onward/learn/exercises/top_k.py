@@ -47,5 +47,10 @@ EXERCISE = Exercise(
             ".values[:, -1:]", ".values[:, :1]", "the threshold is the largest logit: take the k-th, values[:, -1:]"
         ),
         Mistake("-torch.inf", "0.0", "dropped logits are 0, which the softmax makes exp(0) = 1: set them to −∞"),
+        Mistake(
+            "return logits.masked_fill(logits < least, -torch.inf)",
+            "return logits.masked_fill(logits < least, -torch.inf).softmax(-1)",
+            "probabilities are returned: return logits, without a softmax",
+        ),
     ),
 )

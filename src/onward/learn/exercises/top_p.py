@@ -86,5 +86,10 @@ EXERCISE = Exercise(
             "all rows are cut like the first: each row has its own mask",
         ),
         Mistake("-torch.inf", "0.0", "dropped logits are 0, which the softmax makes exp(0) = 1: set them to −∞"),
+        Mistake(
+            "return logits.masked_fill(drop, -torch.inf)",
+            "return logits.masked_fill(drop, -torch.inf).softmax(-1)",
+            "probabilities are returned: return logits, without a softmax",
+        ),
     ),
 )
