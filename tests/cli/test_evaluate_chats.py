@@ -3,6 +3,7 @@
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = onward.train_tokenizer("byte", [])
     config = onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=64)
     onward.save(onward.LanguageModel(onward.Decoder(config), tokenizer), folder / "base")
-    options = {"validation": str(folder / "chats.jsonl"), "template": "plain", "lora": 4, "steps": 4}
+    options: dict[str, Any] = {"validation": str(folder / "chats.jsonl"), "template": "plain", "lora": 4, "steps": 4}
     onward.finetune(folder / "base", folder / "chats.jsonl", folder / "lora", precision="fp32", device="cpu", **options)
     return folder
 

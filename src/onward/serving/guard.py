@@ -165,7 +165,7 @@ class Guard:
         return True
 
 
-def num_commas(body: bytes) -> int:
+def num_commas(body: bytes | bytearray) -> int:
     """The number of commas in JSON outside of its texts."""
     data = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     inside = np.bitwise_xor.accumulate(data == ord('"'))

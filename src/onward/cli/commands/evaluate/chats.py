@@ -74,11 +74,10 @@ def evaluate_chats(
         return
     first, *others = names
     rows = [{"model": name} | asdict(losses.evaluation) for name, losses in measured.items()]
+    pairs = {name: pair for name in others if (pair := measured[name].difference(measured[first]))}
     differences = [
         {"model": name, "difference": mean, "standard_error": error, "interval": [mean - Z * error, mean + Z * error]}
-        for name in others
-        if (pair := measured[name].difference(measured[first]))
-        for mean, error in [pair]
+        for name, (mean, error) in pairs.items()
     ]
     if options.json:
         print_json({"results": rows, "differences": differences})
@@ -86,7 +85,8 @@ def evaluate_chats(
     print_table(rows)
     if differences:
         print(f"\nloss minus that of {first}, on the same answers (below 0 is better)")
-        print_table([one | {"interval": "{:.4f} to {:.4f}".format(*one["interval"])} for one in differences])
+        ranges = [f"{mean - Z * error:.4f} to {mean + Z * error:.4f}" for mean, error in pairs.values()]
+        print_table([one | {"interval": interval} for one, interval in zip(differences, ranges)])
     elif len({losses.counts.tobytes() for losses in measured.values()}) > 1:
         console.print("the models read other tokens, so that their losses per token cannot be compared", soft_wrap=True)
     print_next(f'onward chat {quote(names[-1])} "Hello"')
