@@ -35,6 +35,7 @@ REFUSED = {  # what a step is not compiled for
     "chunks": "a mask of chunks",
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
     "indexers": "attention that reads the cache as a tensor",
+    "own parts": "a layer that reads its states as tensors",
 }
 BOUND = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # relative to the largest logit
 LLAMA = replace(DECODERS["llama"], context_length=64)

@@ -118,7 +118,7 @@ DECODERS = {
         attention=SelfAttention(scale=0.1),
         mlp=Gated(act="gelu", bias=True),
     ),
-    "xielu": config(mlp=XIELU(bias=True, d_ff=20)),
+    "xielu": config(position=Sinusoidal(offset=2, order="halves"), mlp=XIELU(bias=True, d_ff=20)),
     "routers": config(
         n_layers=4,
         mlp=tuple(

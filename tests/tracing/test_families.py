@@ -14,6 +14,7 @@ from onward.inspection import logit_attribution
 
 from support.decoders import decoder, token_ids
 from support.families import CASES
+from support.wrapped import CASES as WRAPPED
 
 PLACES = ("softmax over all experts (", ")"), ("routing bias is added (", ")"), ("Files of ", " have interleaved")
 FEW = "opt: no biases, norms without weights, gelu", "deepseek_v3: groups, a dense layer first"
@@ -42,7 +43,7 @@ def test_the_page_of_names_lists_the_families_with_other_router_scores_or_permut
     page = " ".join(Path(__file__).parents[2].joinpath("docs/inside.md").read_text(encoding="utf-8").split())
     listed = [set(re.findall(r"`([a-z]+\w*)`", page.split(begin)[1].split(end)[0])) for begin, end in PLACES]
     softmax, sigmoid, permuted = set[str](), set[str](), set[str]()
-    for case, hf in CASES.items():
+    for case, hf in (CASES | WRAPPED).items():
         name = case.split(":")[0]
         family, config = read(hf.to_dict())
         parts = config.mlp if isinstance(config.mlp, tuple) else (config.mlp,)

@@ -223,7 +223,10 @@ def mean_entropy(model: Decoder, attend: Any, given: Batch) -> float:
     hook = attend.register_forward_hook(lambda _, g, output: calls.append(g))
     model(given.tokens[:1])
     hook.remove()
-    q, k, _, view = calls[0]
+    return sum(entropy_of_call(attend, *call[:2], call[3]) for call in calls) / len(calls)
+
+
+def entropy_of_call(attend: Any, q: Tensor, k: Tensor, view: Any) -> float:
     positions = view.mask.query_positions[..., None, None].double()
     match getattr(attend, "part", None):
         case LogScale(weight, original, offset):

@@ -52,14 +52,15 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict):
         raise UserError(f"{index} has no weight_map, the table of tensors and their files: copy or download it again")
-    shards: dict[str, dict[str, StoredTensor]] = {}
-    absent = {shard for shard in weight_map.values() if isinstance(shard, str) and not (folder / shard).exists()}
-    if absent and (folder / "config.json").exists():
-        wanted = needed(read_json(folder / "config.json"), weight_map)
-        weight_map = {name: shard for name, shard in weight_map.items() if name in wanted or str(shard) not in absent}
     for name, shard in weight_map.items():
         if not isinstance(shard, str) or not re.fullmatch(r"[A-Za-z0-9._-]{1,200}\.safetensors", shard):
             raise UserError(f"{index} maps {name} to {shard!r:.99}, which is not a safetensors file in its folder")
+    shards: dict[str, dict[str, StoredTensor]] = {}
+    absent = {shard for shard in weight_map.values() if not (folder / shard).exists()}
+    if absent and (folder / "config.json").exists():
+        wanted = needed(read_json(folder / "config.json"), weight_map)
+        weight_map = {name: shard for name, shard in weight_map.items() if name in wanted or shard not in absent}
+    for name, shard in weight_map.items():
         if shard not in shards:
             if not (folder / shard).exists():
                 raise UserError(f"there is no {shard} in {folder}, which {INDEX} names: copy or download it")

@@ -19,7 +19,7 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
         "mamba jamba plamo2 rwkv6 rwkv6qwen2 rwkv7 arwkv7 minimax-01 bailingmoe3 kimi-k3"
     ),
     "its layers run several times": "hrm_text",
-    "its layers read and write several streams, or each has embeddings of its own": "gemma3n",
+    "Onward reads its family from folders, but not from GGUF": "gemma3n muse-glimmer step35",
     "its layers have sizes of their own, and some are left out": "deci openelm",
     "its images are tokens of the vocabulary": "chameleon",
     "its layers have other weights for images": "cogvlm",
@@ -27,13 +27,15 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
     "llama.cpp has the name alone": "gptj",
     "Onward does not have its family": (
         "arctic baichuan bailingmoe bailingmoe2 codeshell deepseek deepseek2-ocr exaone grok grovemoe internlm2 jais "
-        "maincoder maple minicpm muse-glimmer nanbeige orion pangu-embedded plamo plamo3 plm qwen refact "
-        "smallthinker spark2_5 step35 talkie xverse"
+        "maincoder maple minicpm nanbeige orion pangu-embedded plamo plamo3 plm qwen refact "
+        "smallthinker spark2_5 talkie xverse"
     ),
 }
 UNREAD = {name: reason for reason, names in ARCHITECTURES_UNREAD.items() for name in names.split()}
 FAMILIES_WITHOUT = {  # model_types of which llama.cpp has no architecture, or one that is not read
-    *("aria_text", "axk1", "beam", "biogpt", "codegen", "cohere_compass_text", "deepseek_v32", "flex_olmo", "flint"),
-    *("glm_moe_dsa", "gpt_neo", "gptj", "helium", "hyperclovax", "kolibri1", "nanochat", "onward", "openai-gpt", "opt"),
-    *("persimmon", "vaultgemma"),
+    *("aria_text", "axk1", "beam", "biogpt", "codegen", "cohere_compass_text", "cosmos3_edge_text", "ctrl"),
+    *("deepseek_ocr2_text", "deepseek_v32", "diffllama", "flex_olmo", "flint", "gemma3n_text", "glm_moe_dsa"),
+    *("gpt_neo", "gpt_neox_japanese", "gptj", "helium", "hyperclovax", "kolibri1", "modernbert-decoder"),
+    *("muse_glimmer_text", "nanochat", "olmo_hybrid", "onward", "openai-gpt", "opt", "persimmon", "step3p5"),
+    *("vaultgemma", "xglm"),
 }

@@ -50,7 +50,7 @@ class PrefixFiles:
             changed = 0
         if changed != self.changed:
             found = []
-            with suppress(FileNotFoundError), os.scandir(self.folder) as entries:
+            with suppress(FileNotFoundError, NotADirectoryError), os.scandir(self.folder) as entries:
                 for entry in entries:
                     if entry.name.endswith(SUFFIX) and entry.is_file():  # a pipe would wait for a writer
                         status = entry.stat()

@@ -25,19 +25,20 @@ DEAD = 1e-5  # a unit is dead if it stays below this share of the layer's larges
 def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     """Measure a model's layers on a batch. Changes no state: no dropout, gradients or random numbers.
 
-    attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads and the first 128
-                             tokens of the first window; the weight of a sink counts as one more. ln(t + 1) at position
-                             t for uniform weights, 0 for a weight of 1
+    attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads, the first 128
+                             tokens of the first window, and the calls of a block that attends several times; the weight
+                             of a sink counts as one more. ln(t + 1) at position t for uniform weights, 0 for a weight
+                             of 1
     dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
                              the layer's largest activation at every token of the batch
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]
     sinks = {layer: attend.sinks is not None for layer, attend in attend_modules(model).items()}
-    figures = dict[str, float]()
+    entropies: dict[int, list[float]] = defaultdict(list)
 
     def note_entropy(name: str, weights: Tensor) -> None:
         layer = layer_of(name)
-        figures[f"attention_entropy/{layer}"] = entropy(weights, sinks[layer])
+        entropies[layer].append(entropy(weights, sinks[layer]))
 
     quietly = partial(warnings.catch_warnings, action="ignore", category=Uncompiled)
     if weights := [name for name in activation_names(model) if name.endswith("attn.weights")]:
@@ -57,6 +58,7 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     if names := [name for name in activation_names(model) if name.endswith(ends)]:
         with quietly(), without_dropout(model), trace(model, *names, keep=note_peaks):
             model.hidden(batch.tokens, batch.positions)
+    figures = {f"attention_entropy/{layer}": sum(calls) / len(calls) for layer, calls in entropies.items()}
     for layer, of_layer in peaks.items():
         units = torch.cat(of_layer)
         figures[f"dead_units/{layer}"] = int((units <= DEAD * units.max()).sum()) / len(units)
