@@ -223,7 +223,7 @@ def mean_entropy(model: Decoder, attend: Any, given: Batch) -> float:
     hook = attend.register_forward_hook(lambda _, g, output: calls.append(g))
     model(given.tokens[:1])
     hook.remove()
-    return sum(entropy_of_call(attend, *call[:2], call[3]) for call in calls) / len(calls)
+    return sum(entropy_of_call(attend, q, k, view) for q, k, _, view in calls) / len(calls)
 
 
 def entropy_of_call(attend: Any, q: Tensor, k: Tensor, view: Any) -> float:
