@@ -221,3 +221,10 @@ def test_forced_token_that_breaks_the_constraint_is_an_error(forced: bytes) -> N
     ((answer,),) = lm("byte").complete("x", 9, regex="a+", forced_tokens=(token,))
     assert (answer.tokens, answer.finish_reason) == ([], "error")
     assert f"Cannot force token {token}, because it breaks the constraint" in str(answer.error)
+
+
+@pytest.mark.parametrize("count", [600, 1200])
+def test_a_schema_beyond_the_limits_is_said_to_be_too_large(count: int) -> None:
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(count)}}
+    with pytest.raises(UserError, match="json_schema cannot be used: it is too large"):
+        lm("byte").generate("x", 8, json_schema=schema)
