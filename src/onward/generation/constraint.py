@@ -29,7 +29,9 @@ ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
 MOST_STATES = 50_000  # of the expressions of a constraint, with a memory of 1 to 2 kB each
 TOO_LARGE = "it is too large: use fewer alternatives, optional properties and nested repetitions"
-LIMITS = re.compile(r"fuel|too (many|large|complex|big)|limit|exceeded|max is", re.IGNORECASE)  # in messages of llguidance
+LIMITS = re.compile(
+    r"fuel|too (many|large|complex|big)|limit|exceeded|max is", re.IGNORECASE
+)  # in messages of llguidance
 CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
 NAMED = re.compile(  # texts, comments and expressions of a Lark grammar, or the name of a token between them
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'

@@ -66,7 +66,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self.service, self.reload = service, reload
 
-    def handle_hangup(self, sig: int, frame: FrameType | None) -> None:
+    def read_keys_again(self) -> None:
         assert self.reload
         try:
             self.reload()
@@ -87,11 +87,14 @@ class Server(uvicorn.Server):
             yield
             return
         before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
-        if self.reload:
-            before[signal.SIGHUP] = signal.signal(signal.SIGHUP, self.handle_hangup)
+        if self.reload:  # in the event loop: a handler could interrupt the log while it holds its lock, and wait for it
+            before[signal.SIGHUP] = signal.getsignal(signal.SIGHUP)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self.read_keys_again)
         try:
             yield
         finally:
+            if self.reload:
+                asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
             for number, handler in before.items():
                 signal.signal(number, handler)
 
