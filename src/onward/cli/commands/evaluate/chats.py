@@ -89,7 +89,7 @@ def evaluate_chats(
         print_table([one | {"interval": interval} for one, interval in zip(differences, ranges)])
     elif len({losses.counts.tobytes() for losses in measured.values()}) > 1:
         console.print("the models read other tokens, so that their losses per token cannot be compared", soft_wrap=True)
-    print_next(f'onward chat {quote(names[-1])} "Hello"')
+    print_next(f"onward chat {quote(names[-1])}")
 
 
 def tokenizer_of(name: str) -> Tokenizer:
