@@ -9,7 +9,7 @@ MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer 
     "forward pass, kernels off": (1851, 13),
     "engine step": (1216, 7),
     "lm.generate": (4443, 31),
-    "onward generate": (7344, 57),
+    "onward generate": (7345, 57),
     "training step": (1782, 12),
     "loss": (469, 3),
     "sampler": (444, 4),
