@@ -37,7 +37,7 @@ from onward.text.tokenizer import Tokenizer
 
 STEP = 2.0  # seconds in which the mask of the next token must be computed
 FAILED = 256  # constraints that are known to be too large
-Key = tuple[int, str, str, tuple[int, ...]]  # of a constraint: vocabulary, kind, text, end tokens
+Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocabulary and size, kind, text, end tokens
 
 
 class Constraints:
@@ -57,7 +57,7 @@ class Constraints:
     ) -> RemoteConstraint:
         """The constraint of an empty answer. Raises a UserError for a language that is too large, or that no tokens of
         the model can meet, and an ApiError with status 429 if too many constraints are in use."""
-        key: Key = (id(tokenizer), language.what, language.source, tuple(sorted(end)))
+        key: Key = (tokenizer, size, language.what, language.source, tuple(sorted(end)))
         if (child := self.kept.get(key)) and child.failure:
             del self.kept[key]
             self.fail(key, child.failure)
@@ -124,7 +124,7 @@ class Parent:
         self.lock = threading.Lock()
         self.connection: Connection | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.vocabularies: list[Tokenizer] = []  # that it has, in this order
+        self.vocabularies: list[tuple[Tokenizer, int]] = []  # that it has, in this order
 
     def fork(self, tokenizer: Tokenizer, size: int, *task: Any) -> Connection:
         """Start a child for a Task, given by its fields after the vocabulary; return the connection to it."""
@@ -138,10 +138,10 @@ class Parent:
 
     def send(self, tokenizer: Tokenizer, size: int, task: tuple[Any, ...], other: Connection) -> None:
         connection = self.connection or self.started()
-        if tokenizer not in self.vocabularies:
+        if (tokenizer, size) not in self.vocabularies:
             connection.send(pieces_of(tokenizer, size))
-            self.vocabularies.append(tokenizer)
-        connection.send(Task(self.vocabularies.index(tokenizer), *task))
+            self.vocabularies.append((tokenizer, size))
+        connection.send(Task(self.vocabularies.index((tokenizer, size)), *task))
         reduction.send_handle(connection, other.fileno(), None)  # type: ignore[arg-type]  # a process: on Windows
 
     def started(self) -> Connection:
