@@ -128,6 +128,7 @@ CASES |= {
     "compiled by inductor": Case(LLAMA, {"compile": True, "recompute": True}, backend="inductor"),
     "averaged weights": Case(LLAMA, {"average": 0.5}),
     "muon": Case(DECODERS["deepseek"], {"optimizer": "muon"}),
+    "normuon": Case(LLAMA, {"optimizer": "normuon"}),
     "an optimizer of torch": Case(LLAMA, {"optimizer": "torch.optim:NAdam"}),
     "balanced experts": Case(MIXTURE, {"balance_loss": 1.0}),
     "lora": Case(MIXTURE, lora=LoRA(rank=2, full=("norm",))),

@@ -39,7 +39,9 @@ def test_bytes_of_a_cache_are_those_allocated(quantized: bool) -> None:
         assert said == cache.nbytes(), name
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "torch.optim:RMSprop", "torch.optim:Adafactor", "torch.optim:SGD"])
+@pytest.mark.parametrize(
+    "name", ["adamw", "muon", "normuon", "torch.optim:RMSprop", "torch.optim:Adafactor", "torch.optim:SGD"]
+)
 def test_bytes_of_optimizer_state_are_those_allocated(name: str) -> None:
     decoder = config(mlp=Experts(count=4), d_model=48)
     model = Decoder(decoder)

@@ -97,7 +97,7 @@ def test_a_run_of_a_given_time_trains_what_is_chosen(story_file: Path, tmp_path:
     run = Run.start(config(story_file, tmp_path / "run", **given))
     assert run.choice is not None
     assert run.choice.chosen.model.items() <= run.config.model.items()
-    assert (run.config.optimizer, run.config.batch_size) == ("muon", run.choice.chosen.batch_size)
+    assert (run.config.optimizer, run.config.batch_size) == ("normuon", run.choice.chosen.batch_size)
     assert run.model.config.d_model == 16
     assert "forecast: validation loss" in str(run.choice)
     recorded = json.loads((run.folder / "run.json").read_text())

@@ -11,10 +11,11 @@ from onward import Batch, Decoder, UserError
 from onward.checkpoint.saves.state import restore, training_tensors
 from onward.training import CrossEntropy, optimizers
 from onward.training.step.muon import Muon
+from onward.training.step.normuon import ROWS, NorMuon
 
 from support.decoders import DECODERS, assert_close, decoder, token_ids
 
-NAMES = ["adamw", "muon", "torch.optim:NAdam", "torch.optim:Adafactor", "torch.optim:SGD"]
+NAMES = ["adamw", "muon", "normuon", "torch.optim:NAdam", "torch.optim:Adafactor", "torch.optim:SGD"]
 RATES = {"torch.optim:SGD": 5e-2, "torch.optim:Adafactor": 1e-1}
 
 
@@ -66,13 +67,41 @@ def test_muon_steps_in_a_stack_as_in_each_of_its_matrices(shape: tuple[int, int,
     assert_close(stack.detach(), torch.stack([w.detach() for w in matrices]), 2e-3)
 
 
+@pytest.mark.parametrize("optimizer", [Muon, NorMuon])
 @pytest.mark.parametrize("shape", [(40, 40), (80, 20), (3, 20, 80)], ids=str)
-def test_muon_makes_steps_as_large_as_those_of_adamw(shape: tuple[int, ...]) -> None:
+def test_muon_makes_steps_as_large_as_those_of_adamw(shape: tuple[int, ...], optimizer: type[Muon]) -> None:
     torch.manual_seed(0)
     w = torch.nn.Parameter(torch.zeros(shape))
     w.grad = torch.randn(shape)
-    Muon([{"params": [w]}], lr=1.0, weight_decay=0.0).step()
+    optimizer([{"params": [w]}], lr=1.0, weight_decay=0.0).step()
     assert 0.15 < w.square().mean().sqrt() < 0.25
+
+
+@pytest.mark.parametrize("shape", [(12, 12), (30, 7), (7, 30), (3, 7, 30)], ids=str)
+def test_normuon_divides_rows_by_their_mean_squares_and_keeps_the_size_of_the_update(shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    one, other = (torch.nn.Parameter(torch.zeros(shape)) for _ in range(2))
+    muon, normuon = (cls([{"params": [p]}], lr=1.0, weight_decay=0.0) for cls, p in ((Muon, one), (NorMuon, other)))
+    squares = torch.zeros(shape[:-1])
+    for _ in range(4):
+        one.grad = other.grad = torch.randn(shape) * torch.logspace(-2, 0, shape[-2])[:, None]
+        before = one.detach().clone(), other.detach().clone()
+        muon.step()
+        normuon.step()
+        plain, scaled = one.detach() - before[0], other.detach() - before[1]
+        squares = ROWS * squares + (1 - ROWS) * plain.square().mean(-1)
+        rows = plain / squares.sqrt()[..., None]
+        assert_close(scaled, 0.2 * rows / rows.square().mean((-2, -1), keepdim=True).sqrt(), 1e-4)
+
+
+def test_normuon_bears_rows_without_gradients() -> None:
+    w = torch.nn.Parameter(torch.zeros(2, 6, 4))
+    optimizer = NorMuon([{"params": [w]}], lr=1.0, weight_decay=0.0)
+    for used in range(2):  # an expert that no token reached, then the other
+        w.grad = torch.zeros_like(w)
+        w.grad[used] = torch.randn(6, 4)
+        optimizer.step()
+        assert w.square().mean().sqrt() < 0.5
 
 
 @pytest.mark.parametrize("config", ["gpt-oss", "deepseek", "opt-350m", "no-output"])
@@ -107,7 +136,7 @@ def test_beta1_is_the_momentum_of_muon() -> None:
     assert (muon.param_groups[0]["momentum"], adamw.param_groups[0]["betas"][0]) == (0.7, 0.7)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "torch.optim:AdamW"])
+@pytest.mark.parametrize("name", ["adamw", "muon", "normuon", "torch.optim:AdamW"])
 @pytest.mark.parametrize("config", ["gpt2", "gpt-oss", "mamba2"])
 def test_only_matrices_and_stacks_of_them_decay(config: str, name: str) -> None:
     model = decoder(DECODERS[config])
@@ -150,7 +179,7 @@ def test_the_state_is_kept_under_the_names_of_parameters(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("adam", "choose adamw, muon, or"),
+        ("adam", "choose adamw, muon, normuon, or"),
         ("nowhere.at.all:Lion", "cannot be imported"),
         ("torch.optim:Lion", "the module torch.optim has no Lion"),
         ("torch.nn:Linear", "is not an optimizer"),

@@ -12,6 +12,7 @@ import torch
 
 from onward.config.decoder import Attention, DecoderConfig, SelfAttention, at
 from onward.config.mesh import Mesh, divided_heads, divides_tokens, divides_vocabulary
+from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.data.windows import Batch
 from onward.generation.cache.manager import CHUNK
 from onward.planning.divided_parameters import ParameterGroup, groups, matrices_by_shape, of_stage
@@ -108,9 +109,9 @@ def device_memory(
         transient = max(transient, 4 * trained + (others - (stage == 0)) * held + later)
         transient += 2 * received + sent
         activations += others * held + received + sent
-    if optimizer == "muon":
+    if optimizer in MATRIX_OPTIMIZERS:
         transient = max(transient, 4 * trained + 2 * matrices + orthogonalizing(param_groups, mesh.stage))
-    state = 8 * trained - (4 * matrices if optimizer == "muon" else 0)
+    state = 8 * trained - (4 * matrices if optimizer in MATRIX_OPTIMIZERS else 0)
     if ":" in optimizer:
         state = optimizer_bytes(config, optimizer) * trained // parameters(config)
     return TrainingMemory(

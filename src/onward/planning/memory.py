@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from onward.config.decoder import DecoderConfig
+from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.data.windows import Batch
 from onward.generation.cache.manager import CHUNK
 from onward.kernels.quantized import GROUP
@@ -124,21 +126,29 @@ def generation_memory(
 def hidden_matrices(config: DecoderConfig) -> Counter[tuple[int, ...]]:
     """Elements of the matrices that Muon trains, by shape (smaller, larger)."""
     elements: Counter[tuple[int, ...]] = Counter()
+    for count, p in hidden_parameters(config):
+        elements[tuple(sorted(p.shape[-2:]))] += count * p.numel()
+    return elements
+
+
+def hidden_parameters(config: DecoderConfig) -> Iterator[tuple[int, nn.Parameter]]:
     *blocks, _ = modules(config)
     for block, count in blocks:
         for name, p in block.named_parameters():
             if p.requires_grad and p.ndim >= 2 and not name.endswith("bias"):
-                elements[tuple(sorted(p.shape[-2:]))] += count * p.numel()
-    return elements
+                yield count, p
 
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
-    """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks; for
-    "module:Class", those that a step of it makes."""
+    """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks, and with
+    NorMuon also a number per row; for "module:Class", those that a step of it makes."""
     if ":" in optimizer:
         each = [(count, p) for module, count in modules(config) for p in module.parameters() if p.requires_grad]
         return sum(count * state_of(optimizer, tuple(parameter.shape)) for count, parameter in each)
-    return 8 * parameters(config) - (4 * hidden_matrices(config).total() if optimizer == "muon" else 0)
+    if optimizer not in MATRIX_OPTIMIZERS:
+        return 8 * parameters(config)
+    rows = sum(count * p.shape[:-1].numel() for count, p in hidden_parameters(config)) * (optimizer == "normuon")
+    return 8 * parameters(config) - 4 * hidden_matrices(config).total() + 4 * rows
 
 
 def training_memory(
@@ -154,11 +164,12 @@ def training_memory(
 ) -> TrainingMemory:
     """Compute the memory of training on batches of `rows` windows of `length` tokens, as a Trainer allocates it; `loss`
     is the function of model and batch that it minimizes, `precision` such as "fp32" or "bf16", `optimizer` "adamw",
-    "muon" or "module:Class". With `recompute`, only the inputs of blocks are kept for the backward; `holes` is the
-    memory lost to fragmentation, as a share of activations, gradients and temporary tensors."""
+    "muon", "normuon" or "module:Class". With `recompute`, only the inputs of blocks are kept for the
+    backward; `holes` is the memory lost to fragmentation, as a share of activations, gradients and temporary
+    tensors."""
     dry = dry_step(config, rows, length, loss=loss, autocast=AUTOCAST[precision], recompute=recompute)
     gradients, transient = 4 * parameters(config), dry.step.peak
-    if optimizer == "muon":
+    if optimizer in MATRIX_OPTIMIZERS:
         matrices = hidden_matrices(config)
         transient = max(transient, gradients + 2 * matrices.total() + ORTHOGONAL * max(matrices.values(), default=0))
     weights = weight_bytes(config)

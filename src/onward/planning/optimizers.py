@@ -16,7 +16,9 @@ PRIMES = 31, 37, 41, 43, 47  # sizes that stand for larger ones
 def library_class(name: str) -> type[torch.optim.Optimizer]:
     """Return the optimizer class named by "module:Class". Raises a UserError if it cannot be imported, or is not an
     optimizer."""
-    cls, arguments = named("optimizer", name, "choose adamw, muon, or a library's class, such as torch.optim:NAdam")
+    cls, arguments = named(
+        "optimizer", name, "choose adamw, muon, normuon, or a library's class, such as torch.optim:NAdam"
+    )
     if arguments or not (isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer)):
         raise UserError(f"{name} is not an optimizer: name a class that is a torch.optim.Optimizer")
     return cls

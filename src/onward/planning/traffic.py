@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import AttentionOnly, DecoderConfig, Experts, SelfAttention, at
 from onward.config.mesh import Mesh, divides_tokens, divides_vocabulary
+from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.config.routing import SigmoidRouting
 from onward.model.decoder import Decoder
 from onward.model.divided import rows_at_once
@@ -80,7 +81,7 @@ def collectives(
     calls += of_replicas(param_groups, mesh)
     if mesh.pipeline > 1:
         calls += of_pipeline(config, param_groups, mesh, rows * length, stage)
-    if optimizer == "muon":
+    if optimizer in MATRIX_OPTIMIZERS:
         calls += of_muon(param_groups, mesh)
     calls += of_numbers(part, mesh)
     return [one for one in calls if one.devices > 1 and one.bytes]

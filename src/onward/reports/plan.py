@@ -12,6 +12,7 @@ import torch
 from onward.base.own import own_parts
 from onward.config.decoder import DecoderConfig, at
 from onward.config.mesh import Mesh
+from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.hub.names import size_of
 from onward.planning.arrangements import (
     SAFE,
@@ -188,7 +189,8 @@ class Planned:
         line, memory = partial(size, section), self.training(self.batch)
         yield line("weights", memory.weights, "4 bytes x parameters")
         yield line("gradients", memory.gradients, "4 bytes x parameters")
-        per = {"adamw": "8 bytes x parameters: two moments", "muon": "4 bytes x matrices of blocks, 8 bytes x the rest"}
+        matrices = "4 bytes x matrices of blocks, 8 bytes x the rest"
+        per = {"adamw": "8 bytes x parameters: two moments"} | dict.fromkeys(MATRIX_OPTIMIZERS, matrices)
         yield line("optimizer", memory.optimizer, per.get(self.optimizer, f"a step of {self.optimizer}, run"))
         yield line("activations", memory.activations, "dry run: tensors that the forward saves for the backward")
         if memory.holes:

@@ -15,6 +15,7 @@ from onward.config.decoder import DecoderConfig
 from onward.config.lora import LoRA
 from onward.config.mesh import Mesh
 from onward.config.mixtures import MovingWeight, check_weights
+from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.config.ranges import BelowOne, NotNegative, Share, Size, SizeOrZero
 from onward.training import presets
 
@@ -46,9 +47,9 @@ class DataOptions:
 class UpdateOptions:
     """How weights are updated: the loss and the optimizer."""
 
-    optimizer: str = ""  # adamw, muon (for matrices, AdamW for the rest) or module:Class; default: see preset, or adamw
+    optimizer: str = ""  # adamw; muon or normuon, with AdamW for vectors; module:Class; default: see preset, or adamw
     loss: str = ""  # module:NAME, a function of (model, batch) or an onward.Loss; default: the cross-entropy
-    learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), doubled for muon
+    learning_rate: NotNegative | None = None  # peak; default: 0.5 / d_model (with mup, 0.5 / mup), twice that for muon
     mup: SizeOrZero = 0  # width for which learning_rate is given; muP adapts the rate to the model's width; 0: no muP
     schedule: Literal["wsd", "cosine", "linear", "constant"] = "wsd"  # wsd: warm-up, stable, then linear decay
     warmup: Extent = 0.05  # warm-up of the learning rate: a share of the steps or, if 1 or more, a number of steps
@@ -145,7 +146,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
                 raise UserError(f"{name} is {shown(getattr(self, name))}: a path cannot contain a zero byte")
         if self.mup and (self.base or ":" in self.optimizer):
             reason = "those of base are trained" if self.base else f"optimizer is {self.optimizer}"
-            raise UserError(f"mup is only for new weights with adamw or muon ({reason}): leave it out")
+            raise UserError(f"mup is only for new weights with adamw, muon or normuon ({reason}): leave it out")
         if not self.sources:
             raise UserError("no text to train on: name files or folders, or the corpus `embedded`")
 
@@ -157,7 +158,7 @@ class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
     @checked
     def peak_learning_rate(self, d_model: int) -> float:
         """Return the learning rate after the warm-up; if none is given, it follows from the model's width `d_model`."""
-        usual = (1.0 if self.optimizer == "muon" else 0.5) / (self.mup or d_model)
+        usual = (1.0 if self.optimizer in MATRIX_OPTIMIZERS else 0.5) / (self.mup or d_model)
         return usual if self.learning_rate is None else self.learning_rate
 
     @property

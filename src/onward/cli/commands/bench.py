@@ -48,7 +48,7 @@ class Options:
     precision: str = ""  # weight precisions, default: float32,bfloat16,int8,int4; with --train: float32,bfloat16
     train: bool = False  # measure training
     context: Size | None = None  # tokens in a window, with --train; default: the model's full context
-    optimizer: Literal["adamw", "muon"] = "adamw"  # optimizer, with --train
+    optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # optimizer, with --train
     prompt: Annotated[int, Range(1, 1 << 20)] | None = None  # tokens in each prompt; default: 128, or half the context
     new: Annotated[int, Range(8, 1 << 20)] | None = None  # new tokens in each answer; default: 128, or half the context
     seconds: Annotated[float, Range(0, 3600)] = 10.0  # seconds to measure each number of rows and precision

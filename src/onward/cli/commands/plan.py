@@ -50,7 +50,7 @@ class Options:
     quantize: Literal["none", "int8", "int4"] = "none"  # quantize the weights in generation
     quantized_cache: bool = False  # store the cache as int8
     precision: Literal["fp32", "bf16", "fp16"] = "bf16"  # precision of matrix products in training
-    optimizer: str = "adamw"  # optimizer for training: adamw, muon or module:Class
+    optimizer: str = "adamw"  # optimizer for training: adamw, muon, normuon or module:Class
     recompute: bool = False  # recompute activations in the backward pass
     vocab: Annotated[int, Range(2, 1 << 24)] = 4096  # vocabulary size, for the presets tiny, mini, small and medium
     device: str = "auto"  # auto, cpu, cuda, mps (measured here); or b200, h200, h100, mi300x, a100, l40s, v100, rtx4090

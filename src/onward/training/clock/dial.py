@@ -140,7 +140,7 @@ def dial(
     candidates, seconds, taken = list[Candidate](), 0.0, 0.0
     text = compression(tokenizer, inputs)
     began = clock()
-    config = replace(config, optimizer=config.optimizer or "muon")
+    config = replace(config, optimizer=config.optimizer or "normuon")
     for size in SIZES:
         chosen = {name: value for name, value in size.items() if name not in config.model}
         trial = replace(config, model=chosen | config.model, batch_size=config.batch_size or WINDOWS)

@@ -11,6 +11,7 @@ from onward.base.arguments import check_fields, checked, named
 from onward.base.errors import UserError
 from onward.base.fields import changed_fields
 from onward.config.lora import Adapters, LoRA
+from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.config.ranges import NotNegative, SizeOrZero
 from onward.data.columns import renaming
 from onward.training.config import RunConfig
@@ -48,7 +49,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
     )
 
     learning_rate: NotNegative | None = None  # peak learning rate; default: a constant of the method divided by d_model
-    optimizer: str = "adamw"  # adamw, muon (for matrices, with AdamW for the rest) or module:Class of a library
+    optimizer: str = "adamw"  # adamw; muon or normuon, with AdamW for vectors; module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; there is none for norms and biases
     out: str = ""  # folder of the run; default: runs/ followed by the names of the model and the method
 
@@ -71,8 +72,10 @@ class FinetuneConfig(RunConfig, ExampleOptions):
             raise UserError(f"first is {self.first!r} without adapters on top of it: give lora, or leave it out")
         if self.adapters and self.adapters.dropout and not self.method.dropout:
             raise UserError(f"lora.dropout is not for {self.method.kind}, which computes without dropout: leave it out")
-        if self.adapters and self.adapters.b_rate != 1 and self.optimizer == "muon":
-            raise UserError("lora.b_rate is given with muon, whose updates have one size: leave it out, or take adamw")
+        if self.adapters and self.adapters.b_rate != 1 and self.optimizer in MATRIX_OPTIMIZERS:
+            raise UserError(
+                f"lora.b_rate is given with {self.optimizer}, whose updates have one size: leave it out, or take adamw"
+            )
         if self.lora and isinstance(self.method.reference, Synced):
             raise UserError("reference is synced, which follows weights and not adapters: leave out lora, or synced")
         for name, reason in NOT_WITH_ADAPTERS.items():

@@ -69,8 +69,12 @@ class Muon(torch.optim.Optimizer):
         processes = self.processes
         made = processes.shared_work(of_full, pairs, shape) if processes else of_full([update for _, update in pairs])
         for (p, _), update in zip(pairs, made):
-            full = update.mT if p.size(-2) > p.size(-1) else update
+            full = self.scaled(p, update.mT if p.size(-2) > p.size(-1) else update)
             yield processes.part_of(full, p) if processes else full
+
+    def scaled(self, parameter: Tensor, update: Tensor) -> Tensor:
+        """Return the full orthogonalized update of a parameter as it is applied; NorMuon scales its rows."""
+        return update
 
 
 def wide(matrices: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Optimizers: AdamW, Muon, and those of libraries."""
+"""Optimizers: AdamW, Muon, NorMuon, and those of libraries."""
 
 import inspect
 from collections import defaultdict
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from onward.base.errors import UserError
+from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.planning.optimizers import library_class
 from onward.training.step.muon import Muon
+from onward.training.step.normuon import NorMuon
 
 if TYPE_CHECKING:
     from onward.parallel.processes import Processes
@@ -27,10 +29,10 @@ def optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Make the optimizers for a decoder's trainable parameters: a list of one or two.
 
-    `name` is "adamw" (Loshchilov and Hutter 2019); "muon", with AdamW for embeddings, head and vectors; or
-    "module:Class", any torch.optim.Optimizer of a library. The first of `betas` is also Muon's momentum: in short runs,
-    0.9 leads to lower losses than 0.95, Muon's usual value. Weight decay applies to matrices and stacks of matrices,
-    not to vectors. Raises a UserError for any other name.
+    `name` is "adamw" (Loshchilov and Hutter 2019); "muon" or "normuon", with AdamW for embeddings, head and vectors;
+    or "module:Class", any torch.optim.Optimizer of a library. The first of `betas` is also Muon's momentum: in short
+    runs, 0.9 leads to lower losses than 0.95, Muon's usual value. Weight decay applies to matrices and stacks of
+    matrices, not to vectors. Raises a UserError for any other name.
 
     `rates` are factors of AdamW's learning rate by parameter name (default 1), stored in the parameter groups as
     "rate". For matrices that Muon trains, the square root of the factor is used, since Muon's updates grow with the
@@ -40,17 +42,18 @@ def optimizers(
     trained: dict[str, Tensor] = {name: p for name, p in every.items() if p.requires_grad}
     if name == "adamw":
         return [adamw(trained, learning_rate, weight_decay, betas, rates)]
-    if name == "muon":
+    if name in MATRIX_OPTIMIZERS:
         hidden = {n: p for n, p in trained.items() if n.startswith("blocks.") and is_matrix(n, p)}
         rest = {n: p for n, p in trained.items() if n not in hidden}
         roots = {name: rate**0.5 for name, rate in rates.items()}
         groups = parameter_groups(hidden, weight_decay, roots)
-        muon = Muon(groups, learning_rate, weight_decay, betas[0], processes=processes)
+        cls = NorMuon if name == "normuon" else Muon
+        muon = cls(groups, learning_rate, weight_decay, betas[0], processes=processes)
         return [muon, adamw(rest, learning_rate, weight_decay, betas, rates)]
-    cls: Any = library_class(name)
-    options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(cls).parameters else {}
+    library: Any = library_class(name)
+    options: dict[str, Any] = {"betas": betas} if "betas" in inspect.signature(library).parameters else {}
     try:
-        return [cls(parameter_groups(trained, weight_decay, rates), lr=learning_rate, **options)]
+        return [library(parameter_groups(trained, weight_decay, rates), lr=learning_rate, **options)]
     except (TypeError, ValueError) as error:
         raise UserError(f"the optimizer {name} does not take the arguments (parameters, lr, betas): {error}") from None
 
@@ -90,5 +93,5 @@ def is_matrix(name: str, parameter: Tensor) -> bool:
 
 def check_optimizer(name: str) -> None:
     """Raise a UserError if `optimizers` cannot make the optimizer `name`."""
-    if name not in ("adamw", "muon"):
+    if name != "adamw" and name not in MATRIX_OPTIMIZERS:
         library_class(name)
