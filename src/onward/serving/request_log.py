@@ -77,7 +77,7 @@ class RequestRecord:
         return {"prompts": [*map(decode, prompts.values())], "answers": [decode(one.tokens) for one in answers]}
 
     def fields(self) -> dict[str, Any]:
-        """What the log says, by name."""
+        """The fields of a line of the log, by name."""
         first, worked = self.first_token, self.read or self.jobs
         found = {
             "id": self.id,

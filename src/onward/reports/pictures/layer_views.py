@@ -77,7 +77,7 @@ def chosen_maps(reading: Reading, layer: int | None, head: int | None) -> tuple[
 
 
 def sums(reading: Reading, layer: int) -> str:
-    """What the weights of a query sum to, for a caption."""
+    """A sentence about the sum of the weights of a query, for a caption."""
     sink = " together with that of the head's sink, which is not drawn"
     return f"The weights of a query sum to 1{sink * (attend_modules(reading.model)[layer].sinks is not None)}."
 
