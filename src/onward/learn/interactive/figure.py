@@ -47,8 +47,7 @@ class InteractiveFigure:
 
     def page(self) -> str:
         """The figure as a self-contained HTML page."""
-        parts = {"title": visible(self.title), "style": PAGE + style(), "data": "null", "script": script()}
-        return filled(resource("page.html"), {**parts, "body": f"<main>{self.html()}</main>"})
+        return page_of(self.html(), visible(self.title))
 
     def write(self, path: Path) -> None:
         """Write the page (.html) or the numbers (.json)."""
@@ -64,6 +63,12 @@ class InteractiveFigure:
 
     def __repr__(self) -> str:
         return f"Interactive figure: {self.title}"
+
+
+def page_of(body: str, title: str = "Figures") -> str:
+    """A self-contained page of figures."""
+    parts = {"title": title, "style": PAGE + style(), "data": "null", "script": script()}
+    return filled(resource("page.html"), {**parts, "body": f"<main>{body}</main>"})
 
 
 def with_figures(chapter: Chapter, text: str, shown: Callable[[InteractiveFigure], str]) -> str:
