@@ -30,7 +30,7 @@ PROBES = {"/health", "/v1/health", "/ready", "/metrics"}  # asked every few seco
 
 @dataclass
 class RequestRecord:
-    """A request of a client, and what the server did for it. `began` is in seconds since 1970, `arrival` of
+    """A request of a client, and its handling by the server. `began` is in seconds since 1970, `arrival` of
     `perf_counter`; `trace` is the header traceparent of the client."""
 
     id: str
