@@ -25,6 +25,9 @@ from onward.learn.interactive.rotary import rotary_pairs
 from onward.learn.interactive.samplers import samplers
 from onward.learn.interactive.scaling import loss_surface
 from onward.learn.interactive.stepper import stepper
+from onward.learn.notebook import notebook
+from onward.learn.terminal import for_terminal
+from onward.learn.web import web_page
 from onward.model.context import angles_at, rotary
 from onward.planning import REFIT, cache_bytes, weight_bytes
 
@@ -116,6 +119,23 @@ def test_all_figures_share_a_page_and_axe_finds_nothing(scheme: str, width: int,
 
 def test_every_file_of_numbers_has_its_place_in_a_chapter() -> None:
     assert {path.name for path in chapters()[0].path.parent.glob("*.json")} == {path.name for path in FIGURES}
+
+
+def test_a_frame_in_a_notebook_has_the_height_of_its_figure(browser: Any) -> None:
+    page = browser.new_page(viewport={"width": 700, "height": 900})
+    page.set_content(rotary_pairs(torch.ones(8), torch.ones(8), trained=16)._repr_html_())
+    inside = page.frame_locator("iframe").locator("main")
+    inside.locator("svg.axes").wait_for()
+    page.wait_for_function("document.querySelector('iframe').style.height !== '36rem'")
+    assert 0 <= page.locator("iframe").bounding_box()["height"] - inside.bounding_box()["height"] < 60
+
+
+def test_a_chapter_shows_its_figures_on_its_page_in_its_notebook_and_as_a_line_in_a_terminal() -> None:
+    chapter = chapters()[9]
+    figure = read_figure(chapter.path.parent / "10-cache.json")
+    assert figure.html() in web_page(chapter)
+    assert json.dumps(figure._repr_html_(), ensure_ascii=False) in notebook(chapter)
+    assert f"*{figure!r}: `onward learn 10 --web 10-kv-cache.html`, or the notebook*" in for_terminal(chapter)
 
 
 def test_a_figure_is_written_and_read_and_its_text_cannot_end_the_script(tmp_path: Path) -> None:
