@@ -2,11 +2,13 @@
 Chapters of the course run as they are, and print the outputs on their pages."""
 
 import io
+import json
 import re
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from onward.data.tokens import is_prepared
 from onward.families import families
 from onward.learn.cells import cells, difference, output
 from onward.learn.chapters import Chapter, chapters
+from onward.learn.interactive.figure import read_figure
 
 from support.hub import put_in_cache
 from support.server import started
@@ -174,7 +177,14 @@ def test_chapter_prints_what_its_page_shows(chapter: Chapter, tmp_path: Path, mo
     for run in {*re.findall(r"runs/\w+", chapter.text)}:
         (tmp_path / run / "checkpoints/step-1").mkdir(parents=True)  # from an earlier run
     names: dict[str, object] = {}
-    differences = [difference(cell, output(cell, names, main)) for cell in cells(chapter.text)]
+    differences = []
+    for cell in cells(chapter.text):
+        differences.append(difference(cell, output(cell, names, main)))
+        if cell.figure:
+            kept, made = (asdict(figure) for figure in (read_figure(chapter.path.parent / cell.figure), names["_"]))
+            differences.append(difference(replace(cell, output=json.dumps(kept)), json.dumps(made)))
+            assert kept["title"] == made["title"]
+            assert {*kept["data"]} == {*made["data"]}
     assert not [*filter(None, differences)]
     for name in PICTURE.findall(chapter.text):
         assert (tmp_path / name).exists(), f"no command of chapter {chapter.number} makes {name}"

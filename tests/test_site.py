@@ -104,7 +104,7 @@ def test_links_hold_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 
 PAGES = ("index", "learn/index", "glossary", "commands/train", "python/Sampling", "training", "commands/draw")
-CONTRAST = ("index", "learn/04-attention", "commands/draw")  # one page of each kind: axe takes a second for each
+CONTRAST = ("index", "learn/04-attention", "learn/09-decoding", "commands/draw")  # one of each kind: a second each
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
@@ -117,10 +117,11 @@ def test_pages_fit_the_window_with_enough_contrast(scheme: str, width: int, site
     missing = lambda request: request.failure != "net::ERR_ABORTED"  # as the next page was opened
     page.on("requestfailed", lambda request: missing(request) and faults.append(request.url))
     others = [f"learn/{chapter.path.stem}" for chapter in chapters()]
-    for name in (*PAGES, *others[scheme == "dark" :: 4]):
+    for name in (*PAGES, *others[scheme == "dark" :: 4], *CONTRAST):
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert not page.evaluate(OVERFLOWING), name
+        assert not page.locator("figure.interactive:not(:has(.controls, .actions))").count(), name
         if name in CONTRAST:
             rules = {"runOnly": ["color-contrast", "image-alt", "link-name"]}
             found = axe.run(page, options=rules).response["violations"]

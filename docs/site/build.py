@@ -17,6 +17,7 @@ from pathlib import Path
 from docs.site.public import MODULES
 from docs.site.reference import command_pages, glossary_page, name_pages
 from onward.learn.chapters import HEADING, chapters
+from onward.learn.interactive.figure import InteractiveFigure, script, style, with_figures
 from onward.learn.notebook import notebook
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +75,8 @@ CONFIG = {
     },
     "plugins": ["offline"],
     "extra": {"generator": False},
-    "extra_css": ["site.css"],
+    "extra_css": ["site.css", "interactive.css"],
+    "extra_javascript": ["interactive.js"],
     "markdown_extensions": [
         *("attr_list", "md_in_html", "tables", "pymdownx.superfences", "pymdownx.highlight"),
         {"toc": {"permalink": True}},
@@ -109,13 +111,15 @@ def zensical() -> str | None:
 
 def stage(pages: Path) -> list[dict[str, object]]:
     """Write all pages in Markdown; return the navigation."""
-    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("site", "__pycache__"))
+    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("site", "__pycache__", "*.json"))
     for page, file in OUTSIDE.items():
         shutil.copy(ROOT / file, pages / page)
     shutil.copy(SITE / "site.css", pages)
     written = {
         "learn/index.md": learn_page(),
         "glossary.md": glossary_page(),
+        "interactive.css": style(),
+        "interactive.js": script(),
         **command_pages(),
     }
     names = {module: name_pages(module) for module in MODULES}
@@ -127,6 +131,7 @@ def stage(pages: Path) -> list[dict[str, object]]:
         written |= linked(path, source, pages)
     for chapter in chapters():
         page, file = f"learn/{chapter.path.name}", f"{chapter.path.stem}.ipynb"
+        written[page] = with_figures(chapter, written[page], InteractiveFigure.html)
         written[page] = HEADING.sub(rf"\g<0>\n\n[Notebook]({file}){{ .badge download }}", written[page], count=1)
         written[f"learn/{file}"] = notebook(chapter)
     for name, text in written.items():

@@ -1,4 +1,5 @@
-"""Run the code of pages and write its outputs and pictures into them: python -m docs.site.outputs docs/learn/04-*.md"""
+"""Run the code of pages and write its outputs, pictures and interactive figures: python -m docs.site.outputs
+docs/learn/04-*.md"""
 
 import os
 import re
@@ -10,19 +11,27 @@ from pathlib import Path
 
 from onward.cli import main as onward
 from onward.learn.cells import cells, output, rewritten
+from onward.learn.interactive.figure import InteractiveFigure
 
 PICTURE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.\w+)\)")
 
 
 def update(page: Path) -> None:
-    """Write the outputs of a page's code into it, and the pictures that its commands make beside it."""
+    """Write the outputs of a page's code into it, and beside it the pictures and interactive figures that it makes."""
     text = page.read_text(encoding="utf-8")
     names: dict[str, object] = {}
     page, back = page.absolute(), Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            page.write_text(rewritten(text, [output(cell, names, onward) for cell in cells(text)]), encoding="utf-8")
+            outputs = []
+            for cell in cells(text):
+                outputs.append(output(cell, names, onward))
+                if cell.figure:
+                    figure = names["_"]
+                    assert isinstance(figure, InteractiveFigure)
+                    figure.write(page.parent / cell.figure)
+            page.write_text(rewritten(text, outputs), encoding="utf-8")
         finally:
             os.chdir(back)
         for name in PICTURE.findall(text):

@@ -100,7 +100,7 @@ def test_assistant_is_made_of_a_folder_continues_and_refuses_other_options(
         (["docs"], "no model to start from: name one with --base"),
         (["nowhere", "--base", "RUN"], "nowhere does not exist"),
         (["empty.md", "--base", "RUN"], "fewer than two passages"),
-        (["empty.md", "--base", "RUN", "--judge", "http://h/v1"], "name its model too"),
+        (["empty.md", "--base", "RUN", "--judge", "http://h/v1"], "name its model with --judge-model"),
     ],
 )
 def test_assistant_names_a_mistake_and_leaves_nothing(

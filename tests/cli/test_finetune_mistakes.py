@@ -235,7 +235,7 @@ REWARDS: dict[str, Case] = {
     "no tests": (PROMPT, f"{GRPO} code", "line 1: it has no tests, which the reward code needs"),
     "a malformed pattern": (PROMPT, f"{GRPO} regex(pattern='(')", "not a regular expression: missing )"),
     "a pattern without end": (PROMPT, GRPO + " regex(pattern='a{9999999}')", "repeats a part more than 1,000,000"),
-    "a template without a gap": (PROMPT, f"{GRPO} format(template='a')", "write {} where text is to be"),
+    "a template without a gap": (PROMPT, f"{GRPO} format(template='a')", "write {} in the place of the text"),
     "no schema": (PROMPT, f"{GRPO} json_schema(file='schema.json')", "there is no file schema.json: give"),
     "no file of a reward": (PROMPT, f"{GRPO} none.py:f", "there is no file none.py: give FILE.py:FUNCTION"),
     "no function of a file": (PROMPT, f"{GRPO} mine.py:raise", "mine.py has no function 'raise': did you mean raises"),

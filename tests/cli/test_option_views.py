@@ -21,8 +21,8 @@ from onward.reports.pictures import views
 
 REFUSED = {
     "inspect RUN The attention --corrupted foo": "--corrupted is read only by patch, and not by attention",
-    "inspect RUN The next --layer 1": "--layer is read only by attention and neurons, and not by next",
-    "inspect RUN The neurons --head 1": "--head is read only by attention",
+    "inspect RUN The next --layer 1": "--layer is read only by attention, arrows and neurons, and not by next",
+    "inspect RUN The neurons --head 1": "--head is read only by attention and arrows",
     "inspect RUN The lens --time 3s": "--time is read only by features and --tuned, and not by lens",
     "inspect RUN The lens --theme dark": "--theme is read only with --out: give that as well",
     "inspect RUN heads --top-k 3": "--top-k is read only by next",

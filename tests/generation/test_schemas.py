@@ -156,7 +156,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "an impossible pattern": ({"type": "string", "pattern": "^a$", "minLength": 2}, "no value conforms to #/minLength"),
     "an unknown type": (
         {"properties": {"a": {"type": "any"}}},
-        "#/properties/a/type is wrong: 'any' is no type: write one",
+        "#/properties/a/type is wrong: 'any' is not a type: write one",
     ),
     "a wrong value": ({"anyOf": [{"maxLength": "3"}]}, "#/anyOf/0/maxLength is wrong: '3' is not of type 'integer'"),
     "a wrong value of a checked keyword": ({"dependentRequired": ["a"]}, "#/dependentRequired is wrong"),

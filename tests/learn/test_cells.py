@@ -51,6 +51,18 @@ def echo(words: Sequence[str]) -> int:
     return 0
 
 
+def test_the_last_expression_of_a_block_is_kept_and_named_by_a_comment() -> None:
+    names: dict[str, object] = {}
+    [first, second] = cells(
+        "```python\nx = 2\nx + 1\n```\n\n<!-- varies -->\n<!-- interactive: 01-a.json -->\n\n```python\ny = 1\n```\n"
+    )
+    assert (first.figure, first.varies, second.figure) == ("01-a.json", True, "")
+    assert output(first, names, echo) == ""
+    assert names["_"] == 3
+    output(second, names, echo)
+    assert names["_"] is None
+
+
 def test_blocks_have_their_outputs_and_tolerances() -> None:
     found = [(cell.kind, cell.output, cell.percent, cell.varies) for cell in cells(PAGE)]
     assert found == [

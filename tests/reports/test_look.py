@@ -61,7 +61,10 @@ def test_next_token_tables_are_those_of_the_model_and_mark_the_token_that_follow
             assert len(rows) == (10 if tokens[i + 1] in dict(likeliest) else 11)
 
 
-SETTINGS = [(1.0, 0, 1.0), (0.0, 0, 1.0), (0.5, 0, 0.9), (2.0, 5, 1.0), (1.3, 0, 0.35), (0.7, 8, 0.8)]
+SETTINGS = [  # temperature, top-k, top-p and min-p
+    *((1.0, 0, 1.0, 0.0), (0.0, 0, 1.0, 0.0), (0.5, 0, 0.9, 0.0), (2.0, 5, 1.0, 0.0), (1.3, 0, 0.35, 0.0)),
+    *((0.7, 8, 0.8, 0.0), (0.6, 0, 1.0, 0.3), (0.9, 6, 0.9, 0.2)),
+]
 
 
 @pytest.mark.skipif(not shutil.which("node"), reason="runs the script of the page")
@@ -76,12 +79,13 @@ console.log(JSON.stringify({json.dumps(SETTINGS)}.map(shape)))
 """
     found = json.loads(subprocess.run(["node", "-e", script], capture_output=True, check=True).stdout)
     compared = 0
-    for (temperature, top_k, top_p), rows in zip(SETTINGS, found):
-        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    for (temperature, top_k, top_p, min_p), rows in zip(SETTINGS, found):
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         exact = next_token_distribution(logits(model, shown), sampling)
         likeliest = logits(model, shown).topk(9).indices
         for row, p, ids in zip(rows, exact, likeliest):
-            if top_p < 1 and (p > 0).sum() > len(ids):  # the page does not know which of the others are kept
+            most = len(ids) - bool(min_p)  # beyond, the page does not know which of the others are kept
+            if (top_p < 1 or min_p) and (p > 0).sum() > most:
                 continue
             compared += 1
             assert row["shares"] == pytest.approx(p[ids].tolist(), abs=2e-4)

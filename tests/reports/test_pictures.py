@@ -15,10 +15,11 @@ import torch
 from rich.cells import cell_len
 
 from onward import DecoderConfig, Experts, Parallel, PostNorm, SelfAttention
+from onward.base.errors import UserError
 from onward.cli import main
 from onward.families import preset
 from onward.planning.parameters import modules
-from onward.reports import IDEAS, ColorScale, Picture, bars, cells, curves
+from onward.reports import IDEAS, ColorScale, Picture, arrows, bars, cells, curves
 from onward.reports.pictures.diagram import block, rows_of
 from onward.reports.pictures.numbers import latex_of
 from onward.reports.pictures.pdf import ZOOM, unfiltered
@@ -99,6 +100,15 @@ def test_curves_and_bars_show_their_numbers() -> None:
         ("less", "95.0"),
         ("less", "47.5"),
     ]
+
+
+def test_arrows_are_as_strong_as_the_weights_of_each_query() -> None:
+    panel = arrows("", ["the", "cat", "it"], [[1, 0, 0], [0.5, 0.5, 0], [0.04, 0.9, 0.06]])
+    assert re.findall(r"<title>(.*?)</title>", panel.body) == ["cat to the: 0.50", "it to cat: 0.90"]  # 0.04 has none
+    assert [line.split(" → ")[1] for line in panel.text] == ["the 1.00", "the 0.50, cat 0.50", "cat 0.90, it 0.06"]
+    for pieces, weights, message in (("a" * 65, np.eye(65), "at most 64 tokens"), ("ab", np.eye(3), "(2, 2), got")):
+        with pytest.raises(UserError, match=re.escape(message)):
+            arrows("", pieces, weights)
 
 
 def test_panels_of_one_width_are_spread_evenly_over_the_rows() -> None:
@@ -223,6 +233,7 @@ def test_every_filter_of_a_png_is_undone(filters: tuple[int, ...]) -> None:
 FORMS = {  # a panel, and rows of its numbers
     "cells": (cells("c", np.eye(2), ["a", "b"], ["x", "y"]), ["c,a,x,1.0", "c,a,y,0.0"]),
     "curves": (curves("c", [1, 2], {"loss": [3.0, 4.0]}, x_name="step"), ["c,loss,1,3.0", "c,loss,2,4.0"]),
+    "arrows": (arrows("c", ["a", "b"], [[1, 0], [0.25, 0.75]]), ["c,a,a,1.0", "c,a,b,0.0", "c,b,a,0.25", "c,b,b,0.75"]),
     "bars": (bars("c", {"one, two": 0.5}), ['c,"one, two",,0.5']),
 }
 

@@ -76,6 +76,8 @@ def test_attention_has_the_weights_of_every_head() -> None:
         shown = np.nan_to_num(values(picture, head))
         np.testing.assert_allclose(shown, maps[0][head].numpy(), atol=1e-4)
     assert picture.panels[0].data["rows"][1:4] == ["t", "o", "·"]
+    [drawn] = VIEWS["arrows"](given, layer=-2, head=1).panels
+    np.testing.assert_allclose(drawn.data["values"], maps[0][1].numpy(), atol=1e-4)
 
 
 def test_next_has_the_probabilities_of_the_model_and_of_each_step() -> None:
@@ -142,7 +144,7 @@ def test_pictures_of_256_tokens_are_small_and_readable() -> None:
 def test_hostile_text_stays_text(tmp_path: Path) -> None:
     harmless = HOSTILE.replace("\ud800", "")
     model, tokenizer = model_and_tokenizer(harmless)
-    for name in "attention", "next", "lens", "tokens":
+    for name in "attention", "arrows", "next", "lens", "tokens":
         picture = VIEWS[name](Reading(model, tokenizer, f"to {harmless} be"))
         page = picture.html()
         assert "<script>alert" not in page

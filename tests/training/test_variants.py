@@ -223,7 +223,7 @@ def test_groups_claim_each_run_once() -> None:
 
 
 REFUSED = [
-    (["shard=2", "shard=2"], "mesh is 'shard=2', which takes 2 processes for each run, and there are 3: start a multi"),
+    (["shard=2", "shard=2"], "mesh 'shard=2' needs 2 processes for each run, but 3 were started: start a multiple of"),
     (["", "shard=3"], "mesh is '' for one run and 'shard=3' for another: choose meshes with the same number of proc"),
     (["", ""], "there are 2 runs for 3 processes, 1 for each run: start at most 2"),
 ]

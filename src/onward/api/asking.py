@@ -60,7 +60,7 @@ def ask(
     context of `model`. `most`: number of examples at most, evenly spaced (0: all)."""
     if judge:
         if not judge_model:
-            raise UserError(f"judge is {judge}: name its model too, as --judge-model")
+            raise UserError(f"judge is {judge}, an address without a model: name its model with --judge-model")
         check_judge("judge", judge, PROMPT, KEY_ENV)
     documents: dict[str, str] = {}
     for piece, text in texts(sources, reading, SIZES):

@@ -60,7 +60,7 @@ class PowerScale(QueryScale, kind="power"):
 
 @dataclass(frozen=True)
 class Indexing(Part):
-    """Which of the earlier tokens a token attends to, where they are chosen by what they contain."""
+    """How a token selects the earlier tokens that it attends to by their content."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "it has the state of the first Mamba, whose decay differs between channels": "falcon_mamba jamba mamba zamba",
     "its layers share the weights of an attention": "zamba2",
     "it has recurrent layers of its own kind": "recurrent_gemma rwkv xlstm minimax zaya inkling_text inkling2_text",
-    "it has no indexer, which chooses the tokens to attend to, yet": (
+    "its indexer, which chooses the tokens to attend to, is not supported yet": (
         "deepseek_v4 axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text "
         "mistral_large4_text qwen4_exp qwen4_exp_text glm5_next_text"
     ),

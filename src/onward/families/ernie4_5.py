@@ -1,4 +1,4 @@
-"""ERNIE 4.5, the dense model: Llama with one key for all biases, and tied embeddings (Baidu 2025)."""
+"""ERNIE 4.5, the dense model: a Llama whose biases are set by one key, with tied embeddings (Baidu 2025)."""
 
 from collections.abc import Iterator
 from typing import Any

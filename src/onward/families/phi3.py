@@ -120,7 +120,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         case LongRoPEScaling(original=original):
             pass
         case _:
-            raise Inexpressible("Phi 3 has no rotary scaling but LongRoPE")
+            raise Inexpressible("Phi 3 supports no rotary scaling except LongRoPE")
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(c.position),
         "original_max_position_embeddings": original,

@@ -344,7 +344,7 @@ def with_ids(grammar: str, tokenizer: Tokenizer) -> str:
             return match[0]
         token = tokenizer.inner.token_to_id(match[0])
         if token is None:
-            raise UserError(f"grammar cannot be used: {match[0]} is no token of this model: write a text in quotes")
+            raise UserError(f"grammar cannot be used: the model has no token {match[0]}: write a text in quotes")
         return f"<[{token}]>"
 
     return NAMED.sub(with_id, grammar)

@@ -101,7 +101,7 @@ def check_schema(schema: Any, what: str) -> None:
     if error := jsonschema.exceptions.best_match(rules(rules.META_SCHEMA).iter_errors(form)):
         place, reason = pointer(error.absolute_path), f"{' '.join(error.message.split()):.150}"
         if error.absolute_path and error.absolute_path[-1] == "type":
-            reason = f"{error.instance!r:.60} is no type: write one or more of {', '.join(TYPES)}"
+            reason = f"{error.instance!r:.60} is not a type: write one or more of {', '.join(TYPES)}"
         raise UserError(f"{what} is not a JSON schema: {place} is wrong: {reason}")
     for path, node in subschemas(form):
         if "$ref" in node and target(form, node["$ref"]) is None:

@@ -75,7 +75,7 @@ def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> 
     distance of two rows in memory, as a number of vectors (...), S if rows are adjacent. Raises Unreadable for any
     other tensor."""
     if len(tensor) < rows or not rows:
-        raise Unreadable(f"{rows} rows are needed: these are {len(tensor)}")
+        raise Unreadable(f"{rows} rows are needed, but the tensor has {len(tensor)}")
     start, size = address(tensor[0], dtype, *shape), math.prod(shape[1:])
     if len(tensor) > 1 and tensor.stride(0) % size:
         raise Unreadable(f"rows of vectors of {size} numbers are {tensor.stride(0)} numbers apart")

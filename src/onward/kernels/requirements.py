@@ -1,4 +1,4 @@
-"""What compiling kernels requires of a machine. Any other error of the compiler is a defect, and is raised."""
+"""Requirements of a machine for compiling kernels. Any other error of the compiler is a defect, and is raised."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def plain_attend(
     sinks: Tensor | None,
     slopes: Tensor | None = None,
 ) -> Tensor:
-    """What `attend` computes, in plain PyTorch."""
+    """The result of `attend`, computed by plain PyTorch."""
     entries = [entry for entry in (keys, values, tails) if entry is not None]
     if scales:
         entries = [codes.float() * scale.float() for codes, scale in zip(entries, scales, strict=True)]

@@ -3,9 +3,11 @@
 A block of ```python or ```sh may be followed by a block of ```text, its output. A comment between them loosens the
 comparison: `<!-- within 10 % -->` for numbers of a training run, `<!-- varies -->` for times and sampled texts. A
 comment `<!-- holds: kept < hacked -->` states a claim of the prose: an expression of the page's variables, and of the
-printed `output`, that must be true.
+printed `output`, that must be true. A comment `<!-- interactive: 09-samplers.json -->` stands for the interactive
+figure that is the value of the block's last line; the file has its numbers.
 """
 
+import ast
 import re
 import shlex
 import subprocess
@@ -19,11 +21,12 @@ Command = Callable[[Sequence[str]], int]  # runs `onward` with arguments; return
 
 CELL = re.compile(
     r"^```(?P<kind>python|sh)\n(?P<code>.*?)^```\n"
-    r"(?P<notes>(?:\n*<!-- (?:within [\d.]+ %|varies|holds: [^\n]+) -->\n)*)"
+    r"(?P<notes>(?:\n*<!-- (?:within [\d.]+ %|varies|(?:holds|interactive): [^\n]+) -->\n)*)"
     r"(?:\n+```text\n(?P<output>.*?)^```\n)?",
     re.MULTILINE | re.DOTALL,
 )
 WITHIN = re.compile(r"<!-- within ([\d.]+) % -->")
+FIGURE = re.compile(r"<!-- interactive: ([\w-]+\.json) -->")
 CLAIM = re.compile(r"<!-- holds: (.+) -->")
 NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
 BAR = "▇"  # its length repeats the number beside it
@@ -41,6 +44,7 @@ class Cell:
     percent: float = PERCENT  # percentage by which numbers of the output may differ
     varies: bool = False  # whether the output is one example of many
     claims: Sequence[str] = ()  # expressions that are true after the code
+    figure: str = ""  # file of the numbers of an interactive figure
 
     @property
     def commands(self) -> list[str]:
@@ -57,7 +61,8 @@ def pieces(text: str) -> Iterator[str | Cell]:
         notes = match["notes"]
         percent = float(within[1]) if (within := WITHIN.search(notes)) else PERCENT
         varies = "<!-- varies -->" in notes
-        yield Cell(match["kind"], match["code"], match["output"], percent, varies, CLAIM.findall(notes))
+        figure = drawn[1] if (drawn := FIGURE.search(notes)) else ""
+        yield Cell(match["kind"], match["code"], match["output"], percent, varies, CLAIM.findall(notes), figure)
         end = match.end()
     yield text[end:]
 
@@ -68,10 +73,10 @@ def cells(text: str) -> list[Cell]:
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
-    """Run a block and return its status. Python code shares `names`; of shell code, `onward` and `python` run until one
-    ends with status 2, a mistake of the user."""
+    """Run a block and return its status. Python code shares `names`, where `_` is the value of a block's last line; of
+    shell code, `onward` and `python` run until one ends with status 2, a mistake of the user."""
     if cell.kind == "python":
-        exec(compile(cell.code, "<page>", "exec", dont_inherit=True), names)
+        names["_"] = value(cell.code, names)
         return 0
     status = 0
     for line in cell.commands:
@@ -85,6 +90,15 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
         if status == 2:
             break
     return status
+
+
+def value(code: str, names: dict[str, object]) -> object:
+    """Run Python code; return the value of its last statement, None if that is no expression."""
+    body = ast.parse(code, "<page>").body
+    last = body.pop().value if body and isinstance(body[-1], ast.Expr) else ast.Constant(None)
+    exec(compile(ast.Module(body, []), "<page>", "exec", dont_inherit=True), names)
+    expression = ast.fix_missing_locations(ast.Expression(last))
+    return eval(compile(expression, "<page>", "eval", dont_inherit=True), names)
 
 
 def fails(cell: Cell, status: int) -> bool:

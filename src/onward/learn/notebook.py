@@ -2,11 +2,12 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from onward.learn.cells import Cell, pieces
 from onward.learn.chapters import HEADING, Chapter
+from onward.learn.interactive.figure import InteractiveFigure, read_figure
 
 PICTURE = re.compile(r"^!\[.+\]\(([\w-]+\.svg)\)$", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->\n*")
@@ -32,7 +33,8 @@ def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
     folded = False  # whether an answer is open
     for piece in pieces(text):
         if isinstance(piece, Cell):
-            yield block_cell(piece, HIDDEN if folded else {})
+            figures = [read_figure(chapter.path.parent / piece.figure)] if piece.figure else []
+            yield block_cell(piece, figures, HIDDEN if folded else {})
             continue
         for i, part in enumerate(PICTURE.split(COMMENT.sub("", piece))):  # prose, file of a picture, prose, ...
             if i % 2:
@@ -47,17 +49,22 @@ def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
                 yield {"cell_type": "markdown", "metadata": {}, "source": prose}
 
 
-def block_cell(cell: Cell, metadata: dict[str, Any]) -> dict[str, Any]:
+def block_cell(cell: Cell, figures: Sequence[InteractiveFigure], metadata: dict[str, Any]) -> dict[str, Any]:
     source = f"%%sh\n{cell.code}" if cell.kind == "sh" else cell.code
     outputs = [{"output_type": "stream", "name": "stdout", "text": cell.output}] if cell.output else []
+    outputs += [result({"text/html": one._repr_html_(), "text/plain": repr(one)}) for one in figures]
     return code_cell(source, outputs, metadata)
 
 
 def picture_cell(name: str, address: str) -> dict[str, Any]:
     # HTML, since Jupyter shows an SVG only after the cell has run
     data = {"text/html": f'<img src="{address}">', "text/plain": f"<{name}>"}
-    shown = {"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": data}
-    return code_cell(f'from IPython.display import SVG\n\nSVG("{name}")', [shown], {})
+    return code_cell(f'from IPython.display import SVG\n\nSVG("{name}")', [result(data)], {})
+
+
+def result(data: dict[str, str]) -> dict[str, Any]:
+    """The value of a cell as an output, by media type."""
+    return {"output_type": "execute_result", "execution_count": None, "metadata": {}, "data": data}
 
 
 def code_cell(source: str, outputs: list[dict[str, Any]], metadata: dict[str, Any]) -> dict[str, Any]:

@@ -2,9 +2,15 @@
 
 import re
 
+from onward.learn.chapters import Chapter
+from onward.learn.interactive.figure import with_figures
 
-def for_terminal(text: str) -> str:
-    """Markdown without HTML: an answer gets a heading, a picture becomes its title and file."""
+
+def for_terminal(chapter: Chapter) -> str:
+    """Markdown without HTML: an answer gets a heading, a picture becomes its title and file, an interactive figure a
+    line that says where it is."""
+    page = f"onward learn {chapter.number} --web {chapter.path.stem}.html"
+    text = with_figures(chapter, chapter.alone, lambda figure: f"*{figure!r}: `{page}`, or the notebook*")
     text = re.sub(r"<summary>(.*?)</summary>", r"**\1**", text)
     text = re.sub(r"</?details>|<!--.*?-->", "", text, flags=re.DOTALL)
     return re.sub(r"!\[(.*?)\]\((.*?)\)", r"*Picture: \1 (\2)*", text)

@@ -6,6 +6,7 @@ from html import escape
 from markdown_it import MarkdownIt
 
 from onward.learn.chapters import Chapter
+from onward.learn.interactive.figure import InteractiveFigure, script, style, with_figures
 
 STYLE = """
 :root { color-scheme: light dark }
@@ -22,11 +23,12 @@ summary { cursor: pointer } a { color: light-dark(#2546b8, #9db4ff) }
 
 
 def web_page(chapter: Chapter) -> str:
-    body = MarkdownIt("commonmark", {"html": True}).enable("table").render(chapter.alone)
+    text = with_figures(chapter, chapter.alone, InteractiveFigure.html)
+    body = MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
     body = re.sub(r'src="([\w-]+\.svg)"', lambda match: f'src="{chapter.picture(match[1])}"', body)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(chapter.title)} · Onward</title>\n<style>{STYLE}</style>\n</head>\n"
-        f"<body>\n{body}</body>\n</html>\n"
+        f"<title>{escape(chapter.title)} · Onward</title>\n<style>{STYLE}{style()}</style>\n</head>\n"
+        f"<body>\n<main>\n{body}</main>\n<script>\n{script()}</script>\n</body>\n</html>\n"
     )

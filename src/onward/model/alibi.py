@@ -31,7 +31,7 @@ def score_bias(
     if len(slopes) != n_heads:
         raise UserError(
             f"Cannot bias scores by the position {type(part).__name__}, because it has {len(slopes)} slopes for a "
-            f"layer of {n_heads} heads: give the heads of all layers one number (n_heads)"
+            f"layer of {n_heads} heads: give all layers the same number of heads (n_heads)"
         )
     if part.score_bias is not None:
         return slopes, partial(part.score_bias, config)

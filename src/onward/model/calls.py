@@ -26,7 +26,7 @@ Shapes = dict[str, tuple[int, ...]]  # by name, for each token
 
 @dataclass(frozen=True)
 class Kept:
-    """What a layer keeps of earlier tokens: cache entries of all tokens, or those of a window, and states."""
+    """The cache entries that a layer keeps, of all earlier tokens or of a window, and its states."""
 
     window: int  # in tokens; 0: all
     entries: Shapes

@@ -1,4 +1,4 @@
-"""What a cache without recurrent layers has in place of states."""
+"""The states of a cache without recurrent layers: none."""
 
 from __future__ import annotations
 

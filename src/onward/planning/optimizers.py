@@ -36,7 +36,9 @@ def state_of(name: str, shape: tuple[int, ...]) -> int:
         optimizer: Any = library_class(name)([parameter], lr=1e-3)  # type: ignore[call-arg]
         optimizer.step()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UserError(f"the optimizer {name} cannot make a step, by which its state is counted: {error}") from None
+        raise UserError(
+            f"Cannot count the state of the optimizer {name}, because a step of it fails: {error}"
+        ) from None
     tensors = [value for value in optimizer.state[parameter].values() if isinstance(value, torch.Tensor)]
     full = lambda t: shape if t.numel() == parameter.numel() else [sizes.get(size, size) for size in t.shape]
     return sum(t.element_size() * math.prod(full(t)) for t in tensors if t.ndim)

@@ -2,6 +2,7 @@
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from onward.reports.pictures.arrows import arrows
     from onward.reports.pictures.ideas import IDEAS
     from onward.reports.pictures.in_context import in_context
     from onward.reports.pictures.layer_views import attention, experts
@@ -23,6 +24,7 @@ __all__ = [
     "Picture",
     "Reading",
     "RunRecord",
+    "arrows",
     "attention",
     "bars",
     "cells",

@@ -1,4 +1,4 @@
-"""What a request passes before any route: its host, key, limits and size, and the account of its work. Pure ASGI."""
+"""Checks of a request before any route: its host, key, limits and size, and the account of its work. Pure ASGI."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Allowance:
 
 @dataclass
 class Usage:
-    """What one key uses."""
+    """The usage of one key."""
 
     running: int = 0
     allowances: dict[str, Allowance] = field(default_factory=dict)  # of requests, and of tokens

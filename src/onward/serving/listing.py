@@ -1,4 +1,4 @@
-"""What the server has and how it is: /v1/models, /health and /ready."""
+"""The models and the state of the server: /v1/models, /health and /ready."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PROBES = {"/health", "/v1/health", "/ready", "/metrics"}  # asked every few seco
 
 @dataclass
 class RequestRecord:
-    """A request of a client, and what the server did for it. `began` is in seconds since 1970, `arrival` of
+    """A request of a client, and its handling by the server. `began` is in seconds since 1970, `arrival` of
     `perf_counter`; `trace` is the header traceparent of the client."""
 
     id: str
@@ -77,7 +77,7 @@ class RequestRecord:
         return {"prompts": [*map(decode, prompts.values())], "answers": [decode(one.tokens) for one in answers]}
 
     def fields(self) -> dict[str, Any]:
-        """What the log says, by name."""
+        """The fields of a line of the log, by name."""
         first, worked = self.first_token, self.read or self.jobs
         found = {
             "id": self.id,

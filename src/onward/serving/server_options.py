@@ -36,7 +36,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLimits:
-    """What a client may ask for."""
+    """Limits on the requests of a client."""
 
     max_queue: Annotated[int, Range(0, 1 << 20)] = 64  # maximum number of waiting answers; further ones get status 429
     max_body: str = "8MB"  # maximum size of a request in bytes

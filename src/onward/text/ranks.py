@@ -135,7 +135,7 @@ def load_tekken(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | Non
         raise UserError(f"{path} is not a tekken.json ({what}): copy or download it again") from None
     listed = listed or dict(enumerate(TEKKEN_SPECIALS))
     if not 0 <= count <= size or not all(isinstance(name, str) for name in listed.values()):
-        raise UserError(f"{path} has {count} control tokens of {size}: copy or download it again")
+        raise UserError(f"{path} has {count} of its {size} control tokens: copy or download it again")
     inner = ranked_bpe(ranks, pattern, path, count)
     specials = [listed.get(i, f"<SPECIAL_{i}>") for i in range(count)]
     state = json.loads(inner.to_str())  # the library gives new tokens ids after all others

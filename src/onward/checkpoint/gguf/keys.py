@@ -72,7 +72,7 @@ class Keys(Mapping[str, Any]):
         value = self.get(key)
         values = value if isinstance(value, list) else [value] * n_layers
         if len(values) < n_layers:
-            raise UserError(f"{key} has {len(values)} of {n_layers} layers: get the file again")
+            raise UserError(f"{key} has values for {len(values)} of the {n_layers} layers: get the file again")
         return values[:n_layers]
 
     def has(self, name: str) -> bool:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 FEATURE_TEXTS = 64  # windows in which features are looked for
 VIEWS: dict[str, tuple[str, ...]] = {  # the options of each view, in addition to those of all views
     "attention": ("layer", "head"),
+    "arrows": ("layer", "head"),
     "next": ("temperature", "top_k", "top_p"),
     "lens": ("tuned",),
     "heads": (),
@@ -50,7 +51,7 @@ onward.trace records and onward.edit changes.
 examples:
   onward inspect runs/mybook "The cat sat on the" next
   onward inspect runs/mybook "The cat sat on the" attention --layer 1 --out attention.html
-  onward inspect runs/mybook "The cat sat on the" attention --layer 1 --head 2
+  onward inspect runs/mybook "The cat sat on the" arrows --layer 1 --head 2
   onward inspect runs/mybook "The cat sat on the" lens --out lens.svg
   onward inspect runs/mybook "The cat sat on the" patch --corrupted "The dog sat on the"
   onward inspect runs/mybook "The cat sat on the" lens --tuned mybook.txt
@@ -60,6 +61,7 @@ examples:
 
 views of a text:
   attention  the attention maps of all heads of a layer
+  arrows     the same as arrows between the tokens of the text
   next       the most likely next tokens, and the effect of each step of sampling
   lens       the next token that each layer would predict
   heads      the role of each head: previous token, induction, first token, ... (needs no text)
@@ -89,8 +91,8 @@ class Options(Loading):
     words: tuple[str, ...] = ()  # a text and a view; "heads"; "features" and a text; or "names" and a pattern
     out: str = ""  # a file that ends in .svg, .pdf, .png, .html, .json or .csv; default: the terminal
     theme: Literal["auto", "light", "dark"] = "auto"  # auto: follows the reader's system (a .png is light)
-    layer: int | None = None  # attention and neurons: layer to draw, from 0; default: chosen automatically
-    head: int | None = None  # attention: head to draw, from 0; default: all heads
+    layer: int | None = None  # attention, arrows and neurons: layer to draw, from 0; default: chosen automatically
+    head: int | None = None  # attention and arrows: head to draw, from 0; default: all heads
     corrupted: str = ""  # patch: the other text, with the same number of tokens
     right: str = ""  # patch: the token expected after the text; default: the most likely token
     wrong: str = ""  # patch: the token expected after the other text; default: the most likely token

@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
 
         from onward.learn.terminal import for_terminal
 
-        Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter.alone)))
+        Output(width=None if sys.stdout.isatty() else 100).print(Markdown(for_terminal(chapter)))
     return 0
 
 
@@ -114,6 +114,8 @@ def run_code(chapter: Chapter) -> None:
         print(flush=True)
         if fails(cell, run(cell, names, onward)):
             raise UserError(f"chapter {chapter.number} stops here, since the rest needs the command that was refused")
+        if cell.figure:
+            print(names["_"])
         print(flush=True)
 
 

@@ -32,7 +32,8 @@ def unread(cls: type, name: str, value: str | Sequence[str], readers: Sequence[s
     if readers[0] in known:
         return f"{name} is read only with {' or '.join(where)}: give that as well, or leave it out"
     if len(where) < 4:
-        return f"{name} is read only by {' and '.join(where)}, and not by {view}: leave it out"
+        listed = " and ".join(filter(None, (", ".join(where[:-1]), where[-1])))
+        return f"{name} is read only by {listed}, and not by {view}: leave it out"
     return f"{name} is not read by {prog} {view}: leave it out"
 
 

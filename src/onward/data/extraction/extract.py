@@ -115,7 +115,7 @@ def without_lines(text: str, repeated: frozenset[int]) -> tuple[str, int]:
 
 @dataclass
 class Extraction:
-    """What was extracted from a source, for a sentence about it."""
+    """Counts of the items extracted from a source, for a sentence about it."""
 
     kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes, bytes of their text
     lines: int = 0  # number of repeated lines that were left out
@@ -137,7 +137,7 @@ class Extraction:
         self.empty += other.empty
 
     def sentence(self, source: str) -> str:
-        """What was extracted and left out; "" if all was plain text."""
+        """The items extracted and left out, as a sentence; "" if all was plain text."""
         changed = {
             kind: counts for kind, counts in self.kinds.items() if counts[2] < 0.995 * counts[1] or kind != "markdown"
         }

@@ -52,12 +52,12 @@ EXERCISE = Exercise(
         Mistake(
             "second * cos + first * sin",
             "second * cos - first * sin",
-            "this is no rotation, as one sign is wrong: the second number is second · cos + first · sin",
+            "this is not a rotation, because one sign is wrong: the second number is second · cos + first · sin",
         ),
         Mistake(
             "first * cos - second * sin",
             "first * cos + second * sin",
-            "this is no rotation, as one sign is wrong: the first number is first · cos − second · sin",
+            "this is not a rotation, because one sign is wrong: the first number is first · cos − second · sin",
         ),
         Mistake("torch.arange(0, E, 2)", "torch.arange(E // 2)", "the exponents are −i/E: use −2i/E"),
         Mistake("(-torch.arange(", "(torch.arange(", "the exponents are positive: later pairs turn more slowly"),

@@ -12,6 +12,7 @@ from onward.inspection.head_maps import attention_maps, most_selective
 from onward.inspection.heads import MIN_SCORE, head_roles
 from onward.inspection.inputs import check_index, check_layer
 from onward.inspection.layers import expert_shares, unit_activations
+from onward.reports.pictures.arrows import LEAST, arrows
 from onward.reports.pictures.panels import cells
 from onward.reports.pictures.picture import Panel, Picture
 from onward.reports.pictures.reading import Reading
@@ -27,34 +28,58 @@ SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 def attention(reading: Reading, *, layer: int | None = None, head: int | None = None) -> Picture:
     """Draw the attention maps of all heads of a layer, or only of the head with index `head`, for the model and text of
     `reading`. `layer` defaults to the layer with the most selective heads."""
-    maps = attention_maps(reading.model, reading.tokens)
-    layer = most_selective(maps) if layer is None else check_layer(layer, reading.model)
-    weights = maps[layer].float().cpu().numpy()
-    heads, count = weights.shape[:2]
-    chosen = range(heads) if head is None else [check_index(head, heads, "head")]
+    layer, maps = chosen_maps(reading, layer, head)
+    count = len(reading.tokens)
     hidden = np.triu(np.ones((count, count), bool), 1)
     pieces = reading.pieces(reading.tokens)
     room = 170.0 if count <= 12 else 210.0 if count <= 32 else 370.0  # four, three or two heads in a row
     return Picture(
         f"Attention of layer {layer}",
         "Each row is the token of a query, each column the token of a key; the stronger a cell, the larger the "
-        "attention weight (the color shows its square root). The weights of a row sum to 1"
-        + " together with that of the head's sink, which is not drawn"
-        * (attend_modules(reading.model)[layer].sinks is not None)
-        + ". A token sees no later one, so that the upper triangle is empty.",
+        f"attention weight (the color shows its square root). {sums(reading, layer)} A token sees no later one, so "
+        "that the upper triangle is empty.",
         [
             cells(
                 f"head {shown}",
-                np.where(hidden, np.nan, weights[shown]),
+                np.where(hidden, np.nan, weights),
                 pieces,
                 pieces,
                 scale=WEIGHT,
                 room=room,
                 reading="{row} looks at {column} with {value}",
             )
-            for shown in chosen
+            for shown, weights in maps.items()
         ],
     )
+
+
+def attention_arrows(reading: Reading, *, layer: int | None = None, head: int | None = None) -> Picture:
+    """Draw the attention weights of all heads of a layer, or only of the head with index `head`, as arrows over the
+    text of `reading`, which has at most 64 tokens. `layer` defaults to the layer with the most selective heads."""
+    layer, maps = chosen_maps(reading, layer, head)
+    pieces = reading.pieces(reading.tokens)
+    return Picture(
+        f"Attention of layer {layer}",
+        "An arrow goes from the token of a query to the token of a key; the stronger it is, the larger the attention "
+        f"weight. A token is shaded by its weight on itself. Weights below {LEAST:g} have no arrow. "
+        + sums(reading, layer),
+        [arrows(f"head {shown}", pieces, weights) for shown, weights in maps.items()],
+    )
+
+
+def chosen_maps(reading: Reading, layer: int | None, head: int | None) -> tuple[int, dict[int, np.ndarray]]:
+    """The layer that is drawn, and the attention weights (T, T) of each of its drawn heads."""
+    maps = attention_maps(reading.model, reading.tokens)
+    layer = most_selective(maps) if layer is None else check_layer(layer, reading.model)
+    weights = maps[layer].float().cpu().numpy()
+    heads = range(len(weights)) if head is None else [check_index(head, len(weights), "head")]
+    return layer, {shown: weights[shown] for shown in heads}
+
+
+def sums(reading: Reading, layer: int) -> str:
+    """A sentence about the sum of the weights of a query, for a caption."""
+    sink = " together with that of the head's sink, which is not drawn"
+    return f"The weights of a query sum to 1{sink * (attend_modules(reading.model)[layer].sinks is not None)}."
 
 
 def heads(reading: Reading) -> Picture:

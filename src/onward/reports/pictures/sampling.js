@@ -1,8 +1,9 @@
-// The distribution of the next token under temperature, top-k and top-p, in the order of process_logits.
+// The distribution of the next token under temperature, top-k, top-p and min-p, in the order of
+// process_logits.
 // `logprobs` are those of the likeliest tokens, the largest first; `others[i]` is the log-sum-exp of the logprobs of all
 // other tokens divided by `temperatures[i]`, null where there are none. Returns the shares of the likeliest tokens and,
-// together, of all others. Where top-p keeps more than the likeliest tokens, it keeps all others.
-const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP) => {
+// together, of all others. Where top-p or min-p keeps more than the likeliest tokens, it keeps all others.
+const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP, minP = 0) => {
   const sum = values => values.reduce((a, b) => a + b, 0)
   if (temperature === 0) return { shares: logprobs.map((_, i) => +(i === 0)), others: 0 }
   const top = logprobs[0] / temperature
@@ -23,6 +24,12 @@ const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP) =>
     })
     if (before >= topP * total) rest = 0
     shares = kept
+    total = sum(shares) + rest
+  }
+  if (minP) {
+    const least = minP * Math.max(...shares)
+    shares = shares.map(share => share < least ? 0 : share)
+    if (!shares.at(-1)) rest = 0
     total = sum(shares) + rest
   }
   return { shares: shares.map(share => share / total), others: rest / total }

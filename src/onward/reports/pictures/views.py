@@ -13,7 +13,7 @@ from onward.generation.sampling import Sampling
 from onward.inspection.lens import TunedLens, logit_lens
 from onward.inspection.patching import activation_patching, logit_difference
 from onward.inspection.tokens import STEPS, sampling_steps, text_loss_by_position, token_statistics
-from onward.reports.pictures.layer_views import attention, experts, heads, neurons
+from onward.reports.pictures.layer_views import attention, attention_arrows, experts, heads, neurons
 from onward.reports.pictures.panels import bars, cells, curves, text_width, unique, words
 from onward.reports.pictures.picture import Picture, fitted
 from onward.reports.pictures.reading import Reading
@@ -209,6 +209,7 @@ def positions(reading: Reading) -> Picture:
 
 VIEWS: dict[str, Callable[..., Picture]] = {  # of a Reading; the keyword arguments of each are its options
     "attention": attention,
+    "arrows": attention_arrows,
     "next": next_token,
     "lens": lens,
     "heads": heads,

@@ -109,7 +109,7 @@ class Format(Reward, kind="format"):
     def __post_init__(self) -> None:
         super().__post_init__()
         if "{}" not in self.template:
-            raise UserError(f"reward.format.template is {self.template!r:.99}: write {{}} where text is to be")
+            raise UserError(f"reward.format.template is {self.template!r:.99}: write {{}} in the place of the text")
 
     @cached_property
     def pieces(self) -> list[re.Pattern[str]]:

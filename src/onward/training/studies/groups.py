@@ -45,8 +45,8 @@ class StudyGroup:
             )
         if launch.count % size:
             raise UserError(
-                f"mesh is {configs[0].mesh!r}, which takes {size} processes for each run, and there are "
-                f"{launch.count}: start a multiple of {size}, or give another mesh"
+                f"mesh {configs[0].mesh!r} needs {size} processes for each run, but {launch.count} were started: start "
+                f"a multiple of {size}, or give another mesh"
             )
         count, runs = launch.count // size, len(configs) * seeds
         if count > runs:

@@ -269,7 +269,7 @@ def own_questions(options: Options) -> "Iterator[Task]":
     if options.choices:
         yield Choices(options.choices)
     if options.judge and not options.judge_model:
-        raise UserError(f"judge is {options.judge}: name its model too, as --judge-model")
+        raise UserError(f"judge is {options.judge}, an address without a model: name its model with --judge-model")
     if options.judge:
         yield Judged(options.answers, options.judge, options.judge_model)
     elif options.answers:

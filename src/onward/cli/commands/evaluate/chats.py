@@ -24,7 +24,7 @@ TEXTS = "texts", "labeled texts"  # layouts whose rows are documents
 
 
 def are_models(names: Sequence[str]) -> list[str]:
-    """Those of the names that are folders or files of a model or of an adapter."""
+    """Return the names that are folders or files of a model or of an adapter."""
     from onward.hub.folder import is_adapter, is_model
 
     return [name for name in names if is_model(name) or (os.path.isdir(name) and is_adapter(Path(name)))]
