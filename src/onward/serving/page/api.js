@@ -1,15 +1,16 @@
 // The server: requests with the key of the page, and streams.
 import { at } from "./dom.js";
+import { readHere, writeHere } from "./storage.js";
 
 const NO_SERVER = "The server does not answer: check that it runs, then try again.";
 const BROKEN = "The server stopped in the middle of the answer: continue when it runs again.";
-const STORED = "onward.key"; // kept until the tab is closed
+const STORED = "onward.key";
 const aborted = (error) => error.name === "AbortError";
-let key = sessionStorage.getItem(STORED) ?? "";
+let key = readHere(STORED) ?? "";
 
 export function useKey(given) {
   key = given;
-  sessionStorage.setItem(STORED, key);
+  writeHere(STORED, key);
 }
 
 export async function send(path, body, signal) {

@@ -54,7 +54,7 @@ async function textOf(answer, leaf, signal) {
 // Let `answer`, one of those of `turn`, go on after the token `from`, its root for a new version. `changed` is called
 // after each piece. An error ends the answer and is kept in it; its tokens so far remain.
 export async function generate(conversation, turn, answer, from, settings, signal, changed) {
-  const end = { reason: "stopped", tokens: 0, speed: 0, first: 0, limit: settings.max_tokens, length: 0, full: false, seed: settings.seed };
+  const end = { reason: "stopped", tokens: 0, speed: 0, first: 0, limit: settings.max_tokens, length: 0, full: false, settings, whole: !from.parent };
   const start = performance.now();
   let first = 0, last = 0;
   Object.assign(answer, { leaf: from, error: "" });
@@ -65,6 +65,7 @@ export async function generate(conversation, turn, answer, from, settings, signa
     if (!prompt.length) throw new Error("This model does not begin a text by itself: write its first words.");
     if (room < 1) throw new Error(`The context of ${answer.length} tokens is full: begin a new conversation, or shorten an earlier message.`);
     Object.assign(end, { limit: Math.min(max_tokens, room), full: room <= max_tokens, length: answer.length });
+    end.settings = { ...settings, max_tokens: end.limit };
     answer.text = await textOf(answer, from, signal);
     const stop = [...answer.stop, ...settings.stop ?? []];
     const body = { ...given, prompt, max_tokens: end.limit, stop, logprobs: 1, return_token_ids: true };
@@ -106,6 +107,6 @@ export async function written(conversation, turn, text, settings) {
   const body = { model: answer.model, content: text, add_special_tokens: false, return_token_strs: true };
   const { tokens, token_strs } = await ask("/tokenize", body);
   answer.leaf = tokens.reduce((leaf, token, index) => child(leaf, token, token_strs[index], null), answer.root);
-  answer.leaf.end = { reason: "stopped", tokens: tokens.length, edited: true, used: answer.prompt.length + tokens.length, length: answer.length, text };
+  answer.leaf.end = { reason: "stopped", tokens: tokens.length, edited: true, settings, used: answer.prompt.length + tokens.length, length: answer.length, text };
   return answer;
 }

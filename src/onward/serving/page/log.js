@@ -65,13 +65,20 @@ function figures(answer, end) {
   return parts.join(" · ");
 }
 
-function shared(turn) {
+// A button, and the row that it shows: the request of an answer in several forms.
+function shared(turn, end) {
   const buttons = ["link", "curl", "Python", "command"].map((name) => button(name, () => acts.share(turn, name)));
-  return node("details", { className: "share" }, node("summary", { textContent: "Share" }),
-    node("div", { className: "row" }, node("small", { textContent: "Copy the request of this answer as" }), ...buttons));
+  const note = end?.whole ? "" : "It gives another text: this version was continued, or changed by hand.";
+  const row = node("div", { className: "row share", hidden: true }, node("small", { textContent: "Copy the request of this answer as" }), ...buttons, node("small", { textContent: note }));
+  const opener = button("Share", () => {
+    row.hidden = !row.hidden;
+    opener.setAttribute("aria-expanded", String(!row.hidden));
+  }, { className: "act", title: "Copy the request" });
+  opener.setAttribute("aria-expanded", "false");
+  return [opener, row];
 }
 
-function footer(turn, answer, { mode, busy, running, isLast }) {
+function footer(turn, answer, { mode, running, isLast }) {
   const row = node("div", { className: "row acts" });
   if (running === answer) return node("p", { className: "figures", textContent: "writing …" });
   const end = answer.leaf.end, all = versions(turn), place = all.findIndex(([, leaf]) => leaf === answer.leaf);
@@ -84,16 +91,15 @@ function footer(turn, answer, { mode, busy, running, isLast }) {
   if (canContinue(end) && answer.leaf.parent) row.append(act("proceed", "Continue", turn, "Let the answer go on"));
   const changing = [act("regenerate", answer.text || answer.leaf.parent ? "Regenerate" : "Try again", turn, "Another answer, with a new seed"), act("editAnswer", mode === "chat" ? "Edit" : "Edit answer", turn, "Change the answer's text")];
   if (mode === "complete") changing.push(act("edit", "Edit prompt", turn, "Change this text, and complete it again"));
-  row.append(...changing, shared(turn));
-  for (const one of row.querySelectorAll("[title^=Let], [title^=Another], [title^=Change]")) one.disabled = busy;
-  return node("div", {}, node("p", { className: "figures", textContent: figures(answer, end) }), row);
+  const [share, forms] = shared(turn, end);
+  row.append(...changing, share);
+  return node("div", {}, node("p", { className: "figures", textContent: figures(answer, end) }), row, forms);
 }
 
 function element(turn, view) {
   const answer = answerOf(turn), made = node("article", { className: `turn ${view.mode}` });
   if (view.mode === "chat") {
     const own = [button("Copy", safely(() => copy(turn.prompt)), { className: "act", title: "Copy the message" }), act("edit", "Edit", turn, "Change this message, and send it again")];
-    own[1].disabled = view.busy;
     made.append(node("div", { className: "asked" }, node("div", { className: "text plain", dir: "auto", textContent: turn.prompt }), node("div", { className: "row acts" }, ...own)));
     if (answer) made.append(body(turn, answer, view));
   } else {
@@ -107,7 +113,9 @@ function element(turn, view) {
 
 const isAtEnd = () => at("log").scrollHeight - at("log").scrollTop - at("log").clientHeight < 80;
 
-// Draw all turns of a conversation; `view` is { mode, tokens, chosen, busy, running }.
+const toEnd = () => { at("log").scrollTop = at("log").scrollHeight; };
+
+// Draw all turns of a conversation; `view` is { mode, tokens, chosen, running }.
 export function drawAll(conversation, view) {
   made.clear();
   conversation.turns.forEach((turn, index) => made.set(turn, element(turn, { ...view, number: index + 1, isLast: turn === conversation.turns.at(-1) })));
@@ -117,12 +125,26 @@ export function drawAll(conversation, view) {
   toEnd();
 }
 
-export const toEnd = () => { at("log").scrollTop = at("log").scrollHeight; };
+// While an answer is written, nothing else is changed.
+export function setBusy(busy) {
+  for (const one of at("log").querySelectorAll("[title^=Let], [title^=Another], [title^=Change]")) one.disabled = busy;
+}
+
+// Draw the last turn, which is new: the one before it is the last no longer.
+export function addTurn(turn, view) {
+  const before = [...made.keys()].at(-1);
+  made.set(turn, node("article"));
+  at("log").append(made.get(turn));
+  at("log").hidden = false;
+  at("welcome").hidden = true;
+  drawTurn(turn, view);
+  if (before) drawTurn(before, view);
+  toEnd();
+}
 
 // Draw one turn again; what had the focus in it keeps it.
 export function drawTurn(turn, view) {
   const old = made.get(turn);
-  if (!old) return;
   const follow = isAtEnd(), focused = old.contains(document.activeElement) ? document.activeElement : null;
   const turns = [...made.keys()], fresh = element(turn, { ...view, number: turns.indexOf(turn) + 1, isLast: turn === turns.at(-1) });
   made.set(turn, fresh);
@@ -152,5 +174,6 @@ export function openEditor(turn, selector, text, label, note, done, close) {
   };
   const editor = node("div", { className: "editor" }, box, node("div", { className: "row" }, save, button("Cancel", close), node("small", { textContent: note })));
   made.get(turn).querySelector(selector).replaceWith(editor);
+  box.style.height = `${Math.min(box.scrollHeight + 4, innerHeight / 2)}px`;
   box.focus();
 }

@@ -94,7 +94,7 @@ function blocks(lines, depth, tight = false) {
       made.push(codeBlock(body, fence[2]));
     } else if (heading) {
       at++;
-      made.push(node(`h${Math.min(6, heading[1].length + 3)}`, {}, ...inline(heading[2])));
+      made.push(node("h3", { className: `level-${heading[1].length}` }, ...inline(heading[2])));
     } else if (RULE.test(line)) {
       at++;
       made.push(node("hr"));

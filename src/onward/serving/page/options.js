@@ -1,5 +1,6 @@
 // The sampling options: their names are those of the API. They are kept in this browser.
 import { at, node } from "./dom.js";
+import { parsed, read, write } from "./storage.js";
 
 const STORED = "onward.options";
 export const KNOBS = [
@@ -60,13 +61,9 @@ export function makeOptions(changed) {
   );
   at("options").addEventListener("input", () => {
     summarize();
-    localStorage.setItem(STORED, JSON.stringify(Object.fromEntries(Object.keys(neutral).map((name) => [name, at(name).value]))));
+    write(STORED, JSON.stringify(Object.fromEntries(Object.keys(neutral).map((name) => [name, at(name).value]))));
     changed();
   });
   at("reset").onclick = () => setOptions({});
-  try {
-    setOptions(JSON.parse(localStorage.getItem(STORED) ?? "{}"));
-  } catch {
-    setOptions({}); // another page's entry
-  }
+  setOptions(parsed(read(STORED), {}));
 }

@@ -4,39 +4,32 @@ import { at, copy, node, report, safely, say } from "./dom.js";
 import { asked, generate, newAnswer, written } from "./generate.js";
 import { chosenNode, inspect, makeInside, refresh as refreshInside } from "./inside.js";
 import { drawList, makeList } from "./list.js";
-import { drawAll, drawTurn, markChosen, openEditor, setActs, toEnd, versions } from "./log.js";
+import { addTurn, drawAll, drawTurn, markChosen, openEditor, setActs, setBusy, versions } from "./log.js";
 import { makeOptions, newSeed, sampling, setOptions } from "./options.js";
 import { edits, makeParts, partsOf, switchOff } from "./parts.js";
 import { COPIES, requestOf } from "./share.js";
-import { answerOf, load, newConversation, save } from "./store.js";
+import { parsed, read, write } from "./storage.js";
+import { answerOf, copied, load, newConversation, save } from "./store.js";
 import { child, path } from "./tree.js";
 
 const VIEW = "onward.view"; // whether tokens are shown, by mode
 const WIDE = matchMedia("(min-width: 64rem)");
 const FRAME = 50; // milliseconds between drawings of an answer that grows
 const models = new Map(); // name -> { folder, template }
-const tokensShown = { complete: true, chat: false, ...parsedView() };
+const tokensShown = { complete: true, chat: false, ...parsed(read(VIEW), {}) };
 let conversation = newConversation("chat"), running = null; // { conversation, turn, answer, controller }
 
-function parsedView() {
-  try {
-    return JSON.parse(localStorage.getItem(VIEW));
-  } catch {
-    return {};
-  }
-}
-
 const model = () => at("model").value;
-const view = () => ({ mode: conversation.mode, tokens: tokensShown[conversation.mode], chosen: chosenNode(), busy: running !== null, running: running?.answer });
+const view = () => ({ mode: conversation.mode, tokens: tokensShown[conversation.mode], chosen: chosenNode(), running: running?.answer });
 const settings = () => ({ model: model(), ...sampling(), ...(edits() ? { edits: edits() } : {}) });
 const last = () => conversation.turns.at(-1);
 
-function keep(own = conversation) {
+const keep = safely((own = conversation) => {
   if (own.deleted) return;
   own.title ||= own.turns[0]?.prompt.trim().slice(0, 80) || "Untitled";
   save(own);
   drawList(conversation.id);
-}
+});
 
 function redraw() {
   drawAll(conversation, view());
@@ -47,7 +40,7 @@ function redraw() {
   at("system").value = conversation.system;
   at("system-set").textContent = conversation.system.trim() ? "set" : "none";
   at("go").textContent = chat ? "Send" : "Complete";
-  at("prompt").placeholder = chat ? "Write a message" : "Write the beginning of a text";
+  at("prompt").placeholder = chat ? "Write a message" : "Begin a text";
   at("prompt").setAttribute("aria-label", chat ? "Message" : "Prompt");
   at("mode-line").textContent = !chat ? "The model goes on from the text that you write."
     : models.get(model())?.template === false ? "This model has no chat template: messages become “User:” and “Assistant:”, which a base model may not follow."
@@ -59,6 +52,7 @@ function redraw() {
 function drawRunning() {
   at("go").hidden = running !== null;
   at("stop").hidden = running === null;
+  setBusy(running !== null);
   const end = last() && answerOf(last())?.leaf?.end;
   at("room").textContent = end?.length ? `${end.used} of ${end.length} tokens of context` : "";
 }
@@ -80,10 +74,8 @@ const begin = (mode = conversation.mode) => {
 // A change of an earlier turn goes on in a copy of the conversation up to it, so that nothing is lost.
 function reach(turn) {
   if (turn === last()) return;
-  const { id } = newConversation(), own = conversation.turns.indexOf(turn);
-  keep();
-  conversation = { ...load(conversation.id), id, title: `${conversation.title} (copy)` };
-  conversation.turns = conversation.turns.slice(0, own + 1);
+  conversation = copied(conversation, conversation.turns.indexOf(turn) + 1);
+  redraw();
   say("This is a copy up to the changed message: the whole conversation is still in the list.");
   return last();
 }
@@ -100,8 +92,8 @@ async function answer(turn, own, from, given) {
     if (shown()) drawTurn(turn, view());
   };
   own.leaf = from;
-  redraw();
-  at("welcome").hidden = true;
+  drawTurn(turn, view());
+  drawRunning();
   keep();
   await generate(conversation, turn, own, from, given, run.controller.signal, () => {
     timer ||= setTimeout(draw, Math.max(0, FRAME - (performance.now() - drawn)));
@@ -109,17 +101,12 @@ async function answer(turn, own, from, given) {
   clearTimeout(timer);
   if (running === run) running = null;
   if (shown()) {
-    redrawBusy(turn);
+    drawTurn(turn, view());
+    drawRunning();
     if (chosenNode()) refreshInside("chosen");
     else chooseFirst();
   }
   keep(run.conversation);
-}
-
-function redrawBusy(turn) {
-  const others = conversation.turns.filter((one) => one !== turn);
-  for (const one of [...others, turn]) drawTurn(one, view());
-  drawRunning();
 }
 
 function newVersion(turn, given) {
@@ -146,6 +133,7 @@ async function send() {
   const turn = { prompt: conversation.mode === "chat" ? text.trim() : text, answers: [], shown: -1 };
   conversation.turns.push(turn);
   inspect(null, null, null, null);
+  addTurn(turn, view());
   await newVersion(turn, given);
 }
 
@@ -201,7 +189,7 @@ setActs({
   previous: (turn) => step(turn, -1),
   next: (turn) => step(turn, 1),
   share: safely((turn, form) => {
-    const own = answerOf(turn), { model: name, ...given } = own.settings;
+    const own = answerOf(turn), { model: name, ...given } = own.leaf.end?.settings ?? own.settings;
     return copy(COPIES[form]({ model: name, ...asked(conversation, turn, own), ...given }, models.get(name)?.folder ?? name));
   }),
   edit: (turn) => openEditor(turn, conversation.mode === "chat" ? ".asked" : ".text", turn.prompt, conversation.mode === "chat" ? "Send again" : "Complete again",
@@ -267,7 +255,7 @@ document.addEventListener("keydown", (event) => {
 at("system").onchange = () => {
   conversation.system = at("system").value;
   at("system-set").textContent = conversation.system.trim() ? "set" : "none";
-  if (conversation.turns.length) safely(keep)();
+  if (conversation.turns.length) keep();
 };
 at("mode").onchange = (event) => {
   if (conversation.turns.length) begin(event.target.value);
@@ -276,7 +264,7 @@ at("mode").onchange = (event) => {
 };
 at("show").onchange = (event) => {
   tokensShown[conversation.mode] = event.target.value === "tokens";
-  localStorage.setItem(VIEW, JSON.stringify(tokensShown));
+  write(VIEW, JSON.stringify(tokensShown));
   const top = at("log").scrollTop;
   redraw();
   at("log").scrollTop = top;
@@ -292,7 +280,7 @@ at("key-form").onsubmit = (event) => {
   useKey(at("key").value);
   open();
 };
-addEventListener("pagehide", () => { if (running) safely(keep)(running.conversation); });
+addEventListener("pagehide", () => { if (running) keep(running.conversation); });
 
 makeOptions(() => refreshInside("next"));
 makeList(safely((id) => { if (id !== conversation.id) show(running?.conversation.id === id ? running.conversation : load(id)); }), (id) => {
@@ -311,7 +299,7 @@ makeInside((by) => {
 at("again").onclick = safely(async () => {
   const turn = last(), own = turn && answerOf(turn);
   if (!own || running) throw new Error(running ? "An answer is being written: stop it first." : "There is no answer yet: write a message first.");
-  await regenerate(turn, { ...settings(), model: own.model, seed: own.settings.seed });
+  await regenerate(turn, { ...settings(), model: own.model, seed: (own.leaf.end?.settings ?? own.settings).seed });
 });
 
 async function fromLink() {

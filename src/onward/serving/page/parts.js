@@ -60,9 +60,9 @@ export async function showParts(text, signal) {
     return shade(made, Math.sqrt(Math.abs(value) / most)); // so that small ones are seen beside an MLP
   };
   const width = Math.max(...named.map((heads) => heads.length));
-  at("parts").tHead.replaceChildren(node("tr", {}, node("td", { textContent: "head" }), ...Array.from({ length: width }, (_, head) => node("th", { scope: "col", textContent: head })), node("th", { scope: "col", textContent: "MLP" })));
+  at("parts").tHead.replaceChildren(node("tr", {}, node("td"), ...Array.from({ length: width }, (_, head) => node("th", { scope: "col", textContent: `H${head}` })), node("th", { scope: "col", textContent: "MLP" })));
   at("parts").tBodies[0].replaceChildren(...named.map((heads, layer) => node("tr", {},
-    node("th", { scope: "row" }, toggle(layer, undefined, `layer ${layer}`, `layer ${layer}`)),
+    node("th", { scope: "row" }, toggle(layer, undefined, `L${layer}`, `layer ${layer}`)),
     ...heads.map((role, head) => {
       const value = shown?.heads[layer][head];
       return node("td", {}, cell(toggle(layer, head, signed(value), `layer ${layer}, head ${head}${role ? ` (${role})` : ""}${shown ? `: ${signed(value)}` : ""}`), value));
