@@ -59,7 +59,7 @@ function draw() {
 function drawLines(best) {
   const svg = at("lines"), spans = at("attention-text").children, frame = at("attention-text").getBoundingClientRect();
   const top = (index) => {
-    const box = spans[index].getClientRects()[0] ?? frame;
+    const box = [...spans[index].getClientRects()].at(-1) ?? frame; // a space may be on the line before
     return [box.left + box.width / 2 - frame.left, box.top - frame.top + 4];
   };
   svg.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);

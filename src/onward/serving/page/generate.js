@@ -90,6 +90,11 @@ export async function generate(conversation, turn, answer, from, settings, signa
   answer.leaf.end = { ...end, text: answer.text };
 }
 
+// Mark the version of an answer that is still being written as stopped: the page is about to be closed.
+export function interrupt(answer) {
+  answer.leaf.end ??= { reason: "stopped", tokens: path(answer.leaf).length, text: answer.text, settings: answer.settings, whole: false };
+}
+
 // How a version ended, in words.
 export function outcome(end) {
   if (end.reason === "stop") return "";

@@ -1,7 +1,7 @@
 // The page: its models, the conversation that is shown, and what its buttons do.
 import { ask, useKey } from "./api.js";
 import { at, copy, node, report, safely, say } from "./dom.js";
-import { asked, generate, newAnswer, written } from "./generate.js";
+import { asked, generate, interrupt, newAnswer, written } from "./generate.js";
 import { chosenNode, inspect, makeInside, refresh as refreshInside } from "./inside.js";
 import { drawList, makeList } from "./list.js";
 import { addTurn, drawAll, drawTurn, markChosen, openEditor, setActs, setBusy, versions } from "./log.js";
@@ -100,6 +100,7 @@ async function answer(turn, own, from, given) {
   });
   clearTimeout(timer);
   if (running === run) running = null;
+  at("told").textContent = own.error || "The answer is complete.";
   if (shown()) {
     drawTurn(turn, view());
     drawRunning();
@@ -280,7 +281,11 @@ at("key-form").onsubmit = (event) => {
   useKey(at("key").value);
   open();
 };
-addEventListener("pagehide", () => { if (running) keep(running.conversation); });
+addEventListener("pagehide", () => {
+  if (!running) return;
+  interrupt(running.answer);
+  keep(running.conversation);
+});
 
 makeOptions(() => refreshInside("next"));
 makeList(safely((id) => { if (id !== conversation.id) show(running?.conversation.id === id ? running.conversation : load(id)); }), (id) => {

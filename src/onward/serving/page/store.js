@@ -52,9 +52,11 @@ export function refresh() {
 }
 
 export function load(id) {
-  const found = kind(parsed(read(PREFIX + id)));
-  if (!found) throw new Error("This conversation cannot be read: delete it.");
-  return full(found);
+  try {
+    return full(kind(parsed(read(PREFIX + id))));
+  } catch {
+    throw new Error("This conversation cannot be read: delete it.");
+  }
 }
 
 // Forget a conversation; returns a function that brings it back.
