@@ -16,7 +16,7 @@ ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
     *("base", "config", "kernels", "model", "transforms", "parallel", "tracing", "compiled"),
     *("families", "hub", "text", "data", "checkpoint", "generation", "evaluation", "planning", "training"),
     "inspection",
-    *("reports", "api", "harness", "measuring", "serving", "learn"),
+    *("reports", "api", "harness", "measuring", "learn", "serving"),
     "cli",
 ]
 LAZY = {  # modules of the three lowest folders with imports inside functions

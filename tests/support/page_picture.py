@@ -1,69 +1,48 @@
 """Pictures of the server's page, light and dark: python tests/support/page_picture.py runs/quickstart docs/page
 
-Writes OUT-light.png and OUT-dark.png. Other requests run meanwhile, so that the picture of the engine shows
-rows that decode and blocks that they share.
+Writes OUT-light.png and OUT-dark.png: a text with two versions, and the attention of one of its tokens. A third
+argument is the beginning of the text.
 """
 
 import sys
-import threading
-
-import httpx
 
 from support.browser import chromium
-from support.server import Running, serving
+from support.server import serving
+from support.web_page import ask, ended, newest, options
 
 PROMPT = "Return a list of"
-OTHERS = "The following example shows how a list of the names in a module is made, and what it means "
 
 
-def keep_busy(server: Running, stop: threading.Event, seed: int) -> None:
-    """Ask for answers to one prompt until the event is set."""
-    body = {"prompt": OTHERS, "n": 3, "seed": seed, "max_tokens": 64, "min_tokens": 64}
-    with httpx.Client(timeout=60) as client:
-        while not stop.is_set():
-            client.post(f"{server.url}/v1/completions", json=body).raise_for_status()
-
-
-def main(model: str, out: str) -> None:
+def main(model: str, out: str, prompt: str = PROMPT) -> None:
     """Take the pictures."""
-    stop = threading.Event()
     with serving(model) as server, chromium() as browser:
-        clients = [threading.Thread(target=keep_busy, args=(server, stop, seed)) for seed in range(4)]
-        for client in clients:
-            client.start()
         for scheme in "light", "dark":
-            page = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 1180}).new_page()
+            page = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 860}).new_page()
             page.goto(server.url)
-            page.wait_for_selector("#parts button")
-            page.fill("#prompt", PROMPT)
-            page.fill("#temperature", "0.7")
+            page.wait_for_selector("#model option", state="attached")
+            page.check("#mode [value=complete]", force=True)
+            options(page, temperature=0.8, max_tokens=60)
             for seed in range(30):  # until an answer does not end early
-                page.fill("#seed", str(seed))
-                page.evaluate("document.getElementById('status').textContent = ''")
-                page.click("#go")
-                page.locator("#status", has_text="tokens").wait_for()
-                if page.inner_text("#status") == "40 tokens":
+                options(page, seed=seed)
+                page.click("#new")
+                ask(page, prompt)
+                if newest(page).locator(".token").count() == 60:
                     break
-            page.wait_for_selector("#lens td")
-            for token in 4, 9:
-                page.click(f"#text button >> nth={token}")
-                page.wait_for_timeout(1000)  # its distribution
-                page.locator("#next tbody button:not(:disabled)").first.click()
-                page.locator("#status", has_text="tokens").wait_for()
-            page.fill("#top_p", "0.9")
-            for token in 7, 6, 5, 3, 2, 1, 0:  # until the cut is among the rows that are shown
-                page.click(f"#text button >> nth={token}")
-                page.wait_for_timeout(1000)
-                if page.locator("#next tr.cut").count():
-                    break
-            page.fill("#layer", "1")
-            page.wait_for_selector("#engine td")
-            page.wait_for_timeout(1000)  # the rate of the engine is over half a second
-            page.wait_for_selector("#engine .shared")
+            newest(page).locator(".token").nth(9).click()
+            page.wait_for_selector("#next tr.own")
+            page.locator("#next tr:not(.own) button").first.click()
+            ended(page)
+            page.wait_for_selector("#next .taken")
+            newest(page).locator(".token").nth(24).click()
+            page.click("#tab-attention")
+            page.wait_for_selector("#lines path", state="attached")
+            page.select_option("#layer", "1")
+            for name in page.locator("#kept .opener").all_text_contents()[1:]:  # attempts
+                page.locator("#kept li", has_text=name).last.locator("[title=Delete]").click()
+            page.evaluate("document.getElementById('status').replaceChildren()")
+            page.mouse.move(0, 0)
+            page.wait_for_timeout(500)
             page.screenshot(path=f"{out}-{scheme}.png")
-        stop.set()
-        for client in clients:
-            client.join()
 
 
 if __name__ == "__main__":

@@ -22,8 +22,17 @@ from onward.serving.request_log import current
 from onward.serving.server_options import RequestLimits
 from onward.serving.streams import DONE, event
 
-PUBLIC = {"/health", "/v1/health", "/ready", "/", "/favicon.ico", "/docs", "/openapi.json"}  # paths that need no key
-PUBLIC_FILES = "/page/"  # files of the page
+PUBLIC = {
+    "/health",
+    "/v1/health",
+    "/ready",
+    "/",
+    "/favicon.ico",
+    "/docs",
+    "/openapi.json",
+    "/learn",
+}  # paths that need no key
+PUBLIC_FILES = "/page/", "/learn/"  # files of the page, chapters of the course
 WORK = {"/api/roles"}  # paths that cause work beside those that are posted to
 BODIES = 16  # the most large bodies that are read at a time
 POLICY = (

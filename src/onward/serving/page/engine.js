@@ -1,38 +1,60 @@
-// The picture of the engine: its rows, its queue and the blocks of its cache.
-import { ask, node } from "./api.js";
+// The engine of one model at this moment: its rows, its queue and the blocks of its cache.
+import { ask } from "./api.js";
+import { at, node } from "./dom.js";
 
-const place = document.getElementById("engine");
-let before = null;
+const EVERY = 500; // milliseconds
+const MOST_BLOCKS = 600; // that are drawn
+let before = null, timer = 0, watched = false;
 
 // Tokens per second since the last look: also those of answers that have ended meanwhile.
-function rate(engine, index, now) {
-  const last = before?.generated[index];
+function rate(engine, now) {
+  const last = before?.generated[engine.model];
   return last === undefined ? 0 : Math.round((1000 * (engine.generated - last)) / (now - before.time));
 }
 
 function drawn(engine, speed) {
-  const rows = engine.rows.map((row) =>
-    node("tr", {}, ...[row.request, row.label, row.adapter, row.doing,
-      row.doing === "prompt" ? `${row.cached} of ${row.prompt}` : `${row.tokens} tokens`, `${row.blocks.length} blocks`]
-      .map((value) => node("td", { textContent: value }))));
-  const used = Object.entries(engine.references).map(([block, count]) =>
-    node("i", { className: count > 1 ? "shared" : "used", title: `block ${block}: ${count} rows` }));
-  const free = Math.min(engine.blocks, 400) - used.length;
-  const blocks = node("div", { className: "blocks" }, ...used.slice(0, 400), ...Array.from({ length: Math.max(0, free) }, () => node("i")));
-  const line = `${engine.model}: ${engine.rows.length} of ${engine.capacity} rows, ${engine.waiting.length} waiting, ${speed} tokens/s`;
-  const cache = `${used.length} of ${engine.blocks} blocks of ${engine.block_size} tokens in use, `
-    + `${Object.values(engine.references).filter((count) => count > 1).length} shared, ${engine.kept} kept for later prompts`;
-  return [node("p", { textContent: line }), node("table", {}, node("tbody", {}, ...rows)), node("p", { className: "quiet", textContent: cache }), blocks];
+  const rows = engine.rows.map((row) => node("tr", {}, ...[row.request, row.label, row.adapter || "none",
+    row.doing === "prompt" ? `reads its prompt: ${row.cached} of ${row.prompt}` : `${row.tokens} of ${row.limit} tokens`, row.blocks.length].map((value) => node("td", { textContent: value }))));
+  const counts = Object.values(engine.references), shared = counts.filter((count) => count > 1).length;
+  const squares = [...counts.slice(0, MOST_BLOCKS).map((count) => node("i", { className: count > 1 ? "shared" : "used" })),
+    ...Array.from({ length: Math.max(0, Math.min(engine.blocks, MOST_BLOCKS) - counts.length) }, () => node("i"))];
+  const cache = `${counts.length} of ${engine.blocks} blocks of ${engine.block_size} tokens are in use, ${shared} of them shared by several rows; ${engine.kept} are kept for later prompts.`;
+  const blocks = node("div", { className: "blocks" }, ...squares);
+  blocks.setAttribute("role", "img");
+  blocks.setAttribute("aria-label", cache);
+  return [
+    node("p", { textContent: `${engine.rows.length} of ${engine.capacity} rows, ${engine.waiting.length} waiting, ${speed} tokens/s` }),
+    ...(rows.length ? [node("div", { className: "wide", tabIndex: 0 }, node("table", {}, node("thead", {}, node("tr", {}, ...["request", "path", "adapter", "state", "blocks"].map((name) => node("th", { scope: "col", textContent: name })))), node("tbody", {}, ...rows)))] : []),
+    blocks,
+    node("p", { className: "quiet", textContent: engine.blocks > MOST_BLOCKS ? `${cache} The first ${MOST_BLOCKS} are drawn.` : cache }),
+  ];
 }
 
-export async function watch() {
+async function look() {
   try {
     const now = performance.now(), { engines } = await ask("/api/engine");
-    const speeds = engines.map((engine, index) => rate(engine, index, now));
-    before = { time: now, generated: engines.map((engine) => engine.generated) };
-    place.replaceChildren(...engines.flatMap((engine, index) => drawn(engine, speeds[index])));
+    const names = engines.map((engine) => engine.model), before_name = at("engine-model").value;
+    if (names.join() !== [...at("engine-model").options].map((one) => one.value).join()) {
+      at("engine-model").replaceChildren(...names.map((name) => node("option", { textContent: name })));
+      if (names.includes(before_name)) at("engine-model").value = before_name;
+    }
+    const engine = engines.find((one) => one.model === at("engine-model").value) ?? engines[0];
+    at("engine").replaceChildren(...drawn(engine, rate(engine, now)));
+    before = { time: now, generated: Object.fromEntries(engines.map((one) => [one.model, one.generated])) };
   } catch (error) {
-    place.textContent = error.message;
+    at("engine").textContent = error.message;
   }
-  setTimeout(watch, document.hidden ? 5000 : 500);
+  if (watched) timer = setTimeout(look, document.hidden ? 10 * EVERY : EVERY);
 }
+
+export function showEngine() {
+  if (watched) return;
+  watched = true;
+  look();
+}
+
+export function hideEngine() {
+  watched = false;
+  clearTimeout(timer);
+}
+at("engine-model").oninput = () => { before = null; };

@@ -1,94 +1,88 @@
-// Inside the model at the chosen token: lens, attention, attribution, and what is switched off.
-import { ask, node } from "./api.js";
+// The panel beside the conversation: the chosen token, and one view at a time of how the model came to it.
+import { at, quoted, report } from "./dom.js";
+import { hideEngine, showEngine } from "./engine.js";
+import { showAttention } from "./attention.js";
+import { prepare } from "./generate.js";
+import { showLayers } from "./layers.js";
+import { showNext } from "./next.js";
+import { showParts } from "./parts.js";
+import { path } from "./tree.js";
 
-const at = (id) => document.getElementById(id);
-const off = { heads: new Set(), layers: new Set() };
-let attention = [], shown = [], roles = [];
+const MOST = 512; // tokens of a text that the server looks into
+const VIEWS = { next: showNext, attention: showAttention, layers: showLayers, parts: showParts };
+const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
+let chosen = null, looking = null, take = () => {}, waiting = 0;
 
-export const edits = () => {
-  const heads = [...off.heads].map((name) => name.split(".").map(Number)), layers = [...off.layers];
-  return heads.length || layers.length ? { heads, layers } : undefined;
-};
+export const chosenNode = () => chosen?.one ?? null;
 
-// A position of the lens in words: blocks.0.in is the embedding, blocks.2.out the output of layer 2.
-const depth = (name) => name.replace(/^blocks\.0\.in$/, "embedding").replace(/^blocks\.(\d+)\.out$/, "layer $1");
+const tab = () => tabs.find((one) => one.getAttribute("aria-selected") === "true").dataset.view;
 
-const shade = (made, share) => (made.style.setProperty("--p", Math.min(1, Math.max(0, share))), made);
-
-function drawAttention() {
-  const [layer, head] = [Number(at("layer").value), Number(at("head").value)];
-  drawMaps(layer, head);
-  const weights = attention[layer]?.[head] ?? [];
-  at("role").textContent = roles[layer]?.[head] ?? "";
-  at("attention").replaceChildren(...weights.map((weight, index) =>
-    shade(node("span", { className: "token", textContent: shown[index].replaceAll("\n", "↵"), title: weight.toFixed(3) }), 2 * weight)));
-}
-at("layer").oninput = at("head").oninput = drawAttention;
-
-// All heads as rows, all tokens as columns; the chosen head has a mark at its left.
-function drawMaps(layer, head) {
-  const canvas = at("maps"), rows = attention.flat(), scale = window.devicePixelRatio || 1, left = 8;
-  const height = Math.min(12, Math.max(2, Math.floor(360 / rows.length))), width = canvas.clientWidth;
-  [canvas.width, canvas.height] = [width * scale, (height * rows.length + attention.length) * scale];
-  canvas.style.height = `${canvas.height / scale}px`;
-  canvas.setAttribute("aria-label", `attention of ${rows.length} heads to ${shown.length} tokens; layer ${layer} head ${head} is marked`);
-  const pen = canvas.getContext("2d");
-  pen.scale(scale, scale);
-  pen.fillStyle = `rgb(${getComputedStyle(canvas).getPropertyValue("--accent")})`;
-  attention.forEach((heads, i) => heads.forEach((weights, j) => {
-    const top = (i * heads.length + j) * height + i, column = (width - left) / weights.length;
-    pen.globalAlpha = 1;
-    if (i === layer && j === head) pen.fillRect(0, top, left - 3, height);
-    weights.forEach((weight, k) => {
-      pen.globalAlpha = Math.sqrt(weight);
-      pen.fillRect(left + k * column, top, column, height);
-    });
-  }));
-  canvas.onclick = (event) => {
-    const heads = attention[0].length, i = Math.min(attention.length - 1, Math.floor(event.offsetY / (heads * height + 1)));
-    at("layer").value = i;
-    at("head").value = Math.min(heads - 1, Math.max(0, Math.floor((event.offsetY - i * (heads * height + 1)) / height)));
-    drawAttention();
-  };
+// Choose a token of an answer, or none; `after` is called with another token that is taken in its place.
+export function inspect(conversation, turn, answer, one, after) {
+  chosen = one && { conversation, turn, answer, one };
+  take = after ?? take;
+  clearTimeout(waiting);
+  waiting = setTimeout(refresh, 60, ""); // while an arrow key is held down, only the last token is looked into
 }
 
-function toggle(set, name, label, title) {
-  const made = node("button", { textContent: label, title });
-  made.setAttribute("aria-pressed", String(set.has(name)));
-  made.onclick = () => {
-    set.delete(name) || set.add(name);
-    made.setAttribute("aria-pressed", String(set.has(name)));
-    document.dispatchEvent(new Event("edited"));
-  };
-  return made;
+function headline() {
+  const nodes = chosen ? path(chosen.answer.leaf) : [], place = nodes.indexOf(chosen?.one);
+  at("chosen").textContent = chosen ? `Token ${place + 1} of ${nodes.length}: ${quoted(chosen.one.text)}` : "No token is chosen.";
+  at("steps").hidden = !chosen;
+  [at("earlier").disabled, at("later").disabled] = [place <= 0, place === nodes.length - 1];
+  at("inside").classList.toggle("empty", !chosen);
 }
 
-export async function loadParts(model) {
-  ({ roles } = await ask(`/api/roles?model=${encodeURIComponent(model)}`));
-  at("layer").max = roles.length - 1;
-  at("head").max = roles[0].length - 1;
-  switchOff();
+async function text() {
+  const { conversation, turn, answer, one } = chosen, before = path(one.parent);
+  await prepare(conversation, turn, answer, looking.signal);
+  const tokens = [...answer.prompt, ...before.map(({ token }) => token)], texts = [...answer.pieces, ...before.map((each) => each.text)];
+  const cut = Math.max(0, tokens.length - MOST);
+  return { model: answer.model, tokens: tokens.slice(cut), texts: texts.slice(cut), promptLength: Math.max(0, answer.prompt.length - cut), cut, target: one.token, node: one };
 }
 
-export function switchOff({ heads = [], layers = [] } = {}) {
-  off.heads = new Set(heads.map((head) => head.join(".")));
-  off.layers = new Set(layers);
-  at("parts").replaceChildren(...roles.map((heads, layer) => node("div", { className: "row" },
-    toggle(off.layers, layer, `layer ${layer}`, `layer ${layer}`),
-    ...heads.map((role, head) => toggle(off.heads, `${layer}.${head}`, `${layer}.${head}`, role || `head ${head}`)))));
+// Draw the panel again; `only` "chosen" draws its first line, and the name of a view nothing while another is open.
+export async function refresh(only = "") {
+  headline();
+  const view = tab(), shown = !at("inside").hidden;
+  if (only && only !== view) return;
+  looking?.abort();
+  looking = new AbortController();
+  const { signal } = looking;
+  if (shown && view === "engine") showEngine();
+  else hideEngine();
+  if (!shown || view === "engine" || (!chosen && view !== "parts")) return;
+  try {
+    const given = chosen && await text();
+    at("cut").textContent = given?.cut ? `The text has ${given.cut + given.tokens.length} tokens: this view reads the last ${MOST}.` : "";
+    await VIEWS[view](given, signal, (row) => take(chosen.turn, chosen.answer, chosen.one.parent, row));
+  } catch (error) {
+    report(error);
+  }
 }
 
-export async function look(body, texts, target, signal) {
-  const [lens, maps, parts] = await Promise.all([ask("/api/lens", body, signal), ask("/api/attention", body, signal),
-    ask("/api/attribution", { ...body, target }, signal)]);
-  [attention, shown] = [maps.weights, texts];
-  at("inside").className = "shown";
-  drawAttention();
-  at("lens").tBodies[0].replaceChildren(...lens.layers.map(({ name, rows }) => node("tr", {}, node("th", { scope: "row", textContent: depth(name) }),
-    ...rows.map((row) => shade(node("td", { textContent: JSON.stringify(row.text), title: row.probability.toFixed(3) }), row.probability)))));
-  const most = Math.max(...parts.heads.flat().map(Math.abs), ...parts.mlps.map(Math.abs), 1e-9);
-  const cell = (value) => shade(node("td", { textContent: value.toFixed(2) }), Math.abs(value) / most);
-  at("attribution").tBodies[0].replaceChildren(
-    node("tr", {}, node("th", { textContent: JSON.stringify(parts.text) }), ...parts.heads[0].map((_, head) => node("th", { scope: "col", textContent: `head ${head}` })), node("th", { scope: "col", textContent: "MLP" })),
-    ...parts.heads.map((heads, layer) => node("tr", {}, node("th", { scope: "row", textContent: `layer ${layer}` }), ...heads.map(cell), cell(parts.mlps[layer]))));
+function open(name) {
+  for (const one of tabs) {
+    const on = one.dataset.view === name;
+    one.setAttribute("aria-selected", String(on));
+    one.tabIndex = on ? 0 : -1;
+    at(`view-${one.dataset.view}`).hidden = !on;
+  }
+  refresh();
+}
+
+// `step` is called with -1 or 1 to choose the token before or after.
+export function makeInside(step) {
+  at("earlier").onclick = () => step(-1);
+  at("later").onclick = () => step(1);
+  tabs.forEach((one, index) => {
+    one.onclick = () => open(one.dataset.view);
+    one.onkeydown = (event) => {
+      const move = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+      if (!move) return;
+      const next = tabs[(index + move + tabs.length) % tabs.length];
+      next.focus();
+      open(next.dataset.view);
+    };
+  });
 }

@@ -1,44 +1,26 @@
-// The next token: the knobs of sampling, and the distribution before and after them.
-import { ask, node } from "./api.js";
+// The next token: its distribution in the model, and after the sampling options.
+import { ask } from "./api.js";
+import { at, node as element } from "./dom.js";
+import { knobs } from "./options.js";
 
-const at = (id) => document.getElementById(id);
-export const KNOBS = [["temperature", 0, 2, 0.05, 1], ["top_k", 0, 100, 1, 0], ["top_p", 0.05, 1, 0.01, 1], ["min_p", 0, 1, 0.01, 0],
-  ["repetition_penalty", 1, 2, 0.05, 1], ["frequency_penalty", 0, 2, 0.1, 0], ["presence_penalty", 0, 2, 0.1, 0]];
-let asking = null;
-
-export function options() {
-  const given = {};
-  for (const [name, , , , neutral] of KNOBS) if (Number(at(name).value) !== neutral) given[name] = Number(at(name).value);
-  return given;
-}
-
-export function makeKnobs(changed) {
-  for (const [name, low, high, step, neutral] of KNOBS) {
-    const shown = () => (name !== "temperature" && Number(input.value) === neutral ? "off" : input.value);
-    const value = node("output");
-    const input = node("input", { id: name, type: "range", min: low, max: high, step, value: neutral });
-    value.textContent = shown();
-    input.oninput = () => { value.textContent = shown(); changed(); };
-    at("knobs").append(node("label", {}, node("span", { textContent: name.replaceAll("_", " ") }), input, value));
-  }
-}
-
-function bar(p, most) {
-  const made = node("i", { className: "bar" });
+function bar(p, most, cut) {
+  const made = element("i", { className: "amount" });
   made.style.setProperty("--p", p / most);
-  return node("td", {}, made, p ? p.toFixed(3) : "cut");
+  return element("td", {}, made, cut ? "cut" : p.toFixed(3));
 }
 
-// Draw the distribution in which `taken` was drawn; `take` is called with the row of another token.
-export async function distribution(body, taken, take) {
-  asking?.abort();
-  asking = new AbortController();
-  const reply = await ask("/api/distribution", { ...body, ...options() }, asking.signal);
-  at("kept").textContent = `${reply.kept} of ${reply.vocabulary} tokens can be sampled`;
+// Show the distribution from which a token was drawn; `take` is called with the row of another token.
+export async function showNext({ model, tokens, promptLength, target, node }, signal, take) {
+  const reply = await ask("/api/distribution", { model, tokens, prompt_length: promptLength, ...knobs() }, signal);
+  const some = reply.kept === reply.vocabulary ? `All ${reply.vocabulary}` : `${reply.kept} of ${reply.vocabulary}`;
+  at("sampled").textContent = `${some} tokens can be sampled with the options as they are set.`;
+  const taken = new Set(node.parent.children.map((one) => one.token)); // in this or another version
   const most = Math.max(...reply.rows.flatMap((row) => [row.before, row.after]));
   at("next").tBodies[0].replaceChildren(...reply.rows.map((row) => {
-    const made = node("button", { textContent: JSON.stringify(row.text), disabled: row.token === taken });
+    const own = row.token === target;
+    const title = own ? "The chosen token" : taken.has(row.token) ? "Another version has this token; press to go on from it again" : "Go on with this token";
+    const made = element("button", { type: "button", textContent: JSON.stringify(row.text), disabled: own, title, className: taken.has(row.token) ? "taken" : "" });
     made.onclick = () => take(row);
-    return node("tr", { className: row.after ? "" : "cut" }, node("td", {}, made), bar(row.before, most), bar(row.after, most));
+    return element("tr", { className: [row.after ? "" : "cut", own ? "own" : ""].join(" ").trim() }, element("td", {}, made), bar(row.before, most), bar(row.after, most, !row.after));
   }));
 }

@@ -1,36 +1,47 @@
-// The request of the page in other forms: a link, curl, Python, and the command.
-import { KNOBS } from "./next.js";
+// The request of an answer in other forms: a link, curl, Python, and the command.
+import { KNOBS } from "./options.js";
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
-const url = (settings) => `${location.origin}/v1/${settings.messages ? "chat/completions" : "completions"}`;
+const url = (request) => `${location.origin}/v1/${request.messages ? "chat/completions" : "completions"}`;
 const OURS = ["top_k", "min_p", "repetition_penalty", "edits"]; // fields that the openai package does not know
 
+// JSON as Python writes it.
+const python = (value) => JSON.stringify(value).replace(/"(?:[^"\\]|\\.)*"|\b(?:true|false|null)\b/g,
+  (part) => ({ true: "True", false: "False", null: "None" })[part] ?? part);
+
 export const COPIES = {
-  link: (settings) => `${location.origin}/#${encodeURIComponent(JSON.stringify(settings))}`,
-  curl: (settings) => `curl ${url(settings)} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(settings))}`,
-  python: (settings) => {
-    const own = Object.fromEntries(OURS.filter((name) => settings[name] !== undefined).map((name) => [name, settings[name]]));
-    const body = Object.fromEntries(Object.entries(settings).filter(([name]) => !OURS.includes(name)));
+  link: (request) => `${location.origin}/#${encodeURIComponent(JSON.stringify(request))}`,
+  curl: (request) => `curl ${url(request)} -H 'Content-Type: application/json' -d ${quoted(JSON.stringify(request))}`,
+  Python: (request) => {
+    const own = Object.fromEntries(OURS.filter((name) => request[name] !== undefined).map((name) => [name, request[name]]));
+    const body = Object.fromEntries(Object.entries(request).filter(([name]) => !OURS.includes(name)));
     if (Object.keys(own).length) body.extra_body = own;
-    const words = Object.entries(body).map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ");
-    const [kind, text] = settings.messages ? ["chat.completions", "message.content"] : ["completions", "text"];
+    const words = Object.entries(body).map(([name, value]) => `${name}=${python(value)}`).join(", ");
+    const [kind, text] = request.messages ? ["chat.completions", "message.content"] : ["completions", "text"];
     return `import openai\nclient = openai.OpenAI(base_url="${location.origin}/v1", api_key="...")\nprint(client.${kind}.create(${words}).choices[0].${text})\n`;
   },
-  onward: ({ model: _, prompt, messages, max_tokens, edits, ...rest }, folder) => {
-    if (messages) throw new Error("onward chat asks for its messages: copy a conversation as curl or Python");
-    if (edits) throw new Error("onward generate switches nothing off: copy this request as curl or Python");
-    const words = Object.entries({ temperature: 1, ...rest }).map(([name, value]) => `--${name.replaceAll("_", "-")} ${value}`).join(" ");
-    return `onward generate ${quoted(folder)} ${quoted(prompt)} --max-new-tokens ${max_tokens} ${words}`;
+  command: ({ model: _, prompt, messages, max_tokens, edits, stop, ...rest }, folder) => {
+    if (messages) throw new Error("onward chat asks for its messages: copy a conversation as curl or Python.");
+    if (edits) throw new Error("onward generate switches nothing off: copy this request as curl or Python.");
+    const words = Object.entries({ temperature: 1, ...rest }).map(([name, value]) => `--${name.replaceAll("_", "-")} ${value}`);
+    if (stop) words.push(`--stop ${quoted(stop[0])}`);
+    return `onward generate ${quoted(folder)} ${quoted(prompt)} --max-new-tokens ${max_tokens} ${words.join(" ")}`;
   },
 };
 
-// The settings of a link; null if it has none, or is none of ours.
-export function settingsOf(hash) {
+const isMessage = (one) => typeof one?.content === "string" && ["system", "user", "assistant"].includes(one.role);
+
+// The request of a link: { model, prompt, system, turns, edits, options }; null if there is none, or one of another form.
+export function requestOf(hash) {
   try {
-    const { model, prompt, messages, max_tokens, seed, edits, ...rest } = JSON.parse(decodeURIComponent(hash.slice(1)));
-    const knobs = Object.fromEntries(KNOBS.map(([name]) => [name, rest[name]]));
-    const fields = Object.entries({ model, prompt, max_tokens, seed, ...knobs }).filter(([, value]) => value !== undefined);
-    return { fields, edits, messages: Array.isArray(messages) ? messages : null };
+    const { model, prompt, messages, edits, ...options } = JSON.parse(decodeURIComponent(hash.slice(1)));
+    if (messages === undefined && prompt === undefined) return null;
+    if (prompt !== undefined && typeof prompt !== "string") return null;
+    const talk = messages ?? [], system = talk[0]?.role === "system" ? talk[0].content : "", rest = talk.slice(system ? 1 : 0);
+    if (!rest.every((one, index) => isMessage(one) && one.role === (index % 2 ? "assistant" : "user"))) return null;
+    if (messages && rest.length % 2 === 0) return null;
+    const known = ["max_tokens", "seed", "stop", ...KNOBS.map(([name]) => name)];
+    return { model, prompt, system, talk: messages && rest, edits, options: Object.fromEntries(known.map((name) => [name, options[name]])) };
   } catch {
     return null;
   }

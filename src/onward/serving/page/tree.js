@@ -1,19 +1,12 @@
-// The text as a tree of tokens: the path that is shown, and its branches.
-import { node } from "./api.js";
+// The tokens of an answer as a tree: each path from the root to a leaf is a version of the answer.
+// A node is { token, text, p, parent, children, end }: p is null if unknown, `end` says how a version ended.
 
-const at = (id) => document.getElementById(id);
-// A node: { token, text, p, parent, children }; the root has no token. `leaf` ends the path that is shown.
-export const tree = { root: { children: [] }, leaf: null, chosen: null };
+export const newRoot = () => ({ children: [] });
 
 export function path(end) {
   const nodes = [];
-  for (let one = end; one?.parent; one = one.parent) nodes.unshift(one);
-  return nodes;
-}
-
-export function clear() {
-  tree.root = { children: [] };
-  [tree.leaf, tree.chosen] = [tree.root, null];
+  for (let one = end; one?.parent; one = one.parent) nodes.push(one);
+  return nodes.reverse();
 }
 
 export function child(parent, token, text, p) {
@@ -22,35 +15,36 @@ export function child(parent, token, text, p) {
   return found;
 }
 
-export function draw(start, choose) {
-  at("text").replaceChildren(...(start ? [node("span", { textContent: start })] : []), ...path(tree.leaf).map((one, index) => {
-    const made = node("button", { className: one === tree.chosen ? "token on" : "token", textContent: one.text.replaceAll("\n", "↵\n"), title: one.p.toFixed(3) });
-    made.setAttribute("aria-label", `token ${index + 1}: ${one.text}, probability ${one.p.toFixed(3)}`);
-    made.style.setProperty("--p", one.p);
-    made.onclick = made.onfocus = () => choose(one);
-    return made;
-  }));
-  const shown = new Set(path(tree.leaf));
-  const walk = (first) => {
-    const chain = [first];
-    while (chain.at(-1).children.length === 1) chain.push(chain.at(-1).children[0]);
-    const text = chain.map((one) => one.text).join("").replaceAll("\n", "↵");
-    const made = node("button", { textContent: text.length > 48 ? `${text.slice(0, 48)}…` : text });
-    if (shown.has(chain.at(-1))) made.setAttribute("aria-current", "true");
-    made.onclick = () => {
-      for (tree.leaf = chain.at(-1); tree.leaf.children.length;) tree.leaf = tree.leaf.children[0];
-      tree.chosen = null;
-      draw(start, choose);
-    };
-    return node("li", {}, made, branches(chain.at(-1)));
-  };
-  const branches = (parent) => (parent.children.length ? node("ul", {}, ...parent.children.map(walk)) : "");
-  const split = (one) => one.children.length > 1 || one.children.some(split);
-  at("branches").hidden = !split(tree.root);
-  at("tree").replaceChildren(split(tree.root) ? branches(tree.root) : "");
+export function lastOf(one) {
+  while (one.children.length) one = one.children[0];
+  return one;
 }
 
-export function mark() {
-  const nodes = path(tree.leaf);
-  [...at("text").querySelectorAll("button")].forEach((made, index) => made.classList.toggle("on", nodes[index] === tree.chosen));
+// All nodes, each before its children.
+export function* all(root) {
+  const open = [root];
+  while (open.length) {
+    const one = open.pop();
+    yield one;
+    open.push(...[...one.children].reverse());
+  }
+}
+
+export const leaves = (root, shown) => [...all(root)].filter((one) => one.parent && (one === shown || !one.children.length));
+
+// A tree as lists [token, text, p, index of the parent, end], and back.
+export function packed(root) {
+  const nodes = [...all(root)], index = new Map(nodes.map((one, place) => [one, place]));
+  const short = (p) => (p === null ? null : Number(p.toPrecision(4)));
+  return nodes.slice(1).map((one) => [one.token, one.text, short(one.p), index.get(one.parent), one.end ?? 0]);
+}
+
+export function unpacked(rows) {
+  const nodes = [newRoot()];
+  for (const [token, text, p, parent, end] of rows) {
+    const made = child(nodes[parent], token, text, p);
+    if (end) made.end = end;
+    nodes.push(made);
+  }
+  return nodes;
 }

@@ -1,0 +1,56 @@
+// Elements of the page, its line of status, and copying.
+
+export const at = (id) => document.getElementById(id);
+
+export function node(name, options = {}, ...children) {
+  const made = Object.assign(document.createElement(name), options);
+  made.append(...children);
+  return made;
+}
+
+export const button = (textContent, onclick, options = {}) => node("button", { type: "button", textContent, onclick, ...options });
+
+// Show how probable something is: 0 leaves an element plain, 1 gives it the full color.
+export function shade(made, share) {
+  made.style.setProperty("--p", Math.min(1, Math.max(0, share)));
+  return made;
+}
+
+export const quoted = (text) => `“${text.replaceAll("\n", "↵")}”`;
+
+// A sentence in the line of status, with a button if `action` is [label, function].
+export function say(message = "", action = null) {
+  at("status").className = "";
+  at("status").replaceChildren(message, ...(action ? [" ", button(action[0], action[1])] : []));
+}
+
+export function report(error) {
+  if (error.name === "AbortError") return;
+  say(error.message);
+  at("status").className = "error";
+}
+
+// A handler that reports its error, also one of a promise.
+export const safely = (handler) => async (...given) => {
+  try {
+    await handler(...given);
+  } catch (error) {
+    report(error);
+  }
+};
+
+// The clipboard is only for pages of https and of this machine: elsewhere a hidden text is selected and copied.
+export async function copy(text) {
+  if (navigator.clipboard) {
+    await navigator.clipboard.writeText(text);
+  } else {
+    const back = document.activeElement, hidden = node("textarea", { value: text, className: "unseen" });
+    document.body.append(hidden);
+    hidden.select();
+    const copied = document.execCommand("copy");
+    hidden.remove();
+    back?.focus();
+    if (!copied) throw new Error("The browser does not let this page copy: select the text and copy it by hand.");
+  }
+  say("Copied.");
+}

@@ -1,0 +1,23 @@
+// What the browser keeps for this page; a browser that refuses keeps nothing.
+
+const tried = (does, otherwise) => {
+  try {
+    return does();
+  } catch {
+    return otherwise;
+  }
+};
+
+export const read = (name) => tried(() => localStorage.getItem(name), null);
+export const names = () => tried(() => Object.keys(localStorage), []);
+export const forget = (name) => tried(() => localStorage.removeItem(name));
+
+// Keep a text; returns whether there was room.
+export const write = (name, text) => tried(() => (localStorage.setItem(name, text), true), false);
+
+// A value as JSON, or `otherwise` if the text is none.
+export const parsed = (text, otherwise = null) => tried(() => JSON.parse(text) ?? otherwise, otherwise);
+
+// A text that is kept until the tab is closed.
+export const readHere = (name) => tried(() => sessionStorage.getItem(name), null);
+export const writeHere = (name, text) => tried(() => sessionStorage.setItem(name, text));
