@@ -134,7 +134,8 @@ def learn_page() -> str:
     """Return the list of the chapters, with the minutes of reading and the seconds of running."""
     minutes = [len(one.text.split()) / WORDS_A_MINUTE for one in chapters()]
     rows = [
-        f"| {one.number} | [{one.title}]({one.path.name}) | {one.about} | {read:.0f} min | {ran} s |"
+        f"{one.number}. **[{one.title}]({one.path.name})** *{read:.0f} min of reading, {ran} s of running*\n\n"
+        f"    {one.about}\n"
         for one, read, ran in zip(chapters(), minutes, SECONDS, strict=True)
     ]
     return "\n".join(
@@ -144,9 +145,9 @@ def learn_page() -> str:
             "file, open its notebook (linked below its title, or `onward learn 4 --notebook attention.ipynb`), or let "
             "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal. Most chapters have "
             "functions to write: `onward learn 4 --check mine.py` checks yours and names the likely mistake.\n",
-            "| | chapter | about | reading | running |\n| --- | --- | --- | --- | --- |",
+            '<div class="chapters" markdown="1">\n',
             *rows,
-            "",
+            "</div>\n",
             f"Reading takes {sum(minutes):.0f} minutes at {WORDS_A_MINUTE} words a minute. Running takes "
             f"{sum(SECONDS) / 60:.0f} minutes: `onward learn N --run` for each chapter in order in a fresh clone, on "
             "two cores.",

@@ -13,6 +13,7 @@ from onward.learn.chapters import chapters
 from onward.learn.glossary import glossary
 
 HIDDEN = re.compile(r"<(?:function )?[\w.<> ]+ at 0x\w+>|<factory>")  # defaults that no reader can type
+MODULE = re.compile(r"\bonward\.(?:\w+\.)+(?=\w)")  # of a type, which may move
 UNQUOTED = {ord("'"): None}  # annotations are text
 
 
@@ -57,12 +58,12 @@ def call(name: str, value: Any) -> str:
         signature = inspect.signature(value)
     except ValueError:
         return ""
-    parameters = [str(parameter) for own, parameter in signature.parameters.items() if own != "self"]
+    parameters = [MODULE.sub("", str(one)) for own, one in signature.parameters.items() if own != "self"]
     text = f"{name}({', '.join(parameters)})"
     if len(text) > 88:
         text = f"{name}(\n    " + ",\n    ".join(parameters) + ",\n)"
     if signature.return_annotation is not signature.empty and not isinstance(value, type):
-        text += f" -> {inspect.formatannotation(signature.return_annotation)}"
+        text += f" -> {MODULE.sub('', inspect.formatannotation(signature.return_annotation))}"
     return f"```python\n{re.sub(HIDDEN, '...', text).translate(UNQUOTED)}\n```\n"
 
 
