@@ -1,5 +1,6 @@
 """The documentation as a site: all links hold, every command and public name has a page, and a browser shows it."""
 
+import os
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import onward
 from docs.site import build
+from docs.site.help_text import help_page, wrapped
 from onward.cli.overview import COMMANDS
 from onward.learn.chapters import chapters
 from onward.learn.glossary import glossary
@@ -59,9 +61,50 @@ def test_every_command_and_public_name_has_a_page(staged: Path) -> None:
     assert {path.stem for path in (staged / "commands").glob("*.md")} == {*COMMANDS}
     pages = {path.stem for path in (staged / "python").glob("*.md")}
     assert {*onward.__all__, "training.CrossEntropy", "planning.part_sizes"} <= pages
-    train, sampling = ((staged / name).read_text("utf-8") for name in ("commands/train.md", "python/Sampling.md"))
-    assert "| `--batch-size N` |" in train
-    assert "| `top_k` | `0` | keep only the k most likely tokens; 0: all |" in sampling
+    public = (staged / "public.md").read_text("utf-8")
+    assert "| [`Sampling`](python/Sampling.md) |" in public
+    assert "| [`CrossEntropy`](python/training.CrossEntropy.md) |" in public
+
+
+def test_every_option_is_explained_once_and_linked_elsewhere(staged: Path) -> None:
+    read = lambda name: (staged / f"{name}.md").read_text("utf-8")
+    for page, anchor, meaning in (
+        ("options/sampling", "--top-k", "keep only the k most likely tokens; 0: all"),
+        ("python/Sampling", "onward.Sampling.top_k", "keep only the k most likely tokens; 0: all"),
+        ("options/settings-of-a-run", "--batch-size", ""),
+        ("commands/train", "--resume", "folder of a run to continue; takes no other options"),
+        ("commands/finetune", "dpo.--beta", ""),
+    ):
+        assert re.search(rf'<div id="{anchor}"><dt>.*</dt>\n<dd>{meaning}', read(page)), (page, anchor)
+    for command in "train", "compare", "sweep":
+        assert 'id="--batch-size"' not in read(f"commands/{command}")
+        assert "[`--batch-size`](../options/settings-of-a-run.md#--batch-size)" in read(f"commands/{command}")
+
+
+def test_help_becomes_prose_lists_and_a_block_for_each_example() -> None:
+    text = "Do it, with --seed.\n\nexamples:\n  onward do     all of it\n  onward do --x\n\nviews:\n  map  a map\n"
+    made = help_page(text)
+    assert made.startswith("Do it, with `--seed`.\n\n## Examples\n\n")
+    assert "All of it:\n\n```sh\nonward do\n```\n\n```sh\nonward do --x\n```\n" in made
+    assert '## Views\n\n<dl class="definitions">\n<div id="map">' in made
+    assert wrapped(f"onward do {'x' * 70} --seed 1") == f"onward do {'x' * 70} \\\n    --seed 1"
+
+
+def test_only_pages_pictures_notebooks_and_what_the_theme_needs_are_published(site: Path) -> None:
+    files = [path.relative_to(site) for path in site.rglob("*") if path.is_file()]
+    kinds = {
+        "assets": {".css", ".js", ".png", ""},  # of the theme; LICENSE has no ending
+        "code": {".html"},
+        "commands": {".html"},
+        "options": {".html"},
+        "python": {".html"},
+        "learn": {".html", ".svg", ".png", ".ipynb"},
+    }
+    assert {path.parts[0] for path in files if len(path.parts) > 1} == {*kinds}
+    assert not [path for path in files if len(path.parts) > 1 and path.suffix not in kinds[path.parts[0]]]
+    beside = {path.name for path in files if len(path.parts) == 1 and path.suffix not in {".html", ".svg", ".png"}}
+    own = {*build.CONFIG["extra_css"], *build.CONFIG["extra_javascript"]}
+    assert beside == {"search.js", "search.json", "sitemap.xml", *own}
 
 
 def test_no_page_shows_an_address_of_an_object(staged: Path) -> None:
@@ -72,7 +115,7 @@ def test_no_page_shows_an_address_of_an_object(staged: Path) -> None:
 
 def test_the_glossary_page_has_every_term(staged: Path) -> None:
     text = (staged / "glossary.md").read_text("utf-8")
-    assert re.findall(r"^### (.*)$", text, re.MULTILINE) == [entry.name for entry in glossary()]
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == [entry.name for entry in glossary()]
 
 
 def test_every_chapter_leads_to_its_notebook(staged: Path) -> None:
@@ -90,25 +133,30 @@ def test_a_link_to_no_file_is_refused(staged: Path, tmp_path: Path) -> None:
 
 def test_links_hold_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     pages = {path: Page(path.read_text("utf-8")) for path in site.rglob("*.html") if path.name != "404.html"}
-    broken = []
+    broken, checked = [], set[tuple[Path, str]]()
     for path, page in pages.items():
         assert not [address for address in page.loaded if address.startswith(("http", "//"))], path
         for link in {*page.links, *page.loaded}:
-            address, _, anchor = unquote(link).partition("#")
-            if re.match(r"\w+:", address):
+            place = (path if link.startswith("#") else path.parent, link)  # the navigation repeats links on each page
+            if place in checked or re.match(r"\w+:", link):
                 continue
-            target = (path.parent / address).resolve() if address else path
+            checked.add(place)
+            address, _, anchor = unquote(link).partition("#")
+            target = Path(os.path.normpath(path.parent / address)) if address else path
             if not target.is_file() or (anchor and target in pages and anchor not in pages[target].ids):
                 broken.append((path.name, link))
     assert not broken
 
 
-PAGES = ("index", "learn/index", "glossary", "commands/train", "python/Sampling", "training", "commands/draw")
-CONTRAST = ("index", "learn/04-attention", "learn/09-decoding", "commands/draw")  # one of each kind: a second each
+EACH = (  # a short page of each kind: axe takes up to two seconds for each
+    *("index", "learn/index", "learn/04-attention", "learn/09-decoding", "interchange", "commands/merge", "options/sampling"),
+    *("python/Answer", "code/examples/one_head.py"),
+)
+WIDE = ("glossary", "commands/train", "python/Sampling", "families", "public", "benchmarks", "decisions")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_pages_fit_the_window_with_enough_contrast(scheme: str, width: int, site: Path, browser: Any) -> None:
+def test_pages_fit_the_window_and_axe_finds_nothing(scheme: str, width: int, site: Path, browser: Any) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe").Axe()
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page, faults = context.new_page(), list[str]()
@@ -117,14 +165,13 @@ def test_pages_fit_the_window_with_enough_contrast(scheme: str, width: int, site
     missing = lambda request: request.failure != "net::ERR_ABORTED"  # as the next page was opened
     page.on("requestfailed", lambda request: missing(request) and faults.append(request.url))
     others = [f"learn/{chapter.path.stem}" for chapter in chapters()]
-    for name in (*PAGES, *others[scheme == "dark" :: 4], *CONTRAST):
+    for name in (*EACH, *(WIDE if width == 390 else ()), *others[scheme == "dark" :: 4]):
         page.goto((site / f"{name}.html").as_uri())
         assert page.evaluate("document.documentElement.scrollWidth") <= width, name
         assert not page.evaluate(OVERFLOWING), name
         assert not page.locator("figure.interactive:not(:has(.controls, .actions))").count(), name
-        if name in CONTRAST:
-            rules = {"runOnly": ["color-contrast", "image-alt", "link-name"]}
-            found = axe.run(page, options=rules).response["violations"]
+        if name in EACH:
+            found = axe.run(page, options={"preload": False}).response["violations"]
             assert not [(name, node["html"][:200], node["failureSummary"]) for rule in found for node in rule["nodes"]]
     assert not faults
     context.close()
@@ -137,3 +184,34 @@ def test_search_finds_a_term_in_pages_opened_as_files(site: Path, browser: Any) 
     page.wait_for_timeout(300)
     page.keyboard.type("nucleus", delay=30)
     page.get_by_text("nucleus sampling draws", exact=False).first.wait_for(timeout=10_000)
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/glossary.html*", timeout=10_000)
+
+
+def test_home_shows_the_page_the_output_and_three_doors_in_one_screen(site: Path, browser: Any) -> None:
+    for scheme in "light", "dark":
+        context = browser.new_context(color_scheme=scheme, viewport={"width": 1280, "height": 800})
+        page = context.new_page()
+        page.goto((site / "index.html").as_uri())
+        seen = [page.locator(".hero .highlight + .highlight"), page.locator(f'.hero img[src*="page-{scheme}"]')]
+        for box in (*seen, *page.locator(".doors li").all()):
+            assert box.is_visible()
+            place = box.bounding_box()
+            assert place["y"] + place["height"] <= 800
+        assert page.locator(".doors li").count() == 3
+        context.close()
+
+
+def test_chapter_has_its_neighbors_contents_and_copied_code(site: Path, browser: Any) -> None:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 900}, permissions=["clipboard-read", "clipboard-write"]
+    )
+    page = context.new_page()
+    page.goto((site / "learn/05-positions.html").as_uri())
+    assert page.locator(".md-sidebar--secondary a").count() > 3
+    links = [page.locator(f".md-footer__link--{way}").get_attribute("href") for way in ("prev", "next")]
+    assert [Path(link).name for link in links] == ["04-attention.html", "06-block.html"]
+    code = page.locator(".highlight").first
+    code.locator("button").click()
+    assert page.evaluate("navigator.clipboard.readText()").strip() == code.locator("code").inner_text().strip()
+    context.close()

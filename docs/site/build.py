@@ -1,8 +1,8 @@
 """Build the site: python -m docs.site.build [FOLDER]. Needs the extra `docs`.
 
-The pages of docs/ are copied, chapters of the course also as notebooks; pages of commands, public names and the
-glossary are written, and zensical makes HTML of all. Links to files outside docs/ lead to pages with their text, so
-that the site needs no network.
+The pages of docs/ and their pictures are copied, chapters of the course also as notebooks; pages of commands, options,
+public names and the glossary are written, and zensical makes HTML of all. Links to files outside docs/ lead to pages
+with their text, so that the site needs no network.
 """
 
 import json
@@ -11,11 +11,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from docs.site.public import MODULES
-from docs.site.reference import command_pages, glossary_page, name_pages
+from docs.site.commands import command_pages, option_pages
+from docs.site.navigation import navigation
+from docs.site.public import MODULES, with_links
+from docs.site.reference import glossary_page, name_pages
 from onward.learn.chapters import HEADING, chapters
 from onward.learn.interactive.figure import InteractiveFigure, script, style, with_figures
 from onward.learn.notebook import notebook
@@ -27,29 +30,14 @@ OUTSIDE = {  # pages of files outside docs/
     "CHANGELOG.md": "CHANGELOG.md",
     "examples.md": "examples/README.md",
 }
-LEARN = ("tutorial-mistakes", "examples")  # pages of Learn beside the chapters
+PUBLISHED = (".md", ".svg", ".png")  # the kinds of files that are copied from docs/
 WORDS_A_MINUTE = 200
 SECONDS = (7, 3, 5, 2, 16, 19, 3, 13, 7, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
-USE = (
-    "commands",
-    "training",
-    "scale",
-    "data",
-    "finetuning",
-    "generation",
-    "evaluation",
-    "inside",
-    "reports",
-    "doctor",
-    "interchange",
-)
-ELSEWHERE = ("index", "public", "CONTRIBUTING", "CHANGELOG")
-UNDERSTAND = ("ARCHITECTURE", "decisions", "performance", "benchmarks", "robustness")
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"
 SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme, for pages opened as files; ours needs no network
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "site_name": "Onward",
     "docs_dir": "pages",
     "site_dir": "html",
@@ -76,7 +64,7 @@ CONFIG = {
     "plugins": ["offline"],
     "extra": {"generator": False},
     "extra_css": ["site.css", "interactive.css"],
-    "extra_javascript": ["interactive.js"],
+    "extra_javascript": ["site.js", "interactive.js"],
     "markdown_extensions": [
         *("attr_list", "md_in_html", "tables", "pymdownx.superfences", "pymdownx.highlight"),
         {"toc": {"permalink": True}},
@@ -100,7 +88,8 @@ def build(folder: Path) -> Path:
     shutil.copy(SITE / "search_frame.js", html / "assets")
     for page in html.rglob("*.html"):
         shim = Path(os.path.relpath(html / "assets/search_frame.js", page.parent)).as_posix()
-        page.write_text(page.read_text("utf-8").replace(SHIM, shim), encoding="utf-8")
+        text = page.read_text("utf-8").replace(SHIM, shim)
+        page.write_text(text.replace("<th></th>", "<td></td>"), encoding="utf-8")  # a header says something
     return html / "index.html"
 
 
@@ -111,24 +100,22 @@ def zensical() -> str | None:
 
 def stage(pages: Path) -> list[dict[str, object]]:
     """Write all pages in Markdown; return the navigation."""
-    shutil.copytree(ROOT / "docs", pages, ignore=shutil.ignore_patterns("site", "__pycache__", "*.json"))
+    shutil.copytree(ROOT / "docs", pages, ignore=unpublished)
     for page, file in OUTSIDE.items():
         shutil.copy(ROOT / file, pages / page)
-    shutil.copy(SITE / "site.css", pages)
-    written = {
-        "learn/index.md": learn_page(),
-        "glossary.md": glossary_page(),
-        "interactive.css": style(),
-        "interactive.js": script(),
-        **command_pages(),
-    }
+    for name in "site.css", "site.js":
+        shutil.copy(SITE / name, pages)
+    guides = [path.stem for path in pages.glob("*.md")]
     names = {module: name_pages(module) for module in MODULES}
-    written |= {name: page for pages_of_module in names.values() for name, page in pages_of_module.items()}
-    named = {path.stem: path.name for path in sorted(pages.glob("*.md"))}
+    written = {"learn/index.md": learn_page(), "glossary.md": glossary_page(), **command_pages(), **option_pages()}
+    written |= {"interactive.css": style(), "interactive.js": script()}
+    for pages_of_module in names.values():
+        written |= pages_of_module
     for path in sorted(pages.rglob("*.md")):
         page = str(path.relative_to(pages))
         source = ROOT / OUTSIDE.get(page, f"docs/{page}")
         written |= linked(path, source, pages)
+    written["public.md"] = with_links(written["public.md"], {*written})
     for chapter in chapters():
         page, file = f"learn/{chapter.path.name}", f"{chapter.path.stem}.ipynb"
         written[page] = with_figures(chapter, written[page], InteractiveFigure.html)
@@ -137,40 +124,21 @@ def stage(pages: Path) -> list[dict[str, object]]:
     for name, text in written.items():
         (pages / name).parent.mkdir(parents=True, exist_ok=True)
         (pages / name).write_text(text, encoding="utf-8")
-    others = [name for name in named if name not in (*LEARN, *USE, *UNDERSTAND, *ELSEWHERE)]
-    return [
-        {"Onward": "index.md"},
-        {
-            "Learn": [
-                {"The course": "learn/index.md"},
-                *({f"{one.number}. {one.title}": f"learn/{one.path.name}"} for one in chapters()),
-                *(named[name] for name in LEARN if name in named),
-            ]
-        },
-        {"Use": [named[name] for name in (*USE, *others)]},
-        {
-            "Look up": [
-                {"Commands": sorted(name for name in written if name.startswith("commands/"))},
-                {"Public names": "public.md"},
-                *({module: [*pages_of_module]} for module, pages_of_module in names.items()),
-                {"Glossary": "glossary.md"},
-            ]
-        },
-        {
-            "Understand": [
-                *(named[name] for name in UNDERSTAND),
-                {"Working on Onward": "CONTRIBUTING.md"},
-                {"Changes": "CHANGELOG.md"},
-            ]
-        },
-    ]
+    return navigation(names, guides)
+
+
+def unpublished(folder: str, names: Sequence[str]) -> set[str]:
+    """Return the files and folders of a folder of docs/ that are no part of the site."""
+    files = {name for name in names if Path(folder, name).is_file() and not name.endswith(PUBLISHED)}
+    return files | ({*names} & {SITE.name})
 
 
 def learn_page() -> str:
     """Return the list of the chapters, with the minutes of reading and the seconds of running."""
     minutes = [len(one.text.split()) / WORDS_A_MINUTE for one in chapters()]
     rows = [
-        f"| {one.number} | [{one.title}]({one.path.name}) | {one.about} | {read:.0f} min | {ran} s |"
+        f"{one.number}. **[{one.title}]({one.path.name})** *{read:.0f} min of reading, {ran} s of running*\n\n"
+        f"    {one.about}\n"
         for one, read, ran in zip(chapters(), minutes, SECONDS, strict=True)
     ]
     return "\n".join(
@@ -180,9 +148,9 @@ def learn_page() -> str:
             "file, open its notebook (linked below its title, or `onward learn 4 --notebook attention.ipynb`), or let "
             "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal. Most chapters have "
             "functions to write: `onward learn 4 --check mine.py` checks yours and names the likely mistake.\n",
-            "| | chapter | about | reading | running |\n| --- | --- | --- | --- | --- |",
+            '<div class="chapters" markdown="1">\n',
             *rows,
-            "",
+            "</div>\n",
             f"Reading takes {sum(minutes):.0f} minutes at {WORDS_A_MINUTE} words a minute. Running takes "
             f"{sum(SECONDS) / 60:.0f} minutes: `onward learn N --run` for each chapter in order in a fresh clone, on "
             "two cores.",

@@ -8,11 +8,12 @@ writes both after a change of the public names.
 import importlib
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from docs.site.reference import HIDDEN, escaped, names_of
+from docs.site.markup import escaped
+from docs.site.reference import HIDDEN, names_of
 
 ROOT = Path(__file__).parents[2]
 PAGE, SIGNATURES = ROOT / "docs/public.md", ROOT / "tests/support/public_signatures.txt"
@@ -74,6 +75,18 @@ def tables() -> str:
             "\n".join([f"## {module}\n", f"{title}\n", "| name | meaning |", "| --- | --- |", *rows[module], ""])
         )
     return "\n".join(sections)
+
+
+def with_links(text: str, pages: Collection[str]) -> str:
+    """Return the page of the public names in which each name that has a page leads to it."""
+    module, lines = "", []
+    for line in text.split("\n"):
+        module = line.removeprefix("## ") if line.startswith("## ") else module
+        if row := re.match(r"\| `(\w+)` ", line):
+            page = f"python/{module}.{row[1]}.md".replace("/onward.", "/", 1)
+            line = line.replace(f"`{row[1]}`", f"[`{row[1]}`]({page})", 1) if page in pages else line
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def signatures() -> Iterator[str]:

@@ -1,61 +1,20 @@
-"""The pages of Look up: commands with their options, public names with their docstrings, the glossary."""
+"""The pages of public names with their docstrings, and of the glossary."""
 
 import dataclasses
-import html
 import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from typing import Any
 
+from docs.site.markup import Definition, definitions, escaped
 from onward.base import fields
-from onward.base.arguments import type_of
-from onward.cli.overview import COMMANDS
-from onward.cli.shared.arguments import Argument, arguments, metavar
-from onward.families import families
 from onward.learn.chapters import chapters
 from onward.learn.glossary import glossary
 
-EXAMPLES = "\n\nexamples:\n"
 HIDDEN = re.compile(r"<(?:function )?[\w.<> ]+ at 0x\w+>|<factory>")  # defaults that no reader can type
+MODULE = re.compile(r"\bonward\.(?:\w+\.)+(?=\w)")  # of a type, which may move
 UNQUOTED = {ord("'"): None}  # annotations are text
-
-
-def command_pages() -> dict[str, str]:
-    """Return a page for each command."""
-    families()  # whose parts are choices of options
-    return {f"commands/{name}.md": command_page(name) for name in COMMANDS}
-
-
-def command_page(name: str) -> str:
-    """Return the page of a command: what it does, examples, and its options."""
-    module = importlib.import_module(f"onward.cli.commands.{name}")
-    about, _, examples = module.ABOUT.partition(EXAMPLES)
-    lines = [f"# onward {name}\n", escaped(about), "", f"```sh\n{inspect.cleandoc(examples)}\n```\n"]
-    group = ""
-    for argument in arguments(module.Options):
-        if argument.group != group or len(lines) == 4:
-            group = argument.group
-            title = "arguments and options" if group == "options" else group
-            lines += [f"\n## {title[0].upper()}{title[1:]}\n", "| option | default | meaning |", "| --- | --- | --- |"]
-        lines.append(option_row(argument))
-    return "\n".join(lines) + "\n"
-
-
-def option_row(argument: Argument) -> str:
-    """Return the row of an option in the table of its command."""
-    word = argument.name.upper() if argument.positional else f"{argument.flag} {metavar(argument.kind)}"
-    if argument.is_switch:
-        word = argument.flag
-    empty = argument.default is False or argument.default in (None, "", (), {})
-    default = "" if empty else f"`{shown(argument.default)}`"
-    cells = (f"`{word}`", "required" if argument.required else default, escaped(argument.help))
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-def shown(value: object) -> str:
-    """Return a default as it is typed."""
-    return fields.describe(type_of(value)) if isinstance(value, type) else str(value)
 
 
 def name_pages(module: str) -> dict[str, str]:
@@ -74,7 +33,7 @@ def name_page(name: str, value: Any) -> str:
     """Return the page of a class or function: its call, its docstring, its fields and methods."""
     lines = [f"# {name}\n", call(name, value), docstring(value)]
     if dataclasses.is_dataclass(value) and isinstance(value, type):
-        lines += ["## Fields\n", *field_table(value)]
+        lines += ["## Fields\n", field_list(name, value)]
     if isinstance(value, type):
         for method, function in public_methods(value):
             lines += [f"\n## {method}\n", call(method, function), docstring(function)]
@@ -99,12 +58,12 @@ def call(name: str, value: Any) -> str:
         signature = inspect.signature(value)
     except ValueError:
         return ""
-    parameters = [str(parameter) for own, parameter in signature.parameters.items() if own != "self"]
+    parameters = [MODULE.sub("", str(one)) for own, one in signature.parameters.items() if own != "self"]
     text = f"{name}({', '.join(parameters)})"
     if len(text) > 88:
         text = f"{name}(\n    " + ",\n    ".join(parameters) + ",\n)"
     if signature.return_annotation is not signature.empty and not isinstance(value, type):
-        text += f" -> {inspect.formatannotation(signature.return_annotation)}"
+        text += f" -> {MODULE.sub('', inspect.formatannotation(signature.return_annotation))}"
     return f"```python\n{re.sub(HIDDEN, '...', text).translate(UNQUOTED)}\n```\n"
 
 
@@ -118,20 +77,19 @@ def docstring(value: Any) -> str:
     )
 
 
-def field_table(value: type) -> list[str]:
-    """Return the fields of a dataclass with their types, defaults and comments."""
+def field_list(name: str, value: type) -> str:
+    """Return the fields of a dataclass with their defaults and comments."""
     try:
         docs = fields.docs(value)
     except (OSError, TypeError):
         docs = {}
-    rows = ["| field | default | meaning |", "| --- | --- | --- |"]
+    rows = []
     for field in dataclasses.fields(value):
-        if field.name.startswith("_"):
-            continue
-        default = "" if field.default is dataclasses.MISSING else f"`{re.sub(HIDDEN, '...', repr(field.default))}`"
-        cells = (f"`{field.name}`", default, escaped(docs.get(field.name, "")))
-        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return [*rows, ""]
+        if not field.name.startswith("_"):
+            default = re.sub(HIDDEN, "...", repr(field.default))
+            notes = () if field.default is dataclasses.MISSING else (f"default: `{default}`",)
+            rows.append(Definition(f"{name}.{field.name}", field.name, docs.get(field.name, ""), notes))
+    return definitions(rows)
 
 
 def glossary_page() -> str:
@@ -139,7 +97,7 @@ def glossary_page() -> str:
     titles = {one.number: (one.title, one.path.name) for one in chapters()}
     lines = ["# Glossary\n", "`onward help nucleus` shows an entry in the terminal.\n"]
     for entry in glossary():
-        lines.append(f"### {entry.name}\n")
+        lines.append(f"## {entry.name}\n")
         lines.append(escaped(entry.text) + "\n")
         facts = [f"Also: {escaped(', '.join(entry.also))}."] if entry.also else []
         facts += [f"In the code: `{entry.code}`."] if entry.code else []
@@ -149,10 +107,3 @@ def glossary_page() -> str:
         facts += [f"Guide: [{entry.guide}]({entry.guide}.md)."] if entry.guide else []
         lines.append(" ".join(facts) + "\n")
     return "\n".join(lines)
-
-
-def escaped(text: str) -> str:
-    """Return text in which Markdown and HTML see no markup of their own but for code in backticks."""
-    parts = re.split(r"(`[^`\n]*`)", text)
-    plain = lambda part: re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, quote=False))
-    return "".join(part if i % 2 else plain(part) for i, part in enumerate(parts))

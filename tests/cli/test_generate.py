@@ -317,7 +317,7 @@ def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFix
         "positional arguments:",
         "common options:",
         "options:",
-        "Length, end, form and number of the answers to a prompt, in addition to the sampling:",
+        "Answers to a prompt: their length, end, form and number, in addition to the sampling:",
         "Sampling: how logits become the distribution of the next token:",
         "Search for likely answers, in place of sampling:",
         "Speculative decoding: the same distribution, faster:",

@@ -29,7 +29,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Cleaning(Filters):
-    """Which documents are dropped: documents that fail a filter, and duplicates of earlier documents in any source."""
+    """Dropped documents: documents that fail a filter, and duplicates of earlier documents in any source."""
 
     exact: bool = True  # drop documents that equal an earlier one
     near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; finds > 95 %

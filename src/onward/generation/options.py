@@ -22,7 +22,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """Length, end, form and number of the answers to a prompt, in addition to the sampling."""
+    """Answers to a prompt: their length, end, form and number, in addition to the sampling."""
 
     max_new_tokens: SizeOrZero | None = None  # maximum number of tokens in an answer; default: 256, or as many as fit
     min_new_tokens: SizeOrZero = 0  # minimum number of new tokens before a stop token can be generated

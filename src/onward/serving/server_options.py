@@ -19,7 +19,7 @@ LOCAL = "localhost", "127.0.0.1", "::1"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """How the server's engines run, and how their answers are read; the defaults are those of `onward serve`."""
+    """Engines of the server: how they run, and how their answers are read; the defaults are those of `onward serve`."""
 
     rows: Annotated[int, Range(1, 4096)] = 16  # number of answers generated at the same time; further requests wait
     context: Size | None = None  # maximum number of tokens in a prompt and its answer; default: the model's context
@@ -51,7 +51,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionLimits:
-    """How many connections are open at a time, and for how many seconds each waits for its client."""
+    """Connections: how many are open at a time, and for how many seconds each waits for its client."""
 
     max_connections: Annotated[int, Range(1, 1 << 20)] = 4096  # at most as many as the system's limit of descriptors
     receive_timeout: Annotated[float, Range(0, 86400)] = 30.0  # seconds in which a client must send a whole request
@@ -61,7 +61,7 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Listening(RequestLimits, ConnectionLimits):
-    """Where the server listens, and whom it answers."""
+    """Address and access: where the server listens, and which clients it answers."""
 
     host: str = "127.0.0.1"  # address to listen on; 0.0.0.0: all addresses of this machine
     port: Annotated[int, Range(0, 65535)] = 8000  # port; 0: any free port

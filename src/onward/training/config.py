@@ -97,8 +97,8 @@ class WatchOptions:
 @named
 @dataclass(frozen=True)
 class RunConfig(DataOptions, UpdateOptions, ComputeOptions, WatchOptions):
-    """Everything that determines what a run computes. Raises a UserError for values out of range or in contradiction;
-    FinetuneConfig is the subclass for fine-tuning."""
+    """Settings of a run: all options that determine its results. Raises a UserError for values out of range or in
+    contradiction; FinetuneConfig is the subclass for fine-tuning."""
 
     fixed: ClassVar[tuple[str, ...]] = ()  # fields that a user cannot set
 

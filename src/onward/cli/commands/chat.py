@@ -48,7 +48,7 @@ OF_TEXTS = "n", "logprobs"  # options of onward generate that a conversation has
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(GenerationOptions):
-    """The settings of the chat's answers, such as the temperature, which the line `/set` changes during the chat."""
+    """Answers of the chat: settings, such as the temperature, that `/set` changes during the chat."""
 
     max_new_tokens: int | None = 1024  # maximum number of tokens in an answer; none: as many as the context holds
 

@@ -24,7 +24,7 @@ NOT_WITH_ADAPTERS = {"average": "which are not averaged", "balance_bias": "which
 
 @dataclass(frozen=True)
 class ExampleOptions:
-    """The method, its examples, and the adapters. docs/finetuning.md describes the data that each method needs."""
+    """Method, examples and adapters. docs/finetuning.md describes the data that each method needs."""
 
     method: Method = SFT()  # how the model learns from the examples
     columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
@@ -41,7 +41,8 @@ class ExampleOptions:
 @named
 @dataclass(frozen=True)
 class FinetuneConfig(RunConfig, ExampleOptions):
-    """Everything that determines what fine-tuning computes. Raises a UserError for values out of range."""
+    """Settings of a fine-tuning run: all options that determine its results. Raises a UserError for values out of
+    range."""
 
     fixed: ClassVar[tuple[str, ...]] = (
         *("tokenizer", "field", "encoding", "raw", "repeated_lines", "pack", "preset", "model", "mup"),

@@ -47,8 +47,6 @@ examples:
   torchrun --standalone --nproc-per-node 4 -m onward evaluate runs/mybook other.txt --mesh "replicate=2 tensor=2"
 
 tasks:
-"""
-TASKS = """\
   cloze:FILE           choose the real one of four continuations of a passage; without :FILE, passages come from the
                        run's validation text
   words:FILE           the plurals of words of a text, after three examples; words(ending="ed") for another ending
@@ -68,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 def evaluate(argv: Sequence[str]) -> int:
     """Processes share the work, and the first one prints the figures."""
-    options = parse(Options, argv, prog="onward evaluate", about=ABOUT + TASKS)
+    options = parse(Options, argv, prog="onward evaluate", about=ABOUT)
     replicas = arranged(options)
     console.quiet = bool(replicas.rank)
     if options.page:
