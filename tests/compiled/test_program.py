@@ -32,7 +32,6 @@ from support.adapters import LORA, stirred
 from support.decoders import DECODERS
 
 REFUSED = {  # what a step is not compiled for
-    "chunks": "a mask of chunks",
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
     "indexers": "attention that reads the cache as a tensor",
     "own parts": "a layer that reads its states as tensors",
