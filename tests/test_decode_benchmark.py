@@ -11,10 +11,12 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.decode import parts, serving, speculation, speed, uncached, variants
+from benchmarks.decode import families, parts, serving, speculation, speed, uncached, variants
 from benchmarks.decode.bench import Bench
 from benchmarks.decode.models import CONFIG, TINY, gguf_name, gguf_tensor, random_model
 from benchmarks.decode.tables import Table
+from onward import Decoder
+from onward.families import read
 from onward.measuring.generation import Generation
 from onward.planning.parameters import parameters
 
@@ -53,6 +55,12 @@ def test_program_prints_the_tables_of_all_sections_as_json() -> None:
     assert len(result["tables"]) == 15
     peers = {row[1] for row in result["tables"][1]["rows"]}
     assert peers == {"onward", "transformers", "llama.cpp"} - set(result["absent"])
+
+
+@pytest.mark.parametrize("name", ["llama4_text", "afmoe", "ernie4_5_moe", "glm4"])
+def test_steps_of_a_family_are_compiled(name: str) -> None:
+    config = read(families.config_of(name, tiny=True).to_dict())[1]
+    assert not families.refusal(Decoder(config).bfloat16().eval())
 
 
 def test_the_model_has_124_668_672_parameters() -> None:

@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
     parser.add_argument("--precisions", nargs="+", metavar="P", help="of f32, bf16, int8, int4; default: all")
+    parser.add_argument("--families", nargs="+", metavar="F", help="of the section families; default: all")
     parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case, of which the median counts")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens")
@@ -61,10 +62,13 @@ def main() -> None:
     for names, known in ((chosen, sections), (precisions, PRECISIONS)):
         if unknown := set(names) - set(known):
             parser.error(f"{min(unknown)} is unknown: choose from {', '.join(known)}")
+    if unknown := set(options.families or ()) - families.FAMILIES.keys():
+        parser.error(f"{min(unknown)} is unknown: choose from {', '.join(families.FAMILIES)}")
     torch.set_num_threads(options.threads)
     out = sys.stderr if options.json else sys.stdout
     with TemporaryDirectory() as root:
-        bench = Bench(SIZES["tiny" if options.tiny else "full"], precisions, options.rounds, Path(root), missing())
+        sizes = SIZES["tiny" if options.tiny else "full"]
+        bench = Bench(sizes, precisions, options.rounds, Path(root), missing(), options.families)
         print(machine(), flush=True, file=out)
         for name, reason in bench.absent.items():
             print(f"{name} is left out: {reason}", file=out)

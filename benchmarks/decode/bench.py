@@ -20,6 +20,7 @@ class Bench:
     rounds: int
     root: Path  # a temporary folder
     absent: Mapping[str, str]  # libraries that are left out, see `missing`
+    families: Sequence[str] | None = None  # of the section `families`; None: all
 
     @property
     def files(self) -> Files:

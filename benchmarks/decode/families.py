@@ -140,7 +140,7 @@ def families(bench: Bench) -> Table:
     if "transformers" in bench.absent:
         return table
     importlib.import_module("transformers").utils.logging.set_verbosity_error()
-    for name in FAMILIES:
+    for name in bench.families or FAMILIES:
         hf = config_of(name, bench.sizes.name == "tiny")
         config = read(hf.to_dict())[1]
         for precision in (name for name in bench.precisions if not PRECISIONS[name].quantize):

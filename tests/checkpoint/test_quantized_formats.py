@@ -58,6 +58,8 @@ def words(codes: Tensor, bits: int, dim: int) -> Tensor:
 
 
 def gptq(bits: int, size: int, version: str = "gptq", *, desc_act: bool = False, sym: bool = False) -> Case:
+    ones = words(torch.ones(32 // bits), bits, 0)
+
     def make(outputs: int, inputs: int) -> tuple[Stored, Tensor]:
         group_size = inputs if size == -1 else size
         groups = math.ceil(inputs / group_size)
@@ -68,7 +70,7 @@ def gptq(bits: int, size: int, version: str = "gptq", *, desc_act: bool = False,
         meant = ((codes - zeros[group]).double() * scales[group].double()).T
         stored = {
             ".qweight": words(codes, bits, 0),
-            ".qzeros": words((zeros - int(version == "gptq")) % (1 << bits), bits, 1),
+            ".qzeros": words(zeros, bits, 1) - ones * (version == "gptq"),  # with borrows between the fields
         }
         stored |= {".scales": scales} | ({".g_idx": group.int()} if desc_act or sym else {})
         return stored, meant

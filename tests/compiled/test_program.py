@@ -25,6 +25,7 @@ from onward import (
 from onward.compiled import rows
 from onward.compiled.interface import NotCompilable
 from onward.compiled.steps import POOLS, StepPool, compile_step
+from onward.families import read
 from onward.model.adapters import selection
 from onward.transforms.lora import adapters_of
 
@@ -32,7 +33,6 @@ from support.adapters import LORA, stirred
 from support.decoders import DECODERS
 
 REFUSED = {  # what a step is not compiled for
-    "chunks": "a mask of chunks",
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
     "indexers": "attention that reads the cache as a tensor",
     "own parts": "a layer that reads its states as tensors",
@@ -46,9 +46,9 @@ def model_of(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decod
     return Decoder(config).to(dtype).eval()
 
 
-def check_steps(name: str, dtype: torch.dtype, quantized: bool) -> None:
+def check_steps(config: DecoderConfig, dtype: torch.dtype, quantized: bool = False) -> None:
     """Compiled steps of three rows, some of which go back, equal plain ones."""
-    model = model_of(DECODERS[name], dtype)
+    model = model_of(config, dtype)
     caches = [KVCache(model.config, 3, 24, 3, keep=8, quantized=quantized, dtype=dtype) for _ in range(2)]
     programs = {width: compile_step(model, caches[0], (3, width)) for width in (1, 3)}
     steps = [*((n, 1) for n in range(7)), (7, 3), (10, 1), (10, 1), (8, 3), (5, 1), (6, 1)]
@@ -66,7 +66,7 @@ def check_steps(name: str, dtype: torch.dtype, quantized: bool) -> None:
 @pytest.mark.parametrize("dtype", BOUND)
 @pytest.mark.parametrize("name", [name for name in DECODERS if name not in REFUSED])
 def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: torch.dtype):
-    check_steps(name, dtype, quantized=False)
+    check_steps(DECODERS[name], dtype)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,15 @@ def test_compiled_steps_equal_plain_ones_and_rows_do_not_meet(name: str, dtype: 
     [("llama", torch.bfloat16), *((name, torch.float32) for name in ("gemma2", "alibi in windows", "deepseek"))],
 )
 def test_compiled_steps_with_a_quantized_cache_equal_plain_ones(name: str, dtype: torch.dtype):
-    check_steps(name, dtype, quantized=True)
+    check_steps(DECODERS[name], dtype, quantized=True)
+
+
+@pytest.mark.parametrize("dtype", BOUND)
+def test_compiled_steps_of_llama4_equal_plain_ones(dtype: torch.dtype):
+    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 24, "intermediate_size_mlp": 40, "head_dim": 8}
+    counts = {"num_hidden_layers": 5, "num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    hf = {"model_type": "llama4_text", **sizes, **counts, "num_experts_per_tok": 2, "attention_chunk_size": 5}
+    check_steps(read(hf)[1], dtype)
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -12,7 +12,7 @@ import pytest
 from onward import UserError
 from onward.generation.schemas import prepared
 
-from support.schemas import ENFORCED, Draw, is_allowed, random_answer, random_value
+from support.schemas import ENFORCED, Draw, is_allowed, problems, random_answer, random_value
 
 INNER = re.compile(r"\n|unimplemented|coerce|lenient|llguidance|%json|regex|unsatisfiable schema", re.IGNORECASE)
 
@@ -42,15 +42,15 @@ def faults_of(schema: dict[str, Any], random: Random, counts: Counter[str]) -> l
         return faults
     counts["checked" if ready.later else "enforced"] += 1
     for value in (value for value in values if judge(validator, value)):
-        if problems := ready.problems(json.dumps(value)):
-            faults.append(f"{value} conforms: {problems}")
+        if found := problems(ready, json.dumps(value)):
+            faults.append(f"{value} conforms: {found}")
         if not ENFORCED & set(re.findall(r"\w+", json.dumps(schema))) and not is_allowed(schema, value):
             faults.append(f"{value} conforms and cannot be written")
     for _ in range(3):
         answer = random_answer(schema, random)
         conforms = answer and judge(validator, json.loads(answer))
-        if answer is not None and conforms is not None and conforms == bool(ready.problems(answer)):
-            faults.append(f"{answer} {'conforms' if conforms else 'does not conform'}: {ready.problems(answer)}")
+        if answer is not None and conforms is not None and conforms == bool(problems(ready, answer)):
+            faults.append(f"{answer} {'conforms' if conforms else 'does not conform'}: {problems(ready, answer)}")
     return faults
 
 

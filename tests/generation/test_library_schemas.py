@@ -20,7 +20,7 @@ from typing_extensions import TypedDict
 
 from onward.generation.schemas import prepared
 
-from support.schemas import random_answer
+from support.schemas import problems, random_answer
 
 
 class Color(enum.Enum):
@@ -241,9 +241,9 @@ def assert_answers_conform(schema: Any, same: Any) -> None:
     for _ in range(6):
         answer = random_answer(schema, random, 700)
         if answer is not None:
-            problems = ready.problems(answer)
-            assert validator.is_valid(json.loads(answer)) != bool(problems), (answer, problems)
-            conforming += not problems
+            found = problems(ready, answer)
+            assert validator.is_valid(json.loads(answer)) != bool(found), (answer, found)
+            conforming += not found
     assert conforming
 
 

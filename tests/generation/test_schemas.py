@@ -15,7 +15,7 @@ from onward.generation.schema_patterns import expressible
 from onward.generation.schemas import json_rule, prepared
 
 from support.devices import on_device
-from support.schemas import is_allowed
+from support.schemas import is_allowed, problems
 
 REFERENCED = {"$defs": {"A": {"type": "integer"}, "B": {"enum": ["a", "b"]}}}
 OBJECT = {"type": "object", "additionalProperties": False, "properties": {"a": {}, "b": {}}}
@@ -196,9 +196,9 @@ def test_keyword_that_no_grammar_expresses_is_checked_in_the_complete_answer(cas
     assert path in ready.note
     for value in valid:
         assert is_allowed(schema, value)
-        assert ready.problems(json.dumps(value)) == []
+        assert problems(ready, json.dumps(value)) == []
     for value in invalid:
-        [problem] = ready.problems(json.dumps(value))
+        [problem] = problems(ready, json.dumps(value))
         assert problem.startswith("response_format is not met by the answer: #")
 
 
@@ -212,15 +212,15 @@ def test_schema_that_cannot_be_used_is_refused_by_path(case: str) -> None:
 
 
 def test_check_of_a_pattern_takes_a_bounded_time() -> None:
-    assert prepared({"pattern": "^(?!b)(a+)+$"}).problems('"' + "a" * 60 + '!"')
+    assert problems(prepared({"pattern": "^(?!b)(a+)+$"}), '"' + "a" * 60 + '!"')
 
 
 def test_check_of_nested_alternatives_takes_a_bounded_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onward.generation.schema_check.SECONDS", 0.1)
     lists = {"type": "array", "items": {"$ref": "#"}}
     ready = prepared({"anyOf": [lists | {"uniqueItems": True}, lists, {"const": 1}]})
-    assert "more than 0.1 seconds" in ready.problems("[" * 40 + "2" + "]" * 40)[0]
-    assert "nested too deeply" in ready.problems("[" * 2000 + "1" + "]" * 2000)[0]
+    assert "more than 0.1 seconds" in problems(ready, "[" * 40 + "2" + "]" * 40)[0]
+    assert "nested too deeply" in problems(ready, "[" * 2000 + "1" + "]" * 2000)[0]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ PROCESSORS: dict[str, tuple[str, str, dict[str, bool]]] = {  # LLVM's names of a
 DTYPES = "float32", "bfloat16"
 NORM = fused.NormForm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
 WINDOWS = causal.Causal(4, 2, 32, "bfloat16", 0.2)
-SCORES = cached_attention.ScoreOptions(window=7, scale=0.2, softcap=30.0, sinks=True, slopes=True)
+SCORES = cached_attention.ScoreOptions(window=7, chunked=False, scale=0.2, softcap=30.0, sinks=True, slopes=True)
 KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their caches, and their arguments
     *((products.products, dtype, dtype, True) for dtype in DTYPES),
     *((products.products, form, dtype, True) for form in ("int8", "int4") for dtype in DTYPES),

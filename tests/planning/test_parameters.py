@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from onward import Decoder, DecoderConfig, Experts, Gated, KVCache, LayerNorm, NoNorm, RMSNorm, SelfAttention, UserError
 from onward.families import preset
@@ -37,6 +38,30 @@ def test_parameters_are_the_trainable_ones_of_the_decoder(name: str) -> None:
 def test_active_parameters_count_top_k_experts(name: str, all_of_them: int, active: int) -> None:
     found = preset(name).config
     assert (parameters(found), active_parameters(found)) == (all_of_them, active)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("falcon-h1-0.5b", "0.52"),
+        ("falcon-h1-1.5b-deep", "1.55"),
+        ("falcon-h1-7b", "7.59"),
+        ("falcon-h1-34b", "33.6"),
+        ("gemma-4-26b-a4b", "25.2"),
+        ("gemma-4-31b", "30.7"),
+        ("glm-5", "744"),
+    ],
+)
+def test_presets_have_their_published_billions_of_parameters(name: str, published: str) -> None:
+    with torch.device("meta"):
+        model = Decoder(preset(name).config)
+    billions = sum(p.numel() for p in model.parameters()) / 1e9  # with those of indexers, which are not trained
+    assert f"{billions:.{len(published.partition('.')[2])}f}" == published
+
+
+def test_small_gemma_4_has_its_published_parameters_beside_the_embeddings_of_layers() -> None:
+    found = preset("gemma-4-e2b").config
+    assert f"{(parameters(found) - found.n_layers * 256 * found.vocab_size) / 1e9:.1f}" == "2.3"
 
 
 @pytest.mark.parametrize("d_shared", [0, 8])

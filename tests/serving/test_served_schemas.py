@@ -11,6 +11,7 @@ import torch
 
 import onward
 from onward import Decoder, LanguageModel, train_tokenizer
+from onward.generation.schema_check import Conformance
 from onward.generation.schemas import prepared
 
 from support.server import Running, serving
@@ -70,3 +71,15 @@ def test_arguments_of_a_call_that_break_their_schema_are_an_error(server: Runnin
 def test_stream_of_an_answer_that_breaks_its_schema_ends_with_an_error(server: Running) -> None:
     events = [json.loads(line[6:]) for line in ask(server, BROKEN, stream=True).text.splitlines() if line[6:7] == "{"]
     assert events[-1]["error"]["message"].startswith(MESSAGE)
+
+
+def test_answers_are_checked_in_another_process(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Conformance, "problem", lambda self, text: 1 / 0)  # in this process, whose engine goes on
+    assert ask(server, BROKEN).json()["error"]["message"].startswith(MESSAGE)
+    nested: Any = 2
+    for _ in range(20):
+        nested = [nested]
+    lists = {"type": "array", "items": {"$ref": "#/$defs/any"}}
+    alternatives = [{"const": 3}, lists, lists | {"maxItems": 1}]  # each of 20 levels doubles the work
+    slow = {"enum": [nested], "not": {"$ref": "#/$defs/any"}, "$defs": {"any": {"anyOf": alternatives}}}
+    assert "the check of the answer takes more than 2" in ask(server, slow).json()["error"]["message"]

@@ -160,7 +160,7 @@ def losses(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def attentions(memory: Allocator) -> Found:
-    forms = (  # dtype, H, K, E, window, cap, positions, whether the cache is quantized
+    forms = (  # dtype, H, K, E, window (negative: chunks), cap, positions, whether the cache is quantized
         (torch.float32, 4, 2, 8, 0, None, NoPosition(), False),
         (torch.float32, 3, 1, 17, 3, 2.0, NoPosition(), False),
         (torch.float32, 2, 2, 1, 0, 2.0, Alibi(), False),
@@ -168,9 +168,14 @@ def attentions(memory: Allocator) -> Found:
         (torch.bfloat16, 6, 1, 16, 3, None, Alibi(), False),
         (torch.float32, 6, 3, 17, 3, 2.0, Alibi(), True),
         (torch.bfloat16, 4, 2, 33, 0, None, NoPosition(), True),
+        (torch.float32, 4, 2, 8, -4, None, NoPosition(), False),
+        (torch.bfloat16, 6, 1, 16, -3, 2.0, Alibi(), False),
     )
     for dtype, heads, kv_heads, d_head, window, softcap, position, quantized in forms:
-        parts: dict[str, Any] = {"attention": SelfAttention(window=window), "position": position}
+        parts: dict[str, Any] = {
+            "attention": SelfAttention(window=abs(window), chunked=window < 0),
+            "position": position,
+        }
         config = DecoderConfig(9, 8, 1, heads, n_kv_heads=kv_heads, d_head=d_head, **parts)
         options: dict[str, Any] = {
             "scale": 0.3,
@@ -194,7 +199,7 @@ def attentions(memory: Allocator) -> Found:
             cached = [layer.entries[name] for name in ("k", "v")]
             scales = [layer.entries[name + SCALE] for name in ("k", "v")] if quantized else []
             given = *cached, positions, layer.table, None, scales
-            plain = plain_attend(q, *given, window=window, slopes=context.mask.slopes, **options)
+            plain = plain_attend(q, *given, slopes=context.mask.slopes, **options, **context.mask.reach)
             yield found, plain, 2 * DTYPES[dtype]
 
 

@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from onward.generation.constraint import Language, State, Vocabulary
+from onward.generation.schemas import Prepared
 
 ASCII = [*range(0x20, 0x7F)]
 ENDS = [ord(c) for c in '"}],:']
@@ -208,3 +209,8 @@ def random_value(random: Random, depth: int = 0) -> Any:
             return {name: random_value(random, depth + 1) for name in names}
         case _:
             return [random_value(random, depth + 1) for _ in range(random.randint(0, 3))]
+
+
+def problems(ready: Prepared, text: str) -> list[str]:
+    """Why a complete answer does not conform to a schema, a sentence each."""
+    return [problem for claim in ready.claims(text) if (problem := claim.problem())]

@@ -71,8 +71,8 @@ def attend(record: Attention, layer: LayerCache, positions: Tensor) -> Call:
     d_tail = sum(width for _, width in tails)
     if d_key + d_tail != d_head or {value_heads, *(n for n, _ in tails)} != {kv_heads} or heads % kv_heads:
         raise NotCompilable("attention to a cache of another form")
-    given = record.sinks is not None, record.slopes is not None
-    options = cached_attention.ScoreOptions(record.window, record.scale, record.softcap, *given)
+    given = record.scale, record.softcap, record.sinks is not None, record.slopes is not None
+    options = cached_attention.ScoreOptions(record.window, record.chunked, *given)
     paged, dtype = layer.table is not None, DTYPES[record.q.dtype]
     form = cached_attention.AttentionForm(
         heads, kv_heads, d_head, d_value, dtype, options, paged, d_tail, layer.quantized

@@ -47,6 +47,7 @@ class Attention:
     q: Tensor
     y: Tensor
     window: int
+    chunked: bool
     scale: float
     softcap: float | None
     sinks: Tensor | None
@@ -182,14 +183,13 @@ class RecordedEntry(CacheEntry):
         (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a bias."""
         assert self.cache.recorder is not None
         if not mask.linear:
-            raise NotCompilable("a mask of chunks" if mask.chunked else "a bias of the scores that is not linear")
+            raise NotCompilable("a bias of the scores that is not linear")
         slopes = None if mask.slopes is None else mask.slopes.float()
         names = [name for name in (self.name, v.name, self.tail) if name]
         shapes = [self.cache.entries[name].shape[2:] for name in names]
         y = q.new_zeros(*q.shape[:3], shapes[1][-1])
-        attention = Attention(
-            self.cache.index, names, shapes, q.contiguous(), y, mask.window, scale, softcap, sinks, slopes
-        )
+        options = mask.window, mask.chunked, scale, softcap, sinks, slopes
+        attention = Attention(self.cache.index, names, shapes, q.contiguous(), y, *options)
         self.cache.recorder.records.append(attention)
         return y
 

@@ -18,8 +18,44 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"falcon_h1": "FalconH1ForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {}
-ANCESTORS: dict[str, str] = {}
+SSM = [2**-1.5, 0.25, 2**-2.5, 0.5, 2**-1.5]  # factors of the parts of Mamba-2's input
+RELEASED = {
+    "rope_theta": 1e11,
+    "mamba_norm_before_gate": False,
+    "mamba_rms_norm": True,
+    "embedding_multiplier": 2**2.5,
+    "ssm_multipliers": SSM,
+}
+PRESETS: dict[str, HF] = {
+    "falcon-h1-0.5b": RELEASED
+    | shape(1024, 2048, 36, 8, 2)
+    | {"vocab_size": 32_784, "head_dim": 64, "max_position_embeddings": 16_384}
+    | {"mamba_d_ssm": 1536, "mamba_n_heads": 24, "mamba_d_state": 128, "mamba_rms_norm": False}
+    | {"key_multiplier": 0.390625, "attention_out_multiplier": 0.9375, "lm_head_multiplier": 0.0390625}
+    | {"ssm_in_multiplier": 1.25, "ssm_out_multiplier": 2**-0.5 / 3, "ssm_multipliers": [*SSM[:2], SSM[0], *SSM[3:]]}
+    | {"mlp_multipliers": [0.625 * 2**0.5, 0.5859375]},
+    "falcon-h1-1.5b-deep": RELEASED
+    | shape(1280, 3072, 66, 6, 2)
+    | {"vocab_size": 65_537, "head_dim": 128, "max_position_embeddings": 131_072}
+    | {"mamba_d_ssm": 1536, "mamba_n_heads": 24}
+    | {"key_multiplier": 2**-2.5, "attention_out_multiplier": 0.5, "lm_head_multiplier": 0.03125}
+    | {"ssm_out_multiplier": 2**-0.5 / 3, "mlp_multipliers": [2**-0.5, 0.3125]},
+    "falcon-h1-7b": RELEASED
+    | shape(3072, 12_288, 44, 12, 2)
+    | {"vocab_size": 130_049, "head_dim": 128, "max_position_embeddings": 262_144}
+    | {"mamba_d_ssm": 3072, "mamba_n_heads": 24}
+    | {"key_multiplier": 2**-2.5 * 12.5 / 72, "attention_out_multiplier": 5 / 48, "lm_head_multiplier": 5 / 384}
+    | {"ssm_in_multiplier": 5 / 12, "ssm_out_multiplier": 2**-0.5 / 6}
+    | {"mlp_multipliers": [2**-0.5 * 5 / 12, 0.03125 * 25 / 24]},
+    "falcon-h1-34b": RELEASED
+    | shape(5120, 21_504, 72, 20, 4)
+    | {"vocab_size": 261_120, "head_dim": 128, "max_position_embeddings": 262_144}
+    | {"mamba_d_ssm": 4096, "mamba_n_heads": 32, "mamba_n_groups": 2}
+    | {"key_multiplier": 2**-6.5, "attention_out_multiplier": 0.0375, "lm_head_multiplier": 2**-7}
+    | {"ssm_in_multiplier": 0.25, "ssm_out_multiplier": 2**-3.5}
+    | {"mlp_multipliers": [2**-2.5, 0.0625 / 5.6]},
+}
+ANCESTORS = {"falcon-h1": "llama-3-8b"}
 DEFAULTS = shape(4096, 14_336, 32, 32, 8) | {
     "vocab_size": 128_000,
     "rms_norm_eps": 1e-5,

@@ -33,8 +33,23 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"gemma4_text": "Gemma4ForCausalLM", "gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
 BASE = "model."
 IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # of layers that share keys and values
-PRESETS: dict[str, HF] = {}
-ANCESTORS: dict[str, str] = {}
+CAP = {"final_logit_softcapping": 30.0}
+WIDE = {
+    "max_position_embeddings": 262_144,
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+    "attention_k_eq_v": True,
+}
+EXPERTS_26B = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+PRESETS: dict[str, HF] = {
+    "gemma-4-e2b": CAP
+    | shape(1536, 6144, 35, 8, 1)
+    | {"num_kv_shared_layers": 20, "use_double_wide_mlp": True, "layer_types": ([LOCAL] * 4 + [FULL]) * 7},
+    "gemma-4-e4b": CAP | shape(2560, 10_240, 42, 8, 2) | {"num_kv_shared_layers": 18},
+    "gemma-4-26b-a4b": CAP | WIDE | shape(2816, 2112, 30, 16, 8) | {"num_global_key_value_heads": 2} | EXPERTS_26B,
+    "gemma-4-31b": CAP | WIDE | shape(5376, 21_504, 60, 32, 16) | {"num_global_key_value_heads": 4},
+}
+ANCESTORS = {"gemma-4": "gemma-3-4b", "gemma-4-e": "gemma-3n-e4b"}
 DEFAULTS = shape(2304, 9216, 30, 8, 4) | {
     "vocab_size": 262_144,
     "head_dim": 256,

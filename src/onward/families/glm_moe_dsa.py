@@ -13,8 +13,8 @@ from onward.families.llama import shape
 ARCHITECTURES = {"glm_moe_dsa": "GlmMoeDsaForCausalLM"}
 BASE = "model."
 IGNORED = ""
-PRESETS: dict[str, HF] = {}
-ANCESTORS: dict[str, str] = {}
+PRESETS: dict[str, HF] = {"glm-5": {"rope_theta": 1e6}}
+ANCESTORS = {"glm-5": "deepseek-v3.2"}
 DEFAULTS = shape(6144, 12_288, 78, 64, 64) | {
     "vocab_size": 154_880,
     "moe_intermediate_size": 2048,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from onward.base.errors import UserError
 from onward.generation.options import FORMS, GenerationOptions
-from onward.generation.schemas import Prepared, prepared, rule
+from onward.generation.schemas import Claim, Prepared, prepared, rule
 from onward.generation.spelling import JSON, Search, Spelling, allowed_tokens
 from onward.text.tokenizer import Tokenizer
 
@@ -255,10 +255,10 @@ class TextConstraint:
         self.compute_mask()
         return not self.full
 
-    def check(self, tokens: Sequence[int]) -> None:
-        """Raise a UserError if `tokens`, a complete answer, break a keyword of the JSON schema that the mask does not
-        enforce."""
-        check_answer(self.schema, (self.vocab.pieces[token] for token in tokens))
+    def claims(self, tokens: Sequence[int]) -> list[Claim]:
+        """Return what is to be checked of `tokens`, a complete answer: keywords of the JSON schema that the mask does
+        not enforce."""
+        return claims_of(self.schema, (self.vocab.pieces[token] for token in tokens))
 
     def copy(self) -> TextConstraint:
         """Return a copy of the constraint that advances independently, as for draft tokens."""
@@ -314,11 +314,21 @@ def pieces_of(tokenizer: Tokenizer, size: int) -> tuple[list[bytes], list[int]]:
     return pieces, [i for i in starts if tokenizer.decode([i]).encode() != pieces[i]]
 
 
-def check_answer(schema: Prepared | None, pieces: Iterable[bytes]) -> None:
-    """Raise a UserError if an answer, given by the bytes of its tokens, breaks a keyword of the JSON schema that the
-    grammar does not enforce."""
-    for problem in schema.problems(b"".join(pieces).decode(errors="replace")) if schema else ():
-        raise UserError(problem)
+def claims_of(schema: Prepared | None, pieces: Iterable[bytes]) -> list[Claim]:
+    """Return what is to be checked of an answer, given by the bytes of its tokens."""
+    return schema.claims(b"".join(pieces).decode(errors="replace")) if schema else []
+
+
+def check_of(claims: Callable[[Sequence[int]], list[Claim]]) -> Callable[[Sequence[int]], None]:
+    """Return the function that checks the tokens of a complete answer, and raises a UserError for the first claim that
+    does not hold."""
+
+    def check(tokens: Sequence[int]) -> None:
+        for claim in claims(tokens):
+            if problem := claim.problem():
+                raise UserError(problem)
+
+    return check
 
 
 def read_schema(text: str) -> Any:

@@ -9,11 +9,11 @@ from typing import Protocol
 from onward.base.arguments import unchecked
 from onward.base.errors import UserError
 from onward.generation.answer import Answer
-from onward.generation.constraint import constraint, read_schema
+from onward.generation.constraint import check_of, constraint, read_schema
 from onward.generation.engine.engine import Engine
 from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.request import Constraint, Request, random_seed
-from onward.generation.schemas import SchemaWarning, prepared
+from onward.generation.schemas import Claim, SchemaWarning, prepared
 from onward.text.media import refuse_media
 from onward.text.stream import LOOK_BACK
 from onward.text.tokenizer import Tokenizer
@@ -27,7 +27,7 @@ class StartedConstraint(Protocol):
 
     def after(self, text: str) -> Constraint: ...
 
-    def check(self, tokens: Sequence[int]) -> None: ...
+    def claims(self, tokens: Sequence[int]) -> list[Claim]: ...
 
 
 def default_new_tokens(room: int) -> int:
@@ -94,7 +94,7 @@ def requests_for(
                 random_seed() if options.seed is None else options.seed + len(answers),
                 options.logprobs,
                 options.adapter,
-                form.check if form else None,
+                check_of(form.claims) if form else None,
                 calls_user=bool(options.stop_when or options.processors),
             )
             answers[request] = answer

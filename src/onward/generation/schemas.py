@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from onward.base.errors import UserError
 from onward.generation.schema_check import Conformance, check_schema
@@ -90,11 +90,9 @@ class Prepared:
             "written: an answer that breaks it ends with an error"
         )
 
-    def problems(self, text: str) -> list[str]:
-        """Return the reasons why a complete answer does not conform to the schema, a sentence each; empty if it does.
-        The keywords that the grammar enforces are checked only if there are others."""
-        problem = self.conformance.problem(text) if self.later else ""
-        return [problem] if problem else []
+    def claims(self, text: str) -> list[Claim]:
+        """Return what is to be checked of a complete answer; empty if the grammar enforces the whole schema."""
+        return [Claim(self, text)] if self.later else []
 
     def check(self, message: str, path: str, name: str) -> None:
         """Raise a UserError if the keyword `name` at a JSON path, which llguidance rejects with `message`, is
@@ -137,6 +135,17 @@ def json_rule(schema: Any, what: str = "json_schema") -> str:
     """Return the rule of a Lark grammar for JSON that conforms to a schema, which has its own root for references.
     Raises a UserError as `prepared` does; the keywords in `prepared(schema, what).later` are not enforced."""
     return rule(prepared(schema, what).schema)
+
+
+class Claim(NamedTuple):
+    """A complete text that is to conform to a schema."""
+
+    schema: Prepared
+    text: str
+
+    def problem(self) -> str:
+        """Return the sentence that says why the text does not conform to the schema; "" if it does."""
+        return self.schema.conformance.problem(self.text)
 
 
 def culprit(schema: Any, message: str) -> Keyword:

@@ -31,17 +31,18 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """Compute attention with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache:
     keys (B, S, K, E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F).
     With `tails`, (B, S, K, R) or (blocks, S, K, R), the keys are E - R wide, followed by the tails. With `scales`,
     (B, S, K, 1) or (blocks, S, K, 1), of keys, values and tails, these are int8 codes. Returns (B, T, H, F).
 
-    A query sees the positions up to its own, the last `window` of them (0: all). `scale` multiplies the scores;
-    `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,) are one more score per head, without a value;
-    `slopes` (H,) times the distance of query and key are subtracted from the scores (ALiBi).
-    The queries are in the dtype of the cache or of its scales. Raises Unreadable for tensors that the kernel cannot
-    read.
+    A query sees the positions up to its own, the last `window` of them (0: all) or, with `chunked`, those in its chunk
+    of `window` positions. `scale` multiplies the scores; `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,)
+    are one more score per head, without a value; `slopes` (H,) times the distance of query and key are subtracted from
+    the scores (ALiBi). The queries are in the dtype of the cache or of its scales. Raises Unreadable for tensors that
+    the kernel cannot read.
     """
     (rows, tokens, heads, d_head), threads, dtype = q.shape, torch.get_num_threads(), q.dtype
     slots, kv_heads, d_value = keys.size(1), keys.size(2), values.size(-1)
@@ -58,7 +59,7 @@ def attend(
     addresses = [[start for start, _ in each] + [0] * (3 - len(each)) for each in (pairs, of_scales)]
     blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
     y, target = buffer((rows, tokens, heads, d_value), dtype)
-    options = cached_attention.ScoreOptions(window, scale, softcap, sinks is not None, slopes is not None)
+    options = cached_attention.ScoreOptions(window, chunked, scale, softcap, sinks is not None, slopes is not None)
     paged, quantized = table is not None, bool(scales)
     form = cached_attention.AttentionForm(
         heads, kv_heads, d_head, d_value, DTYPES[dtype], options, paged, d_tail, quantized

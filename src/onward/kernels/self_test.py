@@ -87,6 +87,7 @@ def plain_attend(
     softcap: float | None,
     sinks: Tensor | None,
     slopes: Tensor | None = None,
+    chunked: bool = False,
 ) -> Tensor:
     """The result of `attend`, computed by plain PyTorch."""
     entries = [entry for entry in (keys, values, tails) if entry is not None]
@@ -99,7 +100,8 @@ def plain_attend(
         keys, values = (entry[table].flatten(1, 2) for entry in (keys, values))
         key_positions = torch.arange(keys.size(1))[None]
     distance = positions[:, :, None] - key_positions[:, None]  # (B, T, S)
-    seen = (distance >= 0) & (key_positions >= 0)[:, None] & (distance < (window or math.inf))
+    furthest = positions[:, :, None] % window if chunked else (window or math.inf) - 1
+    seen = (distance >= 0) & (key_positions >= 0)[:, None] & (distance <= furthest)
     keys, values = (entry.repeat_interleave(q.size(2) // entry.size(2), 2).float() for entry in (keys, values))
     scores = torch.einsum("bthe,bshe->bhts", q.float(), keys) * scale
     scores = scores if softcap is None else softcap * torch.tanh(scores / softcap)

@@ -176,7 +176,7 @@ def without_gathering(
     positions = mask.query_positions.expand(len(q), -1)
     with suppress(Unreadable):
         vectors = q, k.contiguous(), v.contiguous(), positions
-        return kernel(*vectors, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes)
+        return kernel(*vectors, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes, **mask.reach)
     return None
 
 

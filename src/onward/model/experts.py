@@ -211,7 +211,7 @@ class InputWeightedExpertsModule(ExpertsModule):
     def mix_chosen(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         scaled = (tokens[:, None] * weights[..., None].type_as(tokens)).flatten(0, 1)
         y = super().mix_chosen(scaled, torch.ones_like(weights).view(-1, 1), experts.view(-1, 1))
-        return y.unflatten(0, experts.shape).sum(1)
+        return reduce(torch.add, y.unflatten(0, experts.shape).unbind(1))
 
     def activations(self) -> Declarations:
         # units and outputs of single experts are those of weighted inputs, which tracing does not compute

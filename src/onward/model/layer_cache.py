@@ -122,7 +122,7 @@ class CacheEntry:
             positions = positions.clamp(max=self.cache.slots - 1)
         stored = keys, values, positions, self.cache.table, tails[0] if tails else None, scales
         with suppress(Unreadable):
-            return kernel(q, *stored, window=mask.window, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes)
+            return kernel(q, *stored, scale=scale, softcap=softcap, sinks=sinks, slopes=mask.slopes, **mask.reach)
         return None
 
 

@@ -25,9 +25,8 @@ def visible(query: Tensor, key: Tensor, window: int) -> Tensor:
 class AttentionMask:
     """The attention mask of one call of the model: which queries attend to which keys, and the bias of their scores.
 
-    Layers with the same window, position part of the config and number of slots share a mask. A mask holds positions,
-    the window, segments (packed documents and branches) and slopes (of ALiBi); a backend that needs a dense bias calls
-    `dense`, which keeps the bias for the other layers.
+    Layers with the same window, position part of the config and number of slots share a mask: positions, the window,
+    segments (packed documents and branches) and slopes (of ALiBi). `dense` keeps a dense bias for the other layers.
 
     `plain`: positions are 0, 1, 2, ... in all rows, without a cache.
     """
@@ -48,6 +47,7 @@ class AttentionMask:
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
         self.window = window  # number of positions that a query attends to, itself included; 0: all
         self.chunked = chunked  # whether a query attends only to keys of the same chunk of `window` positions
+        self.reach = {"window": window, "chunked": chunked}  # as attention kernels take it
         self.segments = segments  # of the queries; None: each row is one document
         self.key_segments = None if segments is None else segments.ids  # index of each key's segment
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
@@ -59,8 +59,8 @@ class AttentionMask:
 
     @property
     def linear(self) -> bool:
-        """Whether attention kernels can compute the scores: without chunks, and without a bias or with ALiBi's."""
-        return not self.chunked and (self.slopes is None or self.bias_of is linear_bias)
+        """Whether attention kernels can compute the scores: without a bias, or with ALiBi's."""
+        return self.slopes is None or self.bias_of is linear_bias
 
     def near(self, query: Tensor, key: Tensor) -> Tensor:
         """Return whether queries attend to keys of their own document, given the positions of both."""

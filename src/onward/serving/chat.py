@@ -136,8 +136,8 @@ async def begin(
     room = max(1, served.engine.length - len(tokens))
     stop = chat.stop + texts_of(body.stop)
     given = body.options(room, stop=stop, logprobs=logprobs, **form)
-    checks = check if check and check.notes else None
-    return await service.submit(account_of(http), served, [tokens], given, label, body.edits, checks), forms
+    claims = check.claims if check and check.notes else None
+    return await service.submit(account_of(http), served, [tokens], given, label, body.edits, claims), forms
 
 
 async def encoded(

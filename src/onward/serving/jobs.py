@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 
+from onward.base.errors import UserError
 from onward.generation.answer import Answer
 from onward.generation.engine.engine import Engine
 from onward.generation.logprobs import TokenLogprob
@@ -66,6 +68,15 @@ class Job:
         self.num_sent = dict.fromkeys(answers, 0)  # tokens of each request in updates
         self.remaining, self.closed = len(answers), False  # answers that are not done
         self.arrival, self.first_token = perf_counter(), 0.0
+        self.complete: dict[int, Sequence[int]] = {}  # tokens of answers that are to be checked, by index
+        self.checks = set[asyncio.Task[None]]()  # in progress
+
+    def check_answers(self, problem: Callable[[Sequence[int]], Awaitable[str]]) -> None:
+        """Check complete answers before their last update is sent: `problem` returns the sentence that says what is
+        wrong with the tokens of one, "" if nothing is."""
+        self.problem = problem
+        for request, index in self.index.items():
+            request.check = partial(self.complete.__setitem__, index)  # called by the engine's thread
 
     def update(self, request: Request) -> Update:
         # called by the engine's thread
@@ -80,6 +91,14 @@ class Job:
     def receive(self, updates: list[Update]) -> None:
         # called in the event loop
         self.first_token = self.first_token or perf_counter()
+        complete = [one for one in updates if one.finish_reason == "stop" and one.index in self.complete]
+        updates = [one for one in updates if one not in complete]
+        for update in complete:
+            task = self.loop.create_task(self.check(update, self.complete.pop(update.index)))
+            self.checks.add(task)
+            task.add_done_callback(self.checks.discard)
+        if not updates:
+            return
         self.queue.put_nowait(updates)
         self.unread += sum(len(update.tokens) for update in updates)
         if self.unread > self.max_unread and not self.waits and not self.closed:
@@ -88,6 +107,18 @@ class Job:
         self.remaining -= sum(bool(update.finish_reason) for update in updates)
         if not self.remaining:
             self.close()
+
+    async def check(self, update: Update, tokens: Sequence[int]) -> None:
+        """Receive the last update of an answer, with an error if the answer is wrong."""
+        try:
+            if problem := await self.problem(tokens):
+                raise UserError(problem)
+        except Exception as error:
+            request = list(self.answers)[update.index]
+            request.finish_reason, request.error = "error", error
+            update = replace(update, finish_reason="error", error=error)
+        if not self.closed:
+            self.receive([update])
 
     def close(self) -> None:
         if not self.closed:

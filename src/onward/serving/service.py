@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -18,6 +18,7 @@ from onward.generation.check_request import PromptError, check_request
 from onward.generation.constraint import language_of
 from onward.generation.options import GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
+from onward.generation.schemas import Claim
 from onward.serving.account import Account, Accounts
 from onward.serving.constraints.remote import Constraints
 from onward.serving.edits import Edits, edited_for
@@ -122,10 +123,11 @@ class Service:
         options: GenerationOptions,
         label: str,
         edits: Edits | None = None,
-        check: Callable[[Sequence[int]], None] | None = None,
+        claims: Callable[[Sequence[int]], list[Claim]] | None = None,
     ) -> Job:
         """Start the answers of an `account`; `edits` switches off parts of the model for these prompts alone, and
-        `check` is called with the tokens of each complete answer. Raises a UserError for what can never be answered,
+        `claims` returns what is to be checked of the tokens of a complete answer, by default that of its constraint.
+        Raises a UserError for what can never be answered,
         and an ApiError with status 429 if too many answers wait already."""
         engine = served.engine
         if not prompts:
@@ -150,7 +152,6 @@ class Service:
             log_note(schema_note(options))
             for number, request in enumerate(answers):
                 request.adapter = served.adapter
-                request.check = check or request.check
                 try:
                     check_request(request, engine.model.config, engine.length, None)
                 except PromptError as error:
@@ -169,6 +170,8 @@ class Service:
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         unread = self.limits.max_unread, self.worker.wait_for_client
         job = Job(engine, answers, label, account.client, self.ended, context, *unread)
+        if claims := claims or (form and form.claims):
+            job.check_answers(partial(self.constraints.problem, claims))
         current().jobs.append(job)
         self.jobs.add(job)
         account.ends.callback(self.cancel, job)

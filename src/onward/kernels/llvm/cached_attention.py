@@ -34,10 +34,12 @@ LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The options of an attention kernel, constants of its code: the window in positions (0: all), the scale of the
-    scores, their softcap (None: no cap), and whether the heads have learned sink scores and ALiBi slopes."""
+    """The options of an attention kernel, constants of its code: the window in positions (0: all), whether a token sees
+    the chunk of so many positions that it is in instead, the scale of the scores, their softcap (None: no cap), and
+    whether the heads have learned sink scores and ALiBi slopes."""
 
     window: int
+    chunked: bool
     scale: float
     softcap: float | None
     sinks: bool
@@ -139,7 +141,9 @@ class HeadGroup:
         self.kv_head = code.udiv(number, INT(form.heads // form.kv_heads // form.group))
         self.row, position = code.udiv(query, given.tokens), code.scalar(given.positions, "int64", query)
         self.count = code.add(position, INT(1))  # visible positions
-        if form.options.window:
+        if form.options.chunked:
+            self.count = code.add(code.urem(position, INT(form.options.window)), INT(1))
+        elif form.options.window:
             self.count = least(code, self.count, INT(form.options.window))
         earliest = code.sub(code.add(position, INT(1)), self.count)
         self.begin, self.column = code.urem(earliest, given.slots), code.udiv(earliest, given.slots)

@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from itertools import groupby
 
-from onward.base.errors import UserError
-from onward.generation.schemas import Prepared
+from onward.generation.schemas import Claim, Prepared
 from onward.serving.calls.forms import Forms
 from onward.serving.calls.markers import MarkedStream, unmarked
 from onward.serving.calls.source import Event, Kind, Source
@@ -102,7 +101,7 @@ class AnswerSplitter:
 
 
 class AnswerCheck:
-    """Checks a complete answer: raises a UserError for keywords of its schemas that the constraint does not enforce.
+    """What is to be checked of a complete answer: keywords of its schemas that the constraint does not enforce.
     `schema` is that of the content, None for any text."""
 
     def __init__(self, forms: Forms, prompt: Sequence[int], schema: Prepared | None) -> None:
@@ -115,15 +114,16 @@ class AnswerCheck:
         schemas = [*self.arguments.values(), *([self.schema] if self.schema else [])]
         return [schema.note for schema in schemas if schema.note]
 
-    def __call__(self, tokens: Sequence[int]) -> None:
+    def claims(self, tokens: Sequence[int]) -> list[Claim]:
         splitter, stream = Splitter(self.forms), MarkedStream(self.forms.markers, self.prompt)
         events = splitter.push("".join(map(stream.push, tokens)) + stream.finish()) + splitter.finish()
         schema: Prepared | None = None
+        claims = list[Claim]()
         for event in joined(events):
             schema = self.arguments[event.text] if event.kind == "call" else schema
             checked = schema if event.kind == "arguments" else self.schema if event.kind == "content" else None
-            for problem in checked.problems(event.text) if checked else ():
-                raise UserError(problem)
+            claims += checked.claims(event.text) if checked else []
+        return claims
 
 
 def joined(events: Sequence[Event]) -> list[Event]:

@@ -6,20 +6,25 @@ Shapes: V vocabulary.
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import jsonschema  # noqa: F401  # once, before it forks
 import numpy as np
 
 from onward.base.errors import UserError
 from onward.generation.constraint import Language, TextConstraint, Vocabulary, started
+from onward.generation.schema_check import SECONDS, Conformance
 
 Mask = tuple[bytes, bool]  # the bits of a mask (V,), and whether the answer is complete
 
@@ -34,6 +39,23 @@ class Task:
     text: str
     end: tuple[int, ...]
     memory: int
+
+    def run(self, connection: Connection, vocabularies: Sequence[Vocabulary]) -> None:
+        answer(connection, self, vocabularies[self.vocabulary])
+
+
+@dataclass(frozen=True)
+class Check:
+    """A text that a child checks against the JSON schema `schema`, which messages call `what`; `memory` are the bytes
+    that the check may take."""
+
+    schema: Any
+    what: str
+    text: str
+    memory: int
+
+    def run(self, connection: Connection, vocabularies: Sequence[Vocabulary]) -> None:
+        check(connection, self)
 
 
 def serve(connection: Connection) -> None:
@@ -54,7 +76,7 @@ def serve(connection: Connection) -> None:
             connection.close()
             os.nice(5)  # preparing one holds up no step of the engine
             try:
-                answer(own, given, vocabularies[given.vocabulary])
+                given.run(own, vocabularies)
             finally:
                 os._exit(0)
         own.close()
@@ -63,10 +85,7 @@ def serve(connection: Connection) -> None:
 def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
     """Prepare a constraint, and answer with its masks: (source, target, token) makes the state `target` from another
     one and a token, a single number forgets a state. The answer is a Mask, or the message of a UserError."""
-    if sys.platform == "linux":  # elsewhere the time alone is limited
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        limit = pages * os.sysconf("SC_PAGE_SIZE") + task.memory
-        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(task.memory)
     connection.send(os.getpid())
     states: dict[int, TextConstraint] = {}
     given: Any = (-1, 0, -1)  # the state before the first token
@@ -91,6 +110,23 @@ def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
             given = connection.recv()
         except EOFError:  # the server has ended, or needs this constraint no more
             return
+
+
+def check(connection: Connection, task: Check) -> None:
+    """Send the sentence that says why the text does not conform to the schema, "" if it does."""
+    limit_memory(task.memory)
+    seconds = math.ceil(SECONDS) + 1  # where the check itself does not end in time
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    with suppress(MemoryError):
+        connection.send(Conformance(task.schema, task.what).problem(task.text))
+
+
+def limit_memory(more: int) -> None:
+    """Let this process take so many bytes more."""
+    if sys.platform == "linux":  # elsewhere the time alone is limited
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * os.sysconf("SC_PAGE_SIZE") + more
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
 if __name__ == "__main__":

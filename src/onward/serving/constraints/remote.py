@@ -18,7 +18,6 @@ from contextlib import suppress
 from itertools import count
 from multiprocessing import Pipe, reduction
 from multiprocessing.connection import Connection
-from typing import Any
 from weakref import WeakSet
 
 import numpy as np
@@ -27,10 +26,12 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.base.limits import in_bytes
-from onward.generation.constraint import Language, check_answer, pieces_of
+from onward.generation.constraint import Language, claims_of, pieces_of
+from onward.generation.schema_check import SECONDS
+from onward.generation.schemas import Claim
 from onward.planning.tables import byte_count
 from onward.serving.constraints import process
-from onward.serving.constraints.process import Mask, Task
+from onward.serving.constraints.process import Check, Mask, Task
 from onward.serving.errors import ApiError
 from onward.serving.server_options import RequestLimits
 from onward.text.tokenizer import Tokenizer
@@ -51,6 +52,7 @@ class Constraints:
         self.preparing: dict[Key, tuple[asyncio.Task[None], list[None]]] = {}  # with an item for each request
         self.failed: OrderedDict[Key, str] = OrderedDict()
         self.threads = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-constraints")
+        self.checks = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-checks")
 
     async def start(
         self, language: Language, tokenizer: Tokenizer, size: int, end: Collection[int]
@@ -96,6 +98,28 @@ class Constraints:
         finally:
             del self.preparing[key]
 
+    async def problem(self, claims: Callable[[Sequence[int]], list[Claim]], tokens: Sequence[int]) -> str:
+        """Return the sentence that says why a complete answer does not hold one of its claims; "" if it holds all. A
+        process of its own checks each, with a limit of time and of memory."""
+        loop = asyncio.get_running_loop()
+        for claim in await loop.run_in_executor(self.checks, claims, tokens):
+            if problem := await loop.run_in_executor(self.checks, self.check, claim):
+                return problem
+        return ""
+
+    def check(self, claim: Claim) -> str:
+        what, memory = claim.schema.what, int(byte_count(self.limits.constraint_memory, "constraint_memory"))
+        connection = self.parent.fork(lambda: Check(claim.schema.original, what, claim.text, memory))
+        reason = f"takes more than {SECONDS:g} seconds"
+        try:
+            if connection.poll(2 * SECONDS + 1):
+                return str(connection.recv())
+        except (EOFError, OSError):
+            reason += f" or {in_bytes(memory)}"
+        finally:
+            connection.close()
+        return f"{what} is not met: the check of the answer {reason}: simplify it"
+
     def fail(self, key: Key, message: str) -> None:
         self.failed[key] = message
         if len(self.failed) > FAILED:
@@ -111,7 +135,8 @@ class Constraints:
         self.kept.pop(unused).end("removed")
 
     def close(self) -> None:
-        self.threads.shutdown(wait=False, cancel_futures=True)
+        for threads in self.threads, self.checks:
+            threads.shutdown(wait=False, cancel_futures=True)
         for child in self.kept.values():
             child.end("the server ends")
         self.parent.close()
@@ -126,23 +151,25 @@ class Parent:
         self.process: subprocess.Popen[bytes] | None = None
         self.vocabularies: list[tuple[Tokenizer, int]] = []  # that it has, in this order
 
-    def fork(self, tokenizer: Tokenizer, size: int, *task: Any) -> Connection:
-        """Start a child for a Task, given by its fields after the vocabulary; return the connection to it."""
+    def fork(self, task: Callable[[], Task | Check]) -> Connection:
+        """Start a child for a task; return the connection to it."""
         with self.lock:
             if self.process and self.process.poll() is not None:  # it has ended
                 self.close()
             own, other = Pipe()
-            self.send(tokenizer, size, task, other)
+            connection = self.connection or self.started()
+            connection.send(task())
+            reduction.send_handle(connection, other.fileno(), None)  # type: ignore[arg-type]  # a process: on Windows
             other.close()
             return own
 
-    def send(self, tokenizer: Tokenizer, size: int, task: tuple[Any, ...], other: Connection) -> None:
-        connection = self.connection or self.started()
+    def vocabulary(self, tokenizer: Tokenizer, size: int) -> int:
+        """The index of the vocabulary in the process; called by a task of `fork`."""
         if (tokenizer, size) not in self.vocabularies:
-            connection.send(pieces_of(tokenizer, size))
+            assert self.connection is not None
+            self.connection.send(pieces_of(tokenizer, size))
             self.vocabularies.append((tokenizer, size))
-        connection.send(Task(self.vocabularies.index((tokenizer, size)), *task))
-        reduction.send_handle(connection, other.fileno(), None)  # type: ignore[arg-type]  # a process: on Windows
+        return self.vocabularies.index((tokenizer, size))
 
     def started(self) -> Connection:
         self.connection, other = Pipe()
@@ -185,7 +212,7 @@ class Child:
             if self.failure:  # its client has gone
                 raise UserError(self.failure)
             task = self.language.what, self.language.source, tuple(self.end_tokens), self.memory
-            self.connection = parent.fork(self.tokenizer, self.size, *task)
+            self.connection = parent.fork(lambda: Task(parent.vocabulary(self.tokenizer, self.size), *task))
             with suppress(EOFError):  # as `reply` finds
                 self.pid = self.connection.recv()
             mask = self.reply(self.seconds, f"preparing it takes more than {self.seconds:g} seconds")
@@ -268,8 +295,8 @@ class RemoteConstraint:
         self.child.users.add(result)
         return result
 
-    def check(self, tokens: Sequence[int]) -> None:
-        check_answer(self.child.language.schema, map(self.child.tokenizer.token_bytes, tokens))
+    def claims(self, tokens: Sequence[int]) -> list[Claim]:
+        return claims_of(self.child.language.schema, map(self.child.tokenizer.token_bytes, tokens))
 
     def __del__(self) -> None:
         self.state.users -= 1

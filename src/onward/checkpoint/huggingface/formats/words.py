@@ -38,14 +38,14 @@ def gptq(name: str, parts: Parts, config: Config) -> StoredTensor:
     ):
         raise refusal(name, weight, scales, "GPTQ of 2, 4 or 8 bits")
     inputs = words * 32 // bits
-    offset, largest = 1 if layout == "gptq" else 0, (1 << bits) - 1  # the first version stores zero points less one
+    ones = sum(1 << shift for shift in range(0, 32, bits)) if layout == "gptq" else 0
     group = group_of_inputs(name, parts, config, inputs, groups)
 
     def read(start: int, end: int) -> Tensor:
         integers = fields(whole(weight)[:, start:end], bits, 0)
         first = start * bits // 32
-        points = fields(whole(zeros)[:, first : math.ceil(end * bits / 32)], bits, 1)[:, start - first * 32 // bits :]
-        points = points[:, : end - start] + offset & largest
+        columns = whole(zeros)[:, first : math.ceil(end * bits / 32)] + ones  # which version 1 subtracts from each word
+        points = fields(columns, bits, 1)[:, start - first * 32 // bits :][:, : end - start]
         return ((integers - points[group]) * whole(scales)[:, start:end].float()[group]).mT
 
     return StoredTensor([outputs, inputs], half(scales), read)
