@@ -21,7 +21,7 @@ from onward.generation.cache.rotations import last_length
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.forward import compiled_logits
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.verify import DRAFT
+from onward.generation.drafts.verify import DRAW
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
 from onward.generation.request import Request
 from onward.generation.runner import Runner
@@ -67,10 +67,9 @@ class ModelDraft:
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of at most room[i] tokens for requests[i], sampled from the draft model with the request's
-        own sampling options."""
+        own sampling options and random numbers, since those of the model's own draws follow."""
         seeds, room = torch.tensor([r.seed for r in requests]), list(room)
         tokens: list[list[int]] = [[] for _ in requests]
-        distributions: list[Tensor] = []  # of each step, (B, V)
         assert self.runner is not None
         with without_dropout(self.model):
             self.state.confirmed = False
@@ -78,10 +77,9 @@ class ModelDraft:
             for step in range(max(room)):
                 p = self.distribution(last, requests, tokens)
                 index = torch.tensor([len(r.tokens) + step for r in requests])
-                distributions.append(p)
                 finite = p.isfinite().all(-1).tolist()
                 room = [most if ok else min(most, step) for most, ok in zip(room, finite)]
-                for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
+                for new, token in zip(tokens, draw(p, seeds, index, DRAW).tolist()):
                     new.append(min(token, self.vocab_size - 1))
                 if step + 1 < max(room):
                     # a row without room for more is idle: it is fed padding at its next position
@@ -93,10 +91,7 @@ class ModelDraft:
                     last = self.forward(requests, pieces, [min(end, self.length - 1) for end in ends], idle)
         for request, most in zip(requests, room):
             request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
-        return [
-            Proposal(new[:most], torch.stack([p[i] for p in distributions[:most]]) if most else None)
-            for i, (new, most) in enumerate(zip(tokens, room))
-        ]
+        return [Proposal(new[:most]) for new, most in zip(tokens, room)]
 
     def distribution(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
         """Return the distributions (B, V) of each request's next token under the draft model, after the request's

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import fields
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
+from onward.generation.drafts.verify import places, verified
 from onward.generation.engine.shaped_sampler import ShapedSampler
 from onward.generation.processors import MIN_TEMPERATURE
 from onward.generation.request import Request
@@ -56,25 +58,28 @@ class Sampler:
         Returns None on other devices, with other options, and if a row has no distribution (all its logits are -inf, or
         one is NaN).
         """
-        if not all(map(is_plain, requests, proposals)):
+        if not all(map(is_plain, requests)):
             return None
-        factors = [inverse_temperature(request.sampling.temperature) for request in requests]
-        seeds, index = [r.seed for r in requests], [len(r.tokens) for r in requests]
+        rows = places(requests, proposals)
+        factors = [inverse_temperature(request.sampling.temperature) for request, _ in rows]
+        seeds, index = [request.seed for request, _ in rows], [index for _, index in rows]
         drawn = draw_by_kernel(logits, self.allowed, factors, seeds, index)
         if drawn is None:
             return None
         tokens = drawn.tolist()
-        return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
+        if min(tokens) < 0:
+            return None
+        new = verified(tokens, proposals)
+        return new, drawn if len(new) == len(tokens) else torch.tensor([each[-1] for each in new])
 
 
 SHAPING = [field.name for field in fields(Sampling) if field.name != "temperature"]
 PLAIN = [getattr(Sampling(), name) for name in SHAPING]
 
 
-def is_plain(request: Request, proposal: Proposal) -> bool:
+def is_plain(request: Request) -> bool:
     return (
-        not proposal.tokens
-        and request.constraint is None
+        request.constraint is None
         and len(request.tokens) >= request.min_new_tokens
         and [getattr(request.sampling, name) for name in SHAPING] == PLAIN
     )
