@@ -178,5 +178,5 @@ def test_drafts_and_verification_by_compiled_steps_give_the_same_tokens(rows: in
             pass
         found.append([request.tokens for request in requests])
     assert found[0] == found[1]
-    shapes = {shape for ((shape, _), *_), free in POOLS[model].free.items() if free}
+    shapes = {shape for ((shape, *_), *_), free in POOLS[model].free.items() if free}
     assert {(rows, 1), (rows, 4)} <= shapes

@@ -8,9 +8,15 @@ decoding, at every temperature and with every draft (Daliri et al. 2024, drafter
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
+
+from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
+from onward.generation.processors import MIN_TEMPERATURE
 from onward.generation.request import Request
+from onward.generation.sampling import Sampling
+from onward.kernels.draws import draw_by_kernel
 
 DRAW = 0  # the purpose of the random numbers that draw tokens, see `kernels.draws.draw`
 
@@ -19,6 +25,16 @@ def places(requests: Sequence[Request], proposals: Sequence[Proposal]) -> list[t
     """Return, for each row of logits (after a request's last token and after each of its draft tokens), its request and
     the index in the answer of the token that is drawn from it."""
     return [(r, len(r.tokens) + j) for r, p in zip(requests, proposals) for j in range(1 + len(p.tokens))]
+
+
+def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Request, int]]) -> Tensor | None:
+    """Draw a token (N,) from each row of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row that
+    has no distribution gets -1. Returns None on other devices, and if the distribution of a row depends on more than
+    the temperature."""
+    if not all(is_plain(request) for request, _ in rows):
+        return None
+    factors = [inverse_temperature(request.sampling.temperature) for request, _ in rows]
+    return draw_by_kernel(logits, allowed, factors, [request.seed for request, _ in rows], [index for _, index in rows])
 
 
 def verified(drawn: Sequence[int], proposals: Sequence[Proposal]) -> list[list[int]]:
@@ -31,3 +47,20 @@ def verified(drawn: Sequence[int], proposals: Sequence[Proposal]) -> list[list[i
         result.append(new[: kept + 1])
         row += len(new)
     return result
+
+
+SHAPING = [field.name for field in fields(Sampling) if field.name != "temperature"]
+PLAIN = [getattr(Sampling(), name) for name in SHAPING]
+
+
+def is_plain(request: Request) -> bool:
+    return (
+        request.constraint is None
+        and len(request.tokens) >= request.min_new_tokens
+        and [getattr(request.sampling, name) for name in SHAPING] == PLAIN
+    )
+
+
+def inverse_temperature(temperature: float) -> float:
+    """Return 1 / temperature; 0 for a temperature of about 0, which selects the likeliest token."""
+    return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature
