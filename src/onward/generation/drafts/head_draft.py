@@ -42,7 +42,7 @@ class HeadDraft:
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         """Prepare the draft for an engine of a model with `vocab_size` tokens; it has no cache of its own."""
-        self.guesses = Guesses(vocab_size)
+        self.guesses, self.chains = Guesses(vocab_size), dict[int, Chain | None]()
 
     def read(self, request: Request, start: int, hidden: Tensor) -> None:
         """Take hidden states of the model; see `ReadingDraft.read`."""
@@ -86,7 +86,9 @@ class HeadDraft:
         if self.num_plain.setdefault(rows, 0) < COMPILE_AFTER:
             self.num_plain[rows] += 1
             return None
-        return chain_of(self.model, self.head, rows, self.num_draft_tokens)
+        if rows not in self.chains:
+            self.chains[rows] = chain_of(self.model, self.head, rows, self.num_draft_tokens)
+        return self.chains[rows]
 
 
 class Chain:
@@ -95,31 +97,29 @@ class Chain:
 
     def __init__(self, model: Decoder, head: DraftHead, rows: int, count: int) -> None:
         self.state = torch.zeros(rows, model.config.d_model, dtype=model.dtype)
-        self.tokens, self.seeds = (torch.zeros(rows, dtype=torch.int64) for _ in range(2))
-        self.index, self.factors = torch.zeros(count, rows, dtype=torch.int64), torch.zeros(rows)
+        self.numbers = torch.zeros(3, rows, dtype=torch.int64)  # last tokens, seeds, lengths of the answers
+        self.factors, self.temperatures = torch.zeros(rows), [0.0] * rows
 
         def guesses() -> Tensor:
-            state, last, all_tokens = self.state, self.tokens, list[Tensor]()
-            for index in self.index:
+            state, (last, seeds, lengths), tokens = self.state, self.numbers, list[Tensor]()
+            for k in range(count):
                 state = head(state, embedded(model, last))
                 logits = model.logits(head.norm(state)[None])[0]
-                last = torch.ops.onward.drawn_tokens(logits, self.factors, self.seeds, index)
-                all_tokens.append(last)
-            return torch.stack(all_tokens, 1)
+                last = torch.ops.onward.drawn_tokens(logits, self.factors, seeds, lengths + k)
+                tokens.append(last)
+            return torch.stack(tokens, 1)
 
-        inputs = self.state, self.tokens, self.seeds, self.index, self.factors
+        inputs = self.state, self.numbers, self.factors
         self.program = CompiledFunction(guesses, inputs, weights_of(model, head))
-        self.steps = torch.arange(count)[:, None]
 
     def run(self, states: Sequence[Tensor], requests: Sequence[Request]) -> list[list[int]]:
         """Return the guesses for each request, -1 where there is none, from their hidden states (D,)."""
         torch.stack([*states], out=self.state)
-        last, index = [r.last_token for r in requests], [len(r.tokens) for r in requests]
-        numbers = torch.tensor([last, [r.seed for r in requests], index])
-        self.tokens.copy_(numbers[0])
-        self.seeds.copy_(numbers[1])
-        torch.add(self.steps, numbers[2], out=self.index)
-        self.factors.copy_(torch.tensor([inverse_temperature(r.sampling.temperature) for r in requests]))
+        last, lengths = [r.last_token for r in requests], [len(r.tokens) for r in requests]
+        self.numbers.copy_(torch.tensor([last, [r.seed for r in requests], lengths]))
+        if self.temperatures != (temperatures := [r.sampling.temperature for r in requests]):
+            self.factors.copy_(torch.tensor([inverse_temperature(t) for t in temperatures]))
+            self.temperatures = temperatures
         return self.program.run().tolist()
 
 
