@@ -19,6 +19,7 @@ from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import SIZE, PrefixFiles
+from onward.generation.drafts.head_draft import head_draft
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.proposal import Draft
@@ -30,6 +31,7 @@ from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
 from onward.model.decoder import without_dropout
+from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -41,7 +43,7 @@ class EngineKeywords(TypedDict, total=False):
 
     slide: bool
     draft: LanguageModel | None
-    lookup: SizeOrZero
+    lookup: SizeOrZero | None
     rows: Size | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
@@ -63,6 +65,8 @@ class LanguageModel(TextModel):
     The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
     `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
+
+    draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
 
     @checked
     def evaluate_tasks(
@@ -236,7 +240,7 @@ class LanguageModel(TextModel):
         *,
         slide: bool = False,
         draft: LanguageModel | None = None,
-        lookup: SizeOrZero = 0,
+        lookup: SizeOrZero | None = None,
         rows: Size | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
@@ -264,6 +268,8 @@ class LanguageModel(TextModel):
         proposals: Draft | None = (
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
+        if draft is None and lookup is None:
+            proposals = head_draft(self.model, self.draft_head, cache.cache if cache else None)
         return unchecked(Engine)(
             self.model,
             rows=rows,

@@ -6,6 +6,7 @@ text, but it guesses well only for the model that it was trained on: `mismatch` 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -20,7 +21,7 @@ from onward.checkpoint.part_files import PartFiles
 from onward.checkpoint.peft.bases import BaseModel, weights_checksum
 from onward.checkpoint.weights import SINGLE, read_tensors
 from onward.families import HF
-from onward.hub.folder import locate
+from onward.hub.folder import is_adapter, locate
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead
 from onward.transforms.draft_head import draft_head_of
@@ -28,6 +29,10 @@ from onward.transforms.draft_head import draft_head_of
 CONFIG, KIND, FOLDER = "config.json", "onward_draft_head", "draft"  # FOLDER: its name in the folder of its model
 SIZES = "hidden_size", "intermediate_size", "vocab_size"
 ROWS = 4  # of each weight, for the checksum of a model: reading all of them would take as long as loading it
+
+
+class ForeignDraft(UserWarning):
+    """Warning that the draft in the folder of a model belongs to another model and is not used."""
 
 
 def is_draft_head(folder: Path) -> bool:
@@ -72,6 +77,18 @@ def mismatch(folder: Path, base: Path) -> str:
         f"the draft {folder} was made for another model than {base}, which has {differs}: make a new one with onward "
         f"finetune {base} --method draft"
     )
+
+
+def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
+    """Load the draft head in the folder `folder` of `model`; None if there is none, or if it does not belong to the
+    model, which a warning says."""
+    place = folder / FOLDER
+    if is_adapter(folder) or not is_draft_head(place):
+        return None
+    if reason := mismatch(place, folder):
+        warnings.warn(ForeignDraft(f"{reason} (until then, there are no drafts)"), stacklevel=2)
+        return None
+    return load_draft_head(place, model)
 
 
 def load_draft_head(folder: Path, model: Decoder) -> DraftHead:

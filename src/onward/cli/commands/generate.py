@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
 from onward.cli.shared.input import read_text
-from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.loading import Loading, load, tell_draft
 from onward.cli.shared.options import made, read
 from onward.cli.shared.output import console, print_next, print_table, printable
 from onward.cli.shared.streams import ClosedInput
@@ -46,7 +46,7 @@ class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: int = 0  # number of tokens to draft by copying the text after an earlier match of the last tokens; 0: none
+    lookup: int | None = None  # tokens to draft by copying the text after an earlier match of the last ones; 0: no drafts
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,8 @@ def main(argv: Sequence[str]) -> None:
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )
+        if not given.keys() & {"draft", "lookup"}:
+            tell_draft(lm, options.model)
         if options.compile:
             compile_steps(engine, [min(len(prompts) * options.n, engine.scheduler.rows)])
         sample(lm, prompts, options, engine)

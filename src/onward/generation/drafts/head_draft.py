@@ -19,12 +19,21 @@ from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.verify import inverse_temperature, is_plain
 from onward.generation.request import Request
 from onward.kernels.drawn_tokens import drawn_tokens  # noqa: F401  # which registers the operation
+from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 
 NUM_DRAFT_TOKENS = 5  # of a proposal, unless another number is given
 COMPILE_AFTER = 8  # proposals of a number of requests before their guesses are compiled
 MAX_CHAINS = 16  # compiled chains of guesses that a head keeps
+
+
+def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> HeadDraft | None:
+    """Return the draft of a model with a draft head, if a given cache can verify its guesses; None for a model without
+    one."""
+    if head is None or (cache and (cache.chunk <= NUM_DRAFT_TOKENS or (cache.states and cache.keep < NUM_DRAFT_TOKENS))):
+        return None
+    return HeadDraft(model, head)
 
 
 class HeadDraft:

@@ -29,7 +29,7 @@ class Drafting(Loss):
     each token of an answer; guess k has the weight `falloff` ** k, and the weights sum to 1.
 
     The tokens of the data are replaced by answers of the model itself, of at most `most` tokens at `temperature` or, in
-    every second batch, of the likeliest tokens. An example without a prompt, a text, is continued from a random place.
+    half of the batches, of the likeliest tokens. An example without a prompt, a text, is continued from a random place.
     """
 
     def __init__(self, depth: int, falloff: float, temperature: float, most: int, tokenizer: Tokenizer) -> None:
@@ -51,7 +51,7 @@ class Drafting(Loss):
             cut = random.randrange(min(len(answer), model.config.context_length // 2)) if len(prompt) == 1 else 0
             prompts.append(prompt + answer[:cut])
         seeds = [batch.seed * 1_000_003 + number for number in range(len(prompts))]
-        sampling = Sampling(temperature=self.temperature if batch.seed % 2 else 0.0)
+        sampling = Sampling(temperature=self.temperature * random.randrange(2))
         made = complete(model, prompts, seeds, sampling, self.most, frozenset(self.tokenizer.end_ids))
         text = self.tokenizer.decode
         self.answers = [{"prompt": text(list(one.prompt)), "text": text(one.tokens)} for one in made]

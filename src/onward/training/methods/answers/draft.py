@@ -33,7 +33,7 @@ class Draft(Method, kind="draft"):
     depth: Size = 6  # guesses in a row that are trained
     falloff: Positive = 0.9  # weight of a guess, relative to that of the guess before it
     units: SizeOrZero = 0  # hidden units of the draft head; 0: four times the width of the model, at least 512
-    temperature: NotNegative = 0.8  # temperature of the model's answers; every second batch has the likeliest tokens
+    temperature: NotNegative = 0.8  # temperature of the model's answers; half of the batches have the likeliest tokens
     completion_length: Size = 256  # maximum number of tokens in an answer of the model
 
     @property
