@@ -21,6 +21,7 @@ from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import SIZE, PrefixFiles
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.paced import default_draft
 from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
 from onward.generation.keywords import BeamKeywords, BeamSearchKeywords, OptionKeywords
@@ -41,7 +42,7 @@ class EngineKeywords(TypedDict, total=False):
 
     slide: bool
     draft: LanguageModel | None
-    lookup: SizeOrZero
+    lookup: SizeOrZero | None
     rows: Size | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
@@ -236,7 +237,7 @@ class LanguageModel(TextModel):
         *,
         slide: bool = False,
         draft: LanguageModel | None = None,
-        lookup: SizeOrZero = 0,
+        lookup: SizeOrZero | None = None,
         rows: Size | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
@@ -250,9 +251,10 @@ class LanguageModel(TextModel):
         pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
-        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts, at most
-        `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with another vocabulary, and if
-        `draft` and `lookup` are both given.
+        to propose from earlier text: 0 none, None (the default) as many as pay (`generation.drafts.paced`).
+        `prompt_cache` is a folder that keeps the keys and values of prompts, at most `prompt_cache_size` bytes, by
+        default 10 GiB. Raises a UserError for a draft with another vocabulary, and if `draft` and `lookup` are both
+        given.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -264,6 +266,8 @@ class LanguageModel(TextModel):
         proposals: Draft | None = (
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
+        if draft is None and lookup is None:
+            proposals = default_draft(self.config, cache.cache if cache else None)
         return unchecked(Engine)(
             self.model,
             rows=rows,

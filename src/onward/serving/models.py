@@ -179,7 +179,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         chunk,
         blocks=blocks,
         block_size=BLOCK,
-        keep=NUM_DRAFT_TOKENS if draft else options.lookup,
+        keep=NUM_DRAFT_TOKENS if draft else options.lookup or 0,
         device=lm.model.device,
         dtype=lm.model.dtype,
     )
