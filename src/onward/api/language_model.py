@@ -22,6 +22,7 @@ from onward.generation.cache.prefix_files import SIZE, PrefixFiles
 from onward.generation.drafts.head_draft import head_draft
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.paced import default_draft
 from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
 from onward.generation.keywords import BeamKeywords, BeamSearchKeywords, OptionKeywords
@@ -254,9 +255,10 @@ class LanguageModel(TextModel):
         pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
-        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts, at most
-        `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with another vocabulary, and if
-        `draft` and `lookup` are both given.
+        to propose from earlier text: 0 none, None (the default) as many as pay (`generation.drafts.paced`).
+        `prompt_cache` is a folder that keeps the keys and values of prompts, at most `prompt_cache_size` bytes, by
+        default 10 GiB. Raises a UserError for a draft with another vocabulary, and if `draft` and `lookup` are both
+        given.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -269,7 +271,8 @@ class LanguageModel(TextModel):
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
         if draft is None and lookup is None:
-            proposals = head_draft(self.model, self.draft_head, cache.cache if cache else None)
+            kv = cache.cache if cache else None
+            proposals = head_draft(self.model, self.draft_head, kv) or default_draft(self.config, kv)
         return unchecked(Engine)(
             self.model,
             rows=rows,

@@ -128,7 +128,7 @@ class Runner:
         None if the caller must compute a plain one, as before `compile_after` steps of the kind."""
         if self.compile_after is None:
             return None
-        kind = *tokens.shape, *(self.selection.in_use if self.selection else ())
+        kind = tokens.size(0), min(tokens.size(1), 2), *(self.selection.in_use if self.selection else ())
         if self.num_plain[kind] < self.compile_after:
             self.num_plain[kind] += 1
             return None

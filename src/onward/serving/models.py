@@ -180,7 +180,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         chunk,
         blocks=blocks,
         block_size=BLOCK,
-        keep=OF_MODEL if draft else OF_HEAD if options.lookup is None else options.lookup,
+        keep=OF_MODEL if draft else OF_HEAD if lm.draft_head and options.lookup is None else options.lookup or 0,
         device=lm.model.device,
         dtype=lm.model.dtype,
     )

@@ -16,6 +16,7 @@ from onward.cli.shared.options import made, read
 from onward.cli.shared.output import console, print_next, print_table, printable
 from onward.cli.shared.streams import ClosedInput
 from onward.cli.shared.warnings import warn_of_temperature, warn_of_unknown
+from onward.config.ranges import SizeOrZero
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: int | None = None  # tokens to draft by copying the text after an earlier match of the last ones; 0: no drafts
+    lookup: SizeOrZero | None = (
+        None  # tokens to draft by looking up the last tokens in the text; 0: none; default: as it pays
+    )
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,11 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     context_overflow: Literal["error", "slide"] = "error"  # slide: drop the older half of a full context
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next call
     json: bool = False  # print one line of JSON per answer
+
+    @property
+    def speculative(self) -> bool:
+        """Whether a draft is asked for; one that is there by default is not reported."""
+        return bool(self.draft or self.lookup)
 
     @property
     def view(self) -> str:
@@ -169,7 +177,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
             text = answer.finish()
             if options.json:
                 place = {"prompt_index": prompt_index, "index": index, "prompt": prompts[prompt_index]}
-                print_line(place | {"text": text} | row(request, lm.text(), speculative=bool(engine.draft)))
+                print_line(place | {"text": text} | row(request, lm.text(), speculative=options.speculative))
                 continue
             if text or not request.error:
                 printed.finish(answer.take())
@@ -180,7 +188,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
     for request in answers:
         if request.error:
             raise request.error
-    if engine.draft:
+    if engine.draft and options.speculative:
         report(list(answers), engine.draft.num_draft_tokens, engine.times.speed_up())
 
 
