@@ -42,7 +42,8 @@ def load(
     `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of
     folders. Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that
     is itself an adapter is loaded on the base that it names. An adapter of another base is a UserError. A draft head in
-    the folder (`onward finetune MODEL --method draft`) is loaded, too; one of another model is not used, with a warning.
+    the folder (`onward finetune MODEL --method draft`) is loaded, too; one of another model is left out, with a
+    warning.
 
     `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
     "dynamic:2", "llama3:8".

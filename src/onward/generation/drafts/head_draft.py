@@ -15,6 +15,7 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.compiled.function import CompiledFunction
 from onward.compiled.interface import NotCompilable
+from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.guesses import Guesses
 from onward.generation.drafts.paced import COST, LENGTHS, PacedDraft
 from onward.generation.drafts.proposal import Proposal
@@ -51,7 +52,7 @@ class HeadDraft:
     """A draft for speculative decoding that continues the hidden state of `model` by its draft head (Ankner et al.
     2024). It proposes up to `num_draft_tokens` tokens. On a CPU all guesses of a proposal are one program."""
 
-    manager = None
+    manager: CacheManager | None = None
 
     def __init__(self, model: Decoder, head: DraftHead, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
         if num_draft_tokens < 1:
