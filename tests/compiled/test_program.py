@@ -23,7 +23,7 @@ from onward import (
     add_lora,
 )
 from onward.compiled import rows
-from onward.compiled.interface import NotCompilable
+from onward.compiled.interface import NotCompilable, decoding_step
 from onward.compiled.steps import POOLS, StepPool, compile_step
 from onward.families import read
 from onward.model.adapters import selection
@@ -265,7 +265,7 @@ def test_traced_decoding_takes_plain_steps_and_says_so():
 def test_too_many_rows_of_a_step_do_not_refuse_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "max_rows", lambda dtype: 32)
     config, pool = DECODERS["scaled turns"], StepPool()
-    assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), ((40, 1), ("",))) is None
+    assert pool.acquire(model_of(LLAMA), KVCache(LLAMA, 40, 8), ((40, 1), ("",), decoding_step)) is None
     assert not pool.refusals
-    assert pool.acquire(model_of(config), KVCache(config, 1, 8), ((1, 1), ("",))) is None
+    assert pool.acquire(model_of(config), KVCache(config, 1, 8), ((1, 1), ("",), decoding_step)) is None
     assert REFUSED["scaled turns"] in pool.refusals["",]

@@ -140,11 +140,6 @@ def test_request_has_the_same_tokens_in_every_batch_cache_and_chunking(mix: int)
     together = [replace(request, tokens=[]) for request in alone]
     for request in alone:
         request.tokens = plainly(model, request)
-        if draft != "no draft" and request.sampling.temperature:  # another draw of the same distribution
-            request.tokens = []
-            engine = Engine(model, rows=1, draft=DRAFTS[draft]())
-            engine.add(request)
-            list(engine.run())
     engine = Engine(model, rows=rows, cache=cache_of(model, random, rows, chunk), draft=DRAFTS[draft]())
     waiting = list(together)
     while waiting or engine.busy:  # they come at different times

@@ -4,7 +4,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -13,10 +12,10 @@ from torch import Tensor
 from onward import Decoder, Engine, Request, Sampling, next_token_distribution
 from onward.compiled.steps import POOLS
 from onward.generation import LookupDraft, ModelDraft, Proposal, expected_tokens
-from onward.generation.drafts import verify as verification
 from onward.generation.drafts.lookup import LookupIndex
 from onward.generation.drafts.times import LEAST, SpeculationTimes
-from onward.generation.drafts.verify import DRAFT
+from onward.generation.drafts.verify import DRAW
+from onward.generation.engine import sampler
 from onward.generation.engine.sampler import Sampler
 from onward.kernels.draws import draw
 
@@ -43,40 +42,42 @@ def distribution(table: Tensor, texts: Sequence[Sequence[int]], s: Sampling) -> 
 
 
 def proposals(requests: Sequence[Request], kind: str) -> list[Proposal]:
-    """Of 0, 1 or 2 tokens, drawn from the drafter, or certain ones."""
+    """Of 0, 1 or 2 tokens: drawn from the drafter with the random numbers of the model, or any."""
     texts = [r.prompt + r.tokens for r in requests]
-    rooms = [min(AHEAD, LONG - 1 - len(r.tokens), r.seed % 3) for r in requests]
-    if kind == "certain":
+    rooms = [min(AHEAD, LONG - 1 - len(r.tokens), r.seed % 3) if kind != "none" else 0 for r in requests]
+    if kind != "drawn":
         return [Proposal([(r.seed + j) % V for j in range(room)]) for r, room in zip(requests, rooms)]
-    found: list[tuple[list[int], list[Tensor]]] = [([], []) for _ in requests]
+    found: list[list[int]] = [[] for _ in requests]
     for j in range(AHEAD):
-        q = distribution(DRAFTER, [t + new for t, (new, _) in zip(texts, found)], requests[0].sampling)
+        q = distribution(DRAFTER, [t + new for t, new in zip(texts, found)], requests[0].sampling)
         index = torch.tensor([len(r.tokens) + j for r in requests])
-        chosen = draw(q, torch.tensor([r.seed for r in requests]), index, DRAFT).tolist()
-        for (new, qs), token, one in zip(found, chosen, q):
+        for new, token in zip(found, draw(q, torch.tensor([r.seed for r in requests]), index, DRAW).tolist()):
             new.append(token)
-            qs.append(one)
-    return [Proposal(new[:k], torch.stack(qs[:k]) if k else None) for (new, qs), k in zip(found, rooms)]
+    return [Proposal(new[:k]) for new, k in zip(found, rooms)]
 
 
 def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
     """The first LONG tokens of N requests."""
     requests = [Request([0], s, LONG, seed=seed) for seed in range(N)]
-    open_ = requests
+    accepted, open_ = 0, requests
     while open_:
         drafts = proposals(open_, kind)
         texts = [r.prompt + r.tokens + d.tokens[:j] for r, d in zip(open_, drafts) for j in range(1 + len(d.tokens))]
         for request, new in zip(open_, Sampler().sample(after(TARGET, texts), open_, drafts)[0]):
             assert isinstance(new, list)
             request.tokens += new
+            accepted += len(new) - 1
         open_ = [r for r in open_ if len(r.tokens) < LONG]
+    assert (accepted > N / 10) == (kind != "none")
     return [tuple(r.tokens[:LONG]) for r in requests]
 
 
 def assert_follows_the_model(name: str, kind: str) -> None:
-    """The tokens come as often as an enumeration of all sequences says."""
+    """The tokens come as often as an enumeration of all sequences says, and are those of plain decoding."""
     s = SAMPLINGS[name]
-    counts, chi = Counter(sample(s, kind)), 0.0
+    found = sample(s, kind)
+    assert found == sample(s, "none")
+    counts, chi = Counter(found), 0.0
     for sequence in itertools.product(range(V), repeat=LONG):
         p, text = 1.0, [0]
         for token in sequence:
@@ -101,35 +102,18 @@ def test_speculation_has_the_distribution_of_the_model(name: str, kind: str) -> 
     assert_follows_the_model(name, kind)
 
 
-def wrong_acceptance(p: Tensor, *rest: Any) -> Tensor:
-    return right_accepted(p * 1.5, *rest)
-
-
-def greedy_acceptance(p: Tensor, proposals: Any, first: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
-    return right_accepted(p, proposals, first, torch.zeros_like(seeds), torch.zeros_like(index))
-
-
-right_accepted = verification.accepted
-MUTANTS: dict[str, tuple[str, Callable[..., Any]]] = {
-    "too much is accepted": ("accepted", wrong_acceptance),
-    "a coin is not thrown": ("accepted", greedy_acceptance),
-    "a refused place is drawn from p": ("residual", lambda p, proposal, kept: p),
-    "the residual is not normalized": (
-        "residual",
-        lambda p, proposal, kept: (
-            p
-            if kept == len(proposal.tokens)
-            else (rest := (p - proposal.distributions[kept]).clamp(min=0)).index_add(
-                0, torch.tensor([V - 1]), 1 - rest.sum(0, keepdim=True)
-            )
-        ),
-    ),
+right = sampler.verified
+MUTANTS: dict[str, Callable[..., list[list[int]]]] = {
+    "every guess is accepted": lambda drawn, proposals: [
+        [*p.tokens, *new[len(p.tokens) :], 0] for new, p in zip(right(drawn, proposals), proposals)
+    ],
+    "a token is drawn twice": lambda drawn, proposals: [[*new[:1], *new] for new in right(drawn, proposals)],
 }
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_distribution_proof_notices_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification, *MUTANTS[mutant])
+def test_proof_notices_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "verified", MUTANTS[mutant])
     with pytest.raises(AssertionError):
         assert_follows_the_model("plain", "drawn")
 
@@ -156,14 +140,6 @@ def test_look_up_proposes_what_followed_the_longest_ngram() -> None:
 @pytest.mark.parametrize(("rate", "expected"), [(0.0, 1.0), (0.5, 1.875), (0.8, 2.952), (1.0, 4.0)])
 def test_expected_tokens_per_step_follow_the_formula(rate: float, expected: float) -> None:
     assert expected_tokens(rate, 3) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("certain", [True, False], ids=["certain", "drawn"])
-def test_verify_reads_no_value_from_the_device(certain: bool) -> None:
-    p, seeds = torch.empty(4, V, device="meta"), torch.empty(2, dtype=torch.long, device="meta")  # without values
-    drawn = Proposal([1, 2], None if certain else torch.empty(2, V, device="meta"))
-    kept, token, row = verification.verify(p, [drawn, Proposal()], seeds, seeds)
-    assert kept.shape == token.shape == row.shape == (2,)
 
 
 def test_speed_up_is_measured_against_steps_without_proposals() -> None:
@@ -202,5 +178,5 @@ def test_drafts_and_verification_by_compiled_steps_give_the_same_tokens(rows: in
             pass
         found.append([request.tokens for request in requests])
     assert found[0] == found[1]
-    shapes = {shape for ((shape, _), *_), free in POOLS[model].free.items() if free}
+    shapes = {shape for ((shape, *_), *_), free in POOLS[model].free.items() if free}
     assert {(rows, 1), (rows, 4)} <= shapes

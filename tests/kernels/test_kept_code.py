@@ -22,6 +22,7 @@ from llvmlite import ir
 from onward import Decoder, KVCache
 from onward.base.files import cache_folder
 from onward.compiled.graphs import GraphStep
+from onward.compiled.interface import decoding_step
 from onward.kernels.llvm import kept
 from onward.kernels.llvm.code import INT
 from onward.kernels.llvm.compiler import add_kernel, arguments, load
@@ -319,10 +320,10 @@ def test_torch_compile_gets_a_folder_of_this_user_alone(tmp_path: Path, monkeypa
     model = Decoder(DECODERS["llama"])
     monkeypatch.chdir(tmp_path)
     with warned_at_most_once():
-        Step.compile_ahead(model, KVCache(model.config, 1, 8), (1, 1), Path("code"))
+        Step.compile_ahead(model, KVCache(model.config, 1, 8), (1, 1), decoding_step, Path("code"))
     assert found == [str(tmp_path / "code")]
     (tmp_path / "code").chmod(0o755)
     with warned_at_most_once("other users have access"):
-        Step.compile_ahead(model, KVCache(model.config, 1, 8), (1, 1), Path("code"))
+        Step.compile_ahead(model, KVCache(model.config, 1, 8), (1, 1), decoding_step, Path("code"))
     assert found[1] != found[0]
     assert stat.S_IMODE(os.stat(found[1]).st_mode) == 0o700

@@ -19,8 +19,10 @@ from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import SIZE, PrefixFiles
+from onward.generation.drafts.head_draft import head_draft
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
+from onward.generation.drafts.paced import default_draft
 from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
 from onward.generation.keywords import BeamKeywords, BeamSearchKeywords, OptionKeywords
@@ -30,6 +32,7 @@ from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
 from onward.model.decoder import without_dropout
+from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -41,7 +44,7 @@ class EngineKeywords(TypedDict, total=False):
 
     slide: bool
     draft: LanguageModel | None
-    lookup: SizeOrZero
+    lookup: SizeOrZero | None
     rows: Size | None
     cache: CacheManager | None
     prompt_cache: str | Path | None
@@ -63,6 +66,8 @@ class LanguageModel(TextModel):
     The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
     `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
+
+    draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
 
     @checked
     def evaluate_tasks(
@@ -236,7 +241,7 @@ class LanguageModel(TextModel):
         *,
         slide: bool = False,
         draft: LanguageModel | None = None,
-        lookup: SizeOrZero = 0,
+        lookup: SizeOrZero | None = None,
         rows: Size | None = None,
         cache: CacheManager | None = None,
         prompt_cache: str | Path | None = None,
@@ -250,9 +255,10 @@ class LanguageModel(TextModel):
         pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
-        to propose from earlier text. `prompt_cache` is a folder that keeps the keys and values of prompts, at most
-        `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with another vocabulary, and if
-        `draft` and `lookup` are both given.
+        to propose from earlier text: 0 none, None (the default) as many as pay (`generation.drafts.paced`).
+        `prompt_cache` is a folder that keeps the keys and values of prompts, at most `prompt_cache_size` bytes, by
+        default 10 GiB. Raises a UserError for a draft with another vocabulary, and if `draft` and `lookup` are both
+        given.
         """
         tokenizer = self.text()
         if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -264,6 +270,9 @@ class LanguageModel(TextModel):
         proposals: Draft | None = (
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
+        if draft is None and lookup is None:
+            kv = cache.cache if cache else None
+            proposals = head_draft(self.model, self.draft_head, kv) or default_draft(self.config, kv)
         return unchecked(Engine)(
             self.model,
             rows=rows,

@@ -18,7 +18,7 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from onward.compiled.interface import CompiledStep, NotCompilable, StepShape, decoding_step
+from onward.compiled.interface import CompiledStep, NotCompilable, Step, StepShape, decoding_step
 from onward.kernels.llvm.kept import private_folder
 from onward.model.adapters import selection
 from onward.model.cache import KVCache
@@ -63,32 +63,33 @@ class GraphStep(CompiledStep):
         self,
         model: Decoder,
         shape: StepShape,
+        step: Step = decoding_step,
         *,
         fused: bool = False,
         capture: Callable[[Callable[[], Tensor]], Replay] = captured,
     ) -> None:
         self.model, self.capture = ref(model), capture  # the steps do not keep the model
-        self.step = torch.compile(decoding_step) if fused else decoding_step
+        self.step = torch.compile(step) if fused else step
         self.tokens, self.positions = (torch.zeros(shape, dtype=torch.int64, device=model.device) for _ in range(2))
         self.graphs: dict[int, Replay] = {}  # by the number of slots
         self.cache: Callable[[], KVCache | None] = lambda: None
         self.capacity = 0  # of the cache when they were captured
 
     @classmethod
-    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape) -> Self:
+    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step) -> Self:
         if len(selection(model).in_use) > 1:
             raise NotCompilable("rows with different adapters")
-        return cls(model, shape)
+        return cls(model, shape, step)
 
     @classmethod
-    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, folder: Path | None) -> Self:
+    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step, folder: Path | None) -> Self:
         """Make a step for `shape` (rows, tokens per row) whose kernels torch.compile generates now; `folder` keeps
         their code for the next start. The step is run once, at position 0 of the rows, which must be empty."""
         if folder:
             os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(private_folder(folder) or temporary_folder())
-        step, zeros = cls(model, shape, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)
-        step.run(zeros, zeros, cache, shape[1])
-        return step
+        graphs, zeros = cls(model, shape, step, fused=True), torch.zeros(shape, dtype=torch.int64, device=model.device)
+        graphs.run(zeros, zeros, cache, shape[1])
+        return graphs
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
         if self.cache() is not cache or self.capacity != cache.capacity:

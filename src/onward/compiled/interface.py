@@ -6,8 +6,9 @@ Shapes: B rows, T tokens of each, more than one where drafted tokens are verifie
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
 StepShape = tuple[int, int]  # (B, T)
+Step = Callable[[Decoder, Tensor, Tensor, CacheView], Any]  # a function of tokens and positions that is compiled
 
 
 class NotCompilable(Exception):
@@ -33,21 +35,21 @@ class CompiledStep(ABC):
 
     @classmethod
     @abstractmethod
-    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape) -> Self:
-        """Compile a decoding step while requests are running, between two uncompiled steps; `shape` is (rows, tokens
-        per row). Raises NotCompilable if the model, the cache or this machine does not allow it."""
+    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step) -> Self:
+        """Compile a decoding step, the function `step`, while requests are running, between two uncompiled steps;
+        `shape` is (rows, tokens per row). Raises NotCompilable if the model, the cache or this machine does not allow
+        it."""
 
     @classmethod
     @abstractmethod
-    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, folder: Path | None) -> Self:
+    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step, folder: Path | None) -> Self:
         """Compile a decoding step before the first request, which may take longer than `compile` and needs empty rows;
-        `shape` is (rows, tokens per row), and `folder` keeps the code for the next start. Raises NotCompilable as
-        `compile` does."""
+        `folder` keeps the code for the next start. Other arguments and errors are those of `compile`."""
 
     @abstractmethod
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
-        """Run the compiled step: compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below
-        `length`; the next run overwrites the result. Raises NotCompilable for a cache of another layout."""
+        """Run the compiled step: compute its result, such as logits (B, T, V), for tokens (B, T) at positions (B, T),
+        all below `length`; the next run overwrites the result. Raises NotCompilable for a cache of another layout."""
 
 
 def decoding_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:

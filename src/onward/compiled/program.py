@@ -10,7 +10,7 @@ from typing import Self
 from torch import Tensor
 
 from onward.compiled.binding import Binding
-from onward.compiled.interface import CompiledStep, StepShape, decoding_step
+from onward.compiled.interface import CompiledStep, Step, StepShape
 from onward.compiled.inventory import Inventory
 from onward.compiled.linking import LinkedCalls
 from onward.compiled.lowering import lower
@@ -43,13 +43,13 @@ class Program(CompiledStep):
         self.binding = Binding(calls, cache, rows=recording.tokens.size(0))
 
     @classmethod
-    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape) -> Self:
-        return cls.compile_ahead(model, cache, shape, None)
+    def compile(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step) -> Self:
+        return cls.compile_ahead(model, cache, shape, step, None)
 
     @classmethod
-    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, folder: Path | None) -> Self:
+    def compile_ahead(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step, folder: Path | None) -> Self:
         chosen = selection(model)
-        recording = record_step(partial(decoding_step, model), cache, shape, chosen)
+        recording = record_step(partial(step, model), cache, shape, chosen)
         return cls(recording, cache, Inventory(model).tensors, folder, chosen)
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:

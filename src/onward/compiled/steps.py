@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from onward.compiled.devices import IMPLEMENTATIONS
-from onward.compiled.interface import CompiledStep, NotCompilable, StepShape, TooManyRows
+from onward.compiled.interface import CompiledStep, NotCompilable, Step, StepShape, TooManyRows, decoding_step
 from onward.compiled.model_state import ModelState
 from onward.kernels.operations import is_watched
 from onward.model.cache import KVCache
@@ -21,7 +21,7 @@ from onward.model.paged import PagedLayerCache
 from onward.tracing.listening import Uncompiled, is_traced
 
 MAX_STEPS = 128  # compiled steps that a runner and a pool keep: each has memory of its own
-Kind = tuple[StepShape, tuple[str, ...]]  # the shape of a step, and the LoRA adapters that its rows use
+Kind = tuple[StepShape, tuple[str, ...], Step]  # the shape of a step, the LoRA adapters of its rows, and its function
 CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
 
 
@@ -49,14 +49,14 @@ class StepPool:
 
     def acquire(self, model: Decoder, cache: KVCache, kind: Kind) -> CompiledStep | None:
         """Take a compiled step for the first rows of a cache out of the pool, or compile a new one, with the adapters
-        that the model uses now; return None if the step cannot be compiled. `kind` has the shape and the adapters."""
-        shape, adapters = kind
+        that the model uses now; return None if the step cannot be compiled."""
+        shape, adapters, step = kind
         if free := self.free[kind, *layout(model, cache)]:
             return free.pop()
         if adapters in self.refusals:
             return None
         try:
-            return compile_step(model, cache, shape)
+            return compile_step(model, cache, shape, step)
         except TooManyRows:
             return None
         except NotCompilable as reason:
@@ -64,7 +64,7 @@ class StepPool:
             return None
 
     def release(self, model: Decoder, cache: KVCache, kind: Kind, step: CompiledStep) -> None:
-        """Return a compiled step of a `kind` (shape and adapters) to the pool, for the next runner of this model with a
+        """Return a compiled step of a `kind` to the pool, for the next runner of this model with a
         cache of the same layout. The pool discards its oldest steps beyond MAX_STEPS."""
         self.free[kind, *layout(model, cache)].append(step)
         while sum(map(len, self.free.values())) > MAX_STEPS:
@@ -74,10 +74,10 @@ class StepPool:
 POOLS: WeakKeyDictionary[Decoder, StepPool] = WeakKeyDictionary()
 
 
-def compile_step(model: Decoder, cache: KVCache, shape: StepShape) -> CompiledStep:
+def compile_step(model: Decoder, cache: KVCache, shape: StepShape, step: Step = decoding_step) -> CompiledStep:
     """Compile a decoding step for the device of the model, a CPU or CUDA; `shape` is (rows, tokens per row). Raises
     NotCompilable as `CompiledStep.compile` does, or if this machine has no compiler."""
-    return IMPLEMENTATIONS[model.device.type]().compile(model, cache, shape)
+    return IMPLEMENTATIONS[model.device.type]().compile(model, cache, shape, step)
 
 
 def unsupported(model: Decoder, cache: KVCache) -> str:
@@ -101,25 +101,26 @@ def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
 
 
 class CompiledSteps:
-    """The compiled decoding steps that one runner uses: one for each shape (B, T) and the LoRA adapters of its rows.
+    """The compiled decoding steps, of the function `step`, that one runner uses: one for each shape (B, T) and the LoRA
+    adapters of its rows.
 
     They belong to the snapshot of the model at `state.follow()`, and are discarded when the model has changed. Steps
     stay uncompiled with hooks other than those of LoRA adapters, edits, replaced methods, autocast, or a mode of
     PyTorch that watches operations.
     """
 
-    def __init__(self, model: Decoder, cache: KVCache, state: ModelState) -> None:
-        self.model, self.cache, self.state = model, cache, state
+    def __init__(self, model: Decoder, cache: KVCache, state: ModelState, step: Step) -> None:
+        self.model, self.cache, self.state, self.step = model, cache, state, step
         self.pool = POOLS.setdefault(model, StepPool())
         self.used: dict[Kind, CompiledStep | None] = {}  # the step that was used last is the last one
         self.key: tuple[object, ...] = ()  # of the steps in use
         self.warned = False
 
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
-        """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step;
-        None if the caller must compute an uncompiled step."""
+        """Compute the result of `step`, such as logits (B, T, V), for tokens (B, T) at positions (B, T), all below
+        `length`, by a compiled step; None if the caller must compute an uncompiled step."""
         snapshot = self.state.follow()
-        kind = (tokens.size(0), tokens.size(1)), snapshot.selection.in_use
+        kind = (tokens.size(0), tokens.size(1)), snapshot.selection.in_use, self.step
         if self.key is not self.state.key:
             self.used.clear()
             self.key = self.state.key
@@ -158,8 +159,8 @@ class CompiledSteps:
         if is_watched() or torch.is_autocast_enabled(device):
             raise NotCompilable("a mode of PyTorch is active")
         self.pool.refresh(self.state.key)
-        kind = (rows, 1), snapshot.selection.in_use
-        step = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, kind[0], folder)
+        kind = (rows, 1), snapshot.selection.in_use, self.step
+        step = IMPLEMENTATIONS[device]().compile_ahead(self.model, self.cache, kind[0], self.step, folder)
         self.pool.release(self.model, self.cache, kind, step)
 
     def release(self) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from onward.base.device import tensor_on
-from onward.compiled.interface import NotCompilable
+from onward.compiled.interface import NotCompilable, decoding_step
 from onward.compiled.model_state import ModelState
 from onward.compiled.steps import CompiledSteps, unsupported
 from onward.generation.request import Request
@@ -38,6 +38,8 @@ class Runner:
     Views of the cache are made once per range of rows and rounded length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
     """
+
+    compiled_step = staticmethod(decoding_step)  # the function that is compiled
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Runner:
         None if the caller must compute a plain one, as before `compile_after` steps of the kind."""
         if self.compile_after is None:
             return None
-        kind = *tokens.shape, *(self.selection.in_use if self.selection else ())
+        kind = tokens.size(0), min(tokens.size(1), 2), *(self.selection.in_use if self.selection else ())
         if self.num_plain[kind] < self.compile_after:
             self.num_plain[kind] += 1
             return None
@@ -139,7 +141,7 @@ class Runner:
             if unsupported(self.model, self.cache):
                 self.compile_after = None
             else:
-                self.compiled = CompiledSteps(self.model, self.cache, self.state)
+                self.compiled = CompiledSteps(self.model, self.cache, self.state, self.compiled_step)
         return self.compiled
 
     def compile(self, rows: int, folder: Path | None) -> None:

@@ -16,7 +16,7 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer, filled
 
 
-def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
+def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
     """Draw token ids (B,) from probabilities (B, V), normalized or not, as a pure function of a seed and a token index
     per row, `seeds` and `index` (B,), and of `purpose`, which separates draws with the same seed and index.
 
@@ -30,18 +30,11 @@ def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int | Ten
     return (probabilities / e).argmax(-1)
 
 
-def uniform(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
-    """Return uniform random numbers in [0, 1) in fp64, one for each element of `seeds` and of `index`, tensors of one
-    shape. Each number is a pure function of its seed, its token index and `purpose`, as in `draw`."""
-    return shift_right(counter_hash(seeds, index, purpose), 11).double() * 2.0**-53
-
-
-def counter_hash(seeds: Tensor, index: Tensor, purpose: int | Tensor) -> Tensor:
+def counter_hash(seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
     """Return 64 random bits as int64 for each seed and token index, int64 tensors of one shape. `purpose` separates
     draws with the same seed and index."""
     step = signed(GOLDEN)
-    offset = purpose * step if isinstance(purpose, Tensor) else signed(purpose * GOLDEN % (1 << 64))
-    return scramble(scramble(scramble(seeds + step) + index * step) + offset)
+    return scramble(scramble(scramble(seeds + step) + index * step) + signed(purpose * GOLDEN % (1 << 64)))
 
 
 def scramble(x: Tensor) -> Tensor:

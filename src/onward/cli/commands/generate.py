@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
 from onward.cli.shared.input import read_text
-from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.loading import Loading, load, tell_draft
 from onward.cli.shared.options import made, read
 from onward.cli.shared.output import console, print_next, print_table, printable
 from onward.cli.shared.streams import ClosedInput
 from onward.cli.shared.warnings import warn_of_temperature, warn_of_unknown
+from onward.config.ranges import SizeOrZero
 from onward.generation.options import GenerationOptions
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: int = 0  # number of tokens to draft by copying the text after an earlier match of the last tokens; 0: none
+    lookup: SizeOrZero | None = (
+        None  # tokens to draft by looking up the last tokens in the text; 0: none; default: as it pays
+    )
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,11 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     json: bool = False  # print one line of JSON per answer
 
     @property
+    def speculative(self) -> bool:
+        """Whether a draft is asked for; one that is there by default is not reported."""
+        return bool(self.draft or self.lookup)
+
+    @property
     def view(self) -> str:
         return "search" if self.beams else "sampling"
 
@@ -115,6 +123,8 @@ def main(argv: Sequence[str]) -> None:
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )
+        if not given.keys() & {"draft", "lookup"}:
+            tell_draft(lm, options.model)
         if options.compile:
             compile_steps(engine, [min(len(prompts) * options.n, engine.scheduler.rows)])
         sample(lm, prompts, options, engine)
@@ -167,7 +177,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
             text = answer.finish()
             if options.json:
                 place = {"prompt_index": prompt_index, "index": index, "prompt": prompts[prompt_index]}
-                print_line(place | {"text": text} | row(request, lm.text(), speculative=bool(engine.draft)))
+                print_line(place | {"text": text} | row(request, lm.text(), speculative=options.speculative))
                 continue
             if text or not request.error:
                 printed.finish(answer.take())
@@ -178,7 +188,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
     for request in answers:
         if request.error:
             raise request.error
-    if engine.draft:
+    if engine.draft and options.speculative:
         report(list(answers), engine.draft.num_draft_tokens, engine.times.speed_up())
 
 

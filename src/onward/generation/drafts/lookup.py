@@ -13,15 +13,17 @@ from onward.generation.request import Request
 
 class LookupDraft:
     """A draft for speculative decoding that looks up earlier text (prompt lookup decoding, Saxena 2023). It proposes
-    the up to `num_draft_tokens` tokens that followed the last occurrence of the text's final n-gram of at most `ngram`
-    tokens."""
+    the up to `num_draft_tokens` tokens that followed the last occurrence of the text's final n-gram of `least` to
+    `ngram` tokens, the longest that occurred before. Where the text ends, the proposal goes on with its own tokens."""
 
     manager: CacheManager | None = None
 
-    def __init__(self, num_draft_tokens: int = 8, ngram: int = 3) -> None:
+    def __init__(self, num_draft_tokens: int = 8, ngram: int = 3, least: int = 1) -> None:
         if num_draft_tokens < 1 or ngram < 1:
             raise UserError(f"num_draft_tokens is {num_draft_tokens} and ngram {ngram}: both must be at least 1")
-        self.num_draft_tokens, self.ngram = num_draft_tokens, ngram
+        if not 1 <= least <= ngram:
+            raise UserError(f"least is {least}: it must be at least 1, and at most ngram, {ngram}")
+        self.num_draft_tokens, self.ngram, self.least = num_draft_tokens, ngram, least
         self.indices: WeakKeyDictionary[Request, LookupIndex] = WeakKeyDictionary()
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
@@ -32,7 +34,7 @@ class LookupDraft:
         n-gram; an empty proposal if there is none."""
         proposals = []
         for request, most in zip(requests, room):
-            index = self.indices.setdefault(request, LookupIndex(self.ngram))
+            index = self.indices.setdefault(request, LookupIndex(self.ngram, self.least))
             index.extend(request.prompt[len(index.tokens) :])
             index.extend(request.tokens[len(index.tokens) - len(request.prompt) :])
             proposals.append(Proposal(index.find(self.num_draft_tokens)[:most]))
@@ -40,24 +42,26 @@ class LookupDraft:
 
 
 class LookupIndex:
-    """An index of a text's n-grams of at most `ngram` tokens: the position after the last occurrence of each. Adding a
-    token costs O(ngram)."""
+    """An index of a text's n-grams of `least` to `ngram` tokens: the position after the last occurrence of each. Adding
+    a token costs O(ngram)."""
 
-    def __init__(self, ngram: int) -> None:
-        self.ngram, self.tokens, self.ends = ngram, list[int](), dict[tuple[int, ...], int]()
+    def __init__(self, ngram: int, least: int = 1) -> None:
+        self.sizes, self.tokens, self.ends = range(least, ngram + 1), list[int](), dict[tuple[int, ...], int]()
 
     def extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             end = len(self.tokens)
-            for size in range(1, min(self.ngram, end) + 1):
-                self.ends[tuple(self.tokens[end - size :])] = end
+            for size in self.sizes:
+                if size <= end:
+                    self.ends[tuple(self.tokens[end - size :])] = end
             self.tokens.append(token)
 
     def find(self, most: int) -> list[int]:
-        """Return at most `most` tokens that followed the last earlier occurrence of the longest indexed n-gram at the
-        end of the text; empty if there is no earlier occurrence."""
-        for size in range(min(self.ngram, len(self.tokens) - 1), 0, -1):
-            end = self.ends.get(tuple(self.tokens[-size:]))
+        """Return `most` tokens that followed the last earlier occurrence of the longest indexed n-gram at the end of
+        the text, which goes on with the tokens that are returned; empty if there is no earlier occurrence."""
+        for size in reversed(self.sizes):
+            end = self.ends.get(tuple(self.tokens[-size:])) if size < len(self.tokens) else None
             if end is not None:
-                return self.tokens[end : end + most]
+                found = self.tokens[end : end + most]
+                return (found * -(-most // len(found)))[:most]
         return []

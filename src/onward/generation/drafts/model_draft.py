@@ -5,27 +5,22 @@ Shapes: B requests, K proposed tokens, D d_model, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from onward.base.errors import UserError
 from onward.compiled.model_state import ModelState
 from onward.config.decoder import at
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.rotations import last_length
-from onward.generation.distribution import process_logits
 from onward.generation.drafts.forward import compiled_logits
+from onward.generation.drafts.guesses import Guesses
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.verify import DRAFT
-from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
 from onward.generation.request import Request
 from onward.generation.runner import Runner
-from onward.kernels.draws import draw
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.rows import Row, labeled
@@ -40,7 +35,7 @@ class ModelDraft:
     def __init__(self, model: Decoder, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
-        self.model, self.num_draft_tokens, self.vocab_size = model, num_draft_tokens, model.config.vocab_size
+        self.model, self.num_draft_tokens = model, num_draft_tokens
         self.manager: CacheManager | None = None
         self.runner: Runner | None = None
 
@@ -54,7 +49,7 @@ class ModelDraft:
                 f"Cannot draft for a context of {length} tokens, because the draft has {limit} positions: "
                 "choose a draft with as many"
             )
-        self.vocab_size, self.length = vocab_size, length
+        self.length = length
         keep = self.num_draft_tokens
         cache = KVCache(model.config, rows, length, chunk, keep=keep, device=model.device, dtype=model.dtype)
         self.manager = CacheManager(cache)
@@ -63,26 +58,20 @@ class ModelDraft:
         self.state = ModelState(model)
         self.runner = Runner(model, self.manager.cache, self.state)
         self.last_lengths = WeakKeyDictionary[Request, int]()  # of the rows of the draft model
-        self.counts, self.ngrams = TokenCounts(), WeakKeyDictionary[Request, NgramIndex]()
+        self.guesses = Guesses(vocab_size)
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of at most room[i] tokens for requests[i], sampled from the draft model with the request's
-        own sampling options."""
-        seeds, room = torch.tensor([r.seed for r in requests]), list(room)
-        tokens: list[list[int]] = [[] for _ in requests]
-        distributions: list[Tensor] = []  # of each step, (B, V)
+        own sampling options and random numbers, since those of the model's own draws follow."""
+        room, tokens = list(room), list[list[int]]([] for _ in requests)
         assert self.runner is not None
         with without_dropout(self.model):
             self.state.confirmed = False
             last = self.catch_up(requests)
             for step in range(max(room)):
-                p = self.distribution(last, requests, tokens)
-                index = torch.tensor([len(r.tokens) + step for r in requests])
-                distributions.append(p)
-                finite = p.isfinite().all(-1).tolist()
-                room = [most if ok else min(most, step) for most, ok in zip(room, finite)]
-                for new, token in zip(tokens, draw(p, seeds, index, DRAFT).tolist()):
-                    new.append(min(token, self.vocab_size - 1))
+                for i, token in enumerate(self.guesses.draw(last, requests, tokens)):
+                    room[i] = min(room[i], step) if token < 0 else room[i]
+                    tokens[i].append(max(token, 0))
                 if step + 1 < max(room):
                     # a row without room for more is idle: it is fed padding at its next position
                     idle = [i for i, most in enumerate(room) if step + 1 >= most]
@@ -93,23 +82,7 @@ class ModelDraft:
                     last = self.forward(requests, pieces, [min(end, self.length - 1) for end in ends], idle)
         for request, most in zip(requests, room):
             request.num_draft_cached = request.num_context_tokens + max(0, most - 1)
-        return [
-            Proposal(new[:most], torch.stack([p[i] for p in distributions[:most]]) if most else None)
-            for i, (new, most) in enumerate(zip(tokens, room))
-        ]
-
-    def distribution(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> Tensor:
-        """Return the distributions (B, V) of each request's next token under the draft model, after the request's
-        Sampling.
-
-        `logits` (B, V) are the draft model's logits after the draft tokens that were proposed for each request so far
-        (`proposed`).
-        """
-        logits = logits[:, : self.vocab_size]  # vocabularies differ in their padding
-        logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
-        history = RequestHistory(requests, list(enumerate(proposed)), self.counts, self.ngrams)
-        errors: dict[int, Exception] = {}  # a processor that fails here fails again when proposals are verified
-        return process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()
+        return [Proposal(new[:most]) for new, most in zip(tokens, room)]
 
     def catch_up(self, requests: Sequence[Request]) -> Tensor:
         """Run the draft model on the tokens of each request that its cache lacks; returns the logits (B, V) after each

@@ -1,7 +1,4 @@
-"""Draft tokens that are proposed for speculative decoding, and the interface of the drafts that propose them.
-
-Shapes: K proposed tokens, V vocabulary.
-"""
+"""Draft tokens that are proposed for speculative decoding, and the interface of the drafts that propose them."""
 
 from __future__ import annotations
 
@@ -9,19 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
-
 from onward.generation.cache.manager import CacheManager
 from onward.generation.request import Request
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """The tokens that a draft proposes for one request, and the distributions (K, V) from which the K tokens were
-    sampled; None: each token had probability 1."""
+    """The tokens that a draft proposes for one request: its guess of the next tokens of the answer."""
 
     tokens: list[int] = field(default_factory=list)
-    distributions: Tensor | None = None
+
+
+def is_ours(draft: object) -> bool:
+    """Return whether a draft is one of Onward's own, which changes no model."""
+    return type(draft).__module__.startswith("onward.")
 
 
 @runtime_checkable

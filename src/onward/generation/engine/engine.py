@@ -24,7 +24,8 @@ from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.state_prefixes import StatePrefixCache
 from onward.generation.check_request import check_cache, check_mask, check_request
 from onward.generation.drafts.forward import decode_drafted
-from onward.generation.drafts.proposal import Draft, Proposal
+from onward.generation.drafts.proposal import Draft, Proposal, is_ours
+from onward.generation.drafts.reading import ReadingDraft, ReadingRunner
 from onward.generation.drafts.times import SpeculationTimes
 from onward.generation.engine.sampler import Sampler
 from onward.generation.engine.scheduler import Schedule, Scheduler
@@ -101,6 +102,8 @@ class Engine:
             draft_manager=draft.manager if draft else None,
             prefill_budget=prefill_budget,
         )
+        if isinstance(draft, ReadingDraft):
+            self.runner = ReadingRunner(self.runner, draft, self.scheduler.active)
         self.times = SpeculationTimes()
         # the processes of a tensor axis must make the same schedule, so that it cannot depend on times
         divided = ATTACHMENTS in vars(model) and tensor_axis(model) > 1
@@ -204,7 +207,7 @@ class Engine:
 
     def propose(self, schedule: Schedule) -> list[Proposal]:
         if self.draft and schedule.decode:
-            self.state.confirmed = False  # a draft may be the user's
+            self.state.confirmed &= is_ours(self.draft)  # a draft of the user may change the model
             return self.draft.propose(schedule.decode, schedule.room)
         return [Proposal() for _ in schedule.decode]
 

@@ -6,17 +6,15 @@ Shapes: B requests, N rows of logits (after each request's last token, and after
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import cached_property
 
+import torch
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
+from onward.generation.drafts.verify import draw_plain, places, verified
 from onward.generation.engine.shaped_sampler import ShapedSampler
-from onward.generation.processors import MIN_TEMPERATURE
 from onward.generation.request import Request
-from onward.generation.sampling import Sampling
-from onward.kernels.draws import draw_by_kernel
 
 
 class Sampler:
@@ -56,30 +54,10 @@ class Sampler:
         Returns None on other devices, with other options, and if a row has no distribution (all its logits are -inf, or
         one is NaN).
         """
-        if not all(map(is_plain, requests, proposals)):
-            return None
-        factors = [inverse_temperature(request.sampling.temperature) for request in requests]
-        seeds, index = [r.seed for r in requests], [len(r.tokens) for r in requests]
-        drawn = draw_by_kernel(logits, self.allowed, factors, seeds, index)
-        if drawn is None:
+        if (drawn := draw_plain(logits, self.allowed, places(requests, proposals))) is None:
             return None
         tokens = drawn.tolist()
-        return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
-
-
-SHAPING = [field.name for field in fields(Sampling) if field.name != "temperature"]
-PLAIN = [getattr(Sampling(), name) for name in SHAPING]
-
-
-def is_plain(request: Request, proposal: Proposal) -> bool:
-    return (
-        not proposal.tokens
-        and request.constraint is None
-        and len(request.tokens) >= request.min_new_tokens
-        and [getattr(request.sampling, name) for name in SHAPING] == PLAIN
-    )
-
-
-def inverse_temperature(temperature: float) -> float:
-    """Return 1 / temperature; 0 for a temperature of about 0, which selects the likeliest token."""
-    return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature
+        if min(tokens) < 0:
+            return None
+        new = verified(tokens, proposals)
+        return new, drawn if len(new) == len(tokens) else torch.tensor([each[-1] for each in new])

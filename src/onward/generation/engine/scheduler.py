@@ -94,8 +94,8 @@ class Scheduler:
         self.prefixes.is_named = False
         self.check_model()
         self.admit()
-        decode = self.decode()
-        room = [min(self.num_draft_tokens, r.remaining - 1, r.last_length - r.num_context_tokens) for r in decode]
+        decode, most = self.decode()
+        room = [min(most, r.remaining - 1, r.last_length - r.num_context_tokens) for r in decode]
         return Schedule(decode, room, self.prefill())
 
     def check_model(self) -> None:
@@ -127,19 +127,22 @@ class Scheduler:
             else:
                 self.fail(request, self.too_large(request))
 
-    def decode(self) -> list[Request]:
-        """Reserve cache memory for the next token and draft tokens of each decoding request, and return these requests.
-        If memory is short, the requests that arrived last are preempted: they return to the queue."""
-        row = 0
+    def decode(self) -> tuple[list[Request], int]:
+        """Reserve cache memory for the next token and draft tokens of each decoding request, and return these requests
+        and the number of draft tokens. If memory is short, there are none, and then the requests that arrived last are
+        preempted: they return to the queue."""
+        row, most = 0, self.num_draft_tokens
         while row < self.num_decoding:
             request = self.active[row]
-            end = min(request.num_cached + 1 + self.num_draft_tokens, self.length)
-            if self.manager.reserve(row, request.num_cached, end):
+            if self.manager.reserve(row, request.num_cached, min(request.num_cached + 1 + most, self.length)):
                 row += 1
+                continue
+            row = 0
+            if most:
+                most = 0
             else:
                 self.preempt()
-                row = 0
-        return self.active[: self.num_decoding]
+        return self.active[: self.num_decoding], most
 
     def prefill(self) -> list[tuple[Request, list[int]]]:
         """Choose the tokens to prefill in this step: a chunk of the first prompt that is not prefilled, or several

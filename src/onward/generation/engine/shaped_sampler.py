@@ -16,10 +16,11 @@ from onward.base.device import tensor_on
 from onward.base.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.verify import verify
+from onward.generation.drafts.verify import DRAW, places, verified
 from onward.generation.failures import NOTHING_ALLOWED, NotANumber
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
 from onward.generation.request import Request
+from onward.kernels.draws import draw
 
 
 class ShapedSampler:
@@ -44,24 +45,24 @@ class ShapedSampler:
         p = process_logits(logits, [requests[i].sampling for i, _ in prefixes], history, allowed, errors).softmax(-1)
         p = p.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have replaced NaN
         device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
-        p = p.to(device)
-        seeds, index = tensor_on(device, [[r.seed, len(r.tokens)] for r in requests]).unbind(1)
-        kept, last, rows = verify(p, proposals, seeds, index)
-        finite = p[rows].isfinite().all(-1)
+        p, rows = p.to(device), places(requests, proposals)
+        seeds, index = tensor_on(device, [[request.seed, index] for request, index in rows]).unbind(1)
+        tokens = draw(p, seeds, index, DRAW)
+        drawn, finite = torch.stack([tokens, p.isfinite().all(-1).long()]).tolist()
         result: list[list[int] | Exception] = []
-        for i, (n, token, row, ok) in enumerate(torch.stack([kept, last, rows, finite.long()], 1).tolist()):
-            first, tokens = row - n, proposals[i].tokens
-            failed = next((at for at in range(first, row + 1) if at in errors), None if ok else row)
-            if failed is None:
-                result.append([*tokens[:n], token])
-            elif failed > first:  # the next step fails at once
-                result.append(tokens[: failed - first])
-            elif failed in errors:
-                result.append(errors[failed])
+        row = 0
+        for new, proposal in zip(verified(drawn, proposals), proposals):
+            failed = next((j for j in range(len(new)) if row + j in errors or not finite[row + j]), None)
+            if failed != 0:  # where a later token fails, the next step fails at once
+                result.append(new[:failed])
+            elif row in errors:
+                result.append(errors[row])
             else:
-                nan = bool(logits[failed].isnan().any())
-                result.append(NotANumber() if nan else UserError(NOTHING_ALLOWED))
-        return result, last.to(logits.device)
+                result.append(NotANumber() if bool(logits[row].isnan().any()) else UserError(NOTHING_ALLOWED))
+            row += 1 + len(proposal.tokens)
+        if len(result) < len(drawn):
+            tokens = torch.tensor([0 if isinstance(new, Exception) else new[-1] for new in result])
+        return result, tokens.to(logits.device)
 
 
 def masks(

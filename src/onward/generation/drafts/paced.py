@@ -1,0 +1,116 @@
+"""Drafts by default: earlier text is looked up, and proposed only where it pays. Each request has an account of the
+steps that its proposals saved and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from onward.base.own import own_parts
+from onward.config.decoder import DecoderConfig, at
+from onward.config.feedforward_parts import Experts
+from onward.generation.cache.manager import CacheManager
+from onward.generation.drafts.lookup import LookupDraft
+from onward.generation.drafts.proposal import Draft, Proposal
+from onward.generation.request import Request
+from onward.model.cache import KVCache
+from onward.model.rows import OPEN
+
+LENGTHS = 3, 7  # tokens of a proposal: few lengths, since a step is compiled for each
+BEGIN = 0.5  # steps that a request may lose at first
+SHARE = 0.01  # steps that it may lose for each token of its answer
+MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
+MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
+
+
+COST = 0.06  # of each further token in a step, in steps: measured for dense models of 30 and 124 million parameters
+EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
+
+
+def default_draft(config: DecoderConfig, cache: KVCache | None) -> PacedDraft | None:
+    """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
+    since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
+    not known; and for a `cache` that takes fewer tokens in a call."""
+    layers = range(config.n_layers)
+    if own_parts(config) or any(at(config.attention, layer).states(config) for layer in layers):
+        return None
+    if (cache.chunk if cache else config.context_length) <= LENGTHS[-1]:
+        return None
+    experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
+    return PacedDraft(LookupDraft(LENGTHS[-1], ngram=4, least=2), EXPERTS if experts else COST)
+
+
+@dataclass
+class Account:
+    """The balance of a request, in plain decoding steps, and its last proposal."""
+
+    balance: float = BEGIN
+    level: int = 0  # index in LENGTHS of the next proposal's length
+    tokens: int = 0  # tokens of the answer at the last step
+    proposed: int = 0  # tokens of the last proposal
+    accepted: int = 0  # accepted tokens of the request before it
+    cost: float = 0.0  # steps that verifying it took beyond one
+
+
+class PacedDraft:
+    """A draft that proposes what another `draft` does, as long as this saves time.
+
+    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens; `own` is the cost of proposing
+    one. Each accepted token saves a step. A request whose balance is used up decodes plainly until SHARE for each of
+    its tokens allows another attempt, so that refused proposals cost at most about SHARE of its time. Costs are
+    estimated, not measured, so that a request takes the same steps whenever it is repeated.
+    """
+
+    def __init__(self, draft: Draft, cost: float, own: float = 0.0) -> None:
+        self.draft, self.cost, self.own = draft, cost, own
+        self.lengths = [n for n in LENGTHS if n <= draft.num_draft_tokens] or [draft.num_draft_tokens]
+        self.num_draft_tokens = self.lengths[-1]
+        self.accounts: WeakKeyDictionary[Request, Account] = WeakKeyDictionary()
+
+    @property
+    def manager(self) -> CacheManager | None:
+        return self.draft.manager
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        self.draft.start(rows, length, chunk, vocab_size)
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """Return a proposal of one of LENGTHS tokens for each request for which it pays."""
+        accounts = [self.settled(request) for request in requests]
+        wanted = [self.length(*each) for each in zip(requests, accounts, room)]
+        if len(requests) > MOST_ROWS or not any(wanted):
+            return [Proposal() for _ in requests]
+        found = self.draft.propose(requests, wanted)
+        found = [proposal if len(proposal.tokens) == n else Proposal() for proposal, n in zip(found, wanted)]
+        if width := max(len(proposal.tokens) for proposal in found):
+            tokens = [1 + width] * len(requests)  # rows are as wide as the widest
+            excess = self.cost * (sum(tokens) - len(tokens)) / (1 + self.cost * (len(tokens) - 1))
+            share = len(requests) / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
+            for account, request, proposal in zip(accounts, requests, found):
+                account.proposed, account.accepted = len(proposal.tokens), request.num_accepted
+                account.cost = share * (excess + self.own * width)
+        return found
+
+    def settled(self, request: Request) -> Account:
+        """Return the account of a request, with its last step counted."""
+        account = self.accounts.setdefault(request, Account())
+        new, account.tokens = len(request.tokens) - account.tokens, len(request.tokens)
+        account.balance += SHARE * new
+        if account.proposed:
+            kept = request.num_accepted - account.accepted
+            account.balance += kept - account.cost
+            most = len(self.lengths) - 1
+            account.level = (
+                min(account.level + 1, most) if kept == account.proposed else 0 if kept == 0 else account.level
+            )
+            account.proposed = 0
+        account.balance = min(account.balance, MOST)
+        return account
+
+    def length(self, request: Request, account: Account, room: int) -> int:
+        """Return the number of tokens to propose next for a request: none if its own functions would be called for
+        tokens that are refused, or if a trace or an edit is open, which would see them."""
+        if account.balance < 0 or request.sampling.processors or OPEN.get():
+            return 0
+        return max((n for n in self.lengths[: account.level + 1] if n <= room), default=0)
