@@ -12,6 +12,7 @@ from onward.families import HF, Fix, Row, deepseek_v3, linear, only, require, si
 ARCHITECTURES = {"deepseek_v32": "DeepseekV32ForCausalLM"}
 BASE = "model."
 IGNORED = ""
+PREDICTION = NUMBERED
 PRESETS: dict[str, HF] = {"deepseek-v3.2": deepseek_v3.RELEASED}
 ANCESTORS = {"deepseek-v3.2": "deepseek-v3"}
 DEFAULTS = {"max_position_embeddings": 163_840}
