@@ -19,6 +19,7 @@ from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import SIZE, PrefixFiles
+from onward.generation.drafts.head_draft import head_draft
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.paced import default_draft
@@ -31,6 +32,7 @@ from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
 from onward.model.decoder import without_dropout
+from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
@@ -64,6 +66,8 @@ class LanguageModel(TextModel):
     The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
     `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
+
+    draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
 
     @checked
     def evaluate_tasks(
@@ -267,7 +271,8 @@ class LanguageModel(TextModel):
             ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
         )
         if draft is None and lookup is None:
-            proposals = default_draft(self.config, cache.cache if cache else None)
+            kv = cache.cache if cache else None
+            proposals = head_draft(self.model, self.draft_head, kv) or default_draft(self.config, kv)
         return unchecked(Engine)(
             self.model,
             rows=rows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
 StepShape = tuple[int, int]  # (B, T)
-Step = Callable[[Decoder, Tensor, Tensor, CacheView], Tensor]  # a function of tokens and positions that is compiled
+Step = Callable[[Decoder, Tensor, Tensor, CacheView], Any]  # a function of tokens and positions that is compiled
 
 
 class NotCompilable(Exception):

@@ -43,6 +43,12 @@ def lower(records: Sequence[StepRecord], cache: KVCache, positions: Tensor) -> l
     return calls
 
 
+def lower_operations(records: Sequence[StepRecord]) -> list[Call]:
+    """Translate the records of a function without a cache to calls of kernels, as `lower` does."""
+    with unreadable_is_not_compilable():
+        return [call for record in records if isinstance(record, Operation) for call in operation_calls(record)]
+
+
 def write(record: Write, layer: LayerCache, positions: Tensor) -> Call:
     """Return the kernel call that writes the vectors of `record` to a cache of the kind of `layer`, at `positions`
     (B, T)."""

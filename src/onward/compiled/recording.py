@@ -265,3 +265,12 @@ def record_step(
     with torch.no_grad(), (chosen or Selection()).read_from(adapters), HostReads(), recorder:
         result = run(tokens, positions, replace(view, layers=layers, rope_length=rope_length))
     return Recording(recorder.records, tokens, positions, rope_length, adapters, result)
+
+
+@torch.inference_mode(False)
+def record_function(function: Callable[[], Tensor]) -> Recording:
+    """Record the operations of a function without arguments and without a cache, by one call."""
+    recorder, unused = Recorder(), [torch.zeros(1) for _ in range(4)]
+    with torch.no_grad(), HostReads(), recorder:
+        result = function()
+    return Recording(recorder.records, *unused, result)

@@ -14,7 +14,7 @@ from onward.compiled.interface import NotCompilable, TooManyRows
 from onward.compiled.needed import name_of
 from onward.compiled.recording import Operation
 from onward.kernels.chosen import max_assignments
-from onward.kernels.llvm import batches, chosen, elementwise
+from onward.kernels.llvm import batches, chosen, draws, elementwise
 from onward.kernels.llvm.elementwise import Layout
 from onward.kernels.llvm.products import ProductArguments, emit
 from onward.kernels.memory import MIN_PARALLEL, address, strided_address
@@ -224,6 +224,22 @@ def embedding(operation: Operation) -> list[Call]:
     return [Call(("embedding", weight.size(-1), weight.stride(), weight.dtype), emitted, arguments)]
 
 
+def drawn(operation: Operation) -> list[Call]:
+    """Translate a recorded draw of tokens to a kernel call."""
+    logits, factors, seeds, index = operation.arguments
+    arguments = draws.DrawArguments(
+        tokens=contiguous_address(operation.result),
+        logits=contiguous_address(logits),
+        factors=address(factors, torch.float32, len(logits)),
+        seeds=address(seeds, torch.int64, len(logits)),
+        index=address(index, torch.int64, len(logits)),
+        vocab_size=logits.size(1),
+        items=len(logits),
+    )
+    dtype = DTYPES[logits.dtype]
+    return [Call(("draw", dtype), draws.emit(dtype, False), arguments)]
+
+
 ROWS: dict[str, Callable[[Operation], list[Call]]] = {
     "mm": product,
     "addmm": product,
@@ -238,4 +254,5 @@ ROWS: dict[str, Callable[[Operation], list[Call]]] = {
     "chosen_linear": chosen_product,
     "native_layer_norm": layer_norm,
     "embedding": embedding,
+    "drawn_tokens": drawn,
 }

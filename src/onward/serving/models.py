@@ -19,7 +19,8 @@ from onward.checkpoint.peft.bases import check_adapter_folder, check_base
 from onward.config.decoder import DecoderConfig
 from onward.generation.cache.blocks import BlockManager
 from onward.generation.cache.manager import CHUNK
-from onward.generation.drafts.model_draft import NUM_DRAFT_TOKENS
+from onward.generation.drafts.head_draft import NUM_DRAFT_TOKENS as OF_HEAD
+from onward.generation.drafts.model_draft import NUM_DRAFT_TOKENS as OF_MODEL
 from onward.generation.engine.engine import Engine
 from onward.hub.folder import locate
 from onward.model.adapters import adapter_names, selection
@@ -179,7 +180,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         chunk,
         blocks=blocks,
         block_size=BLOCK,
-        keep=NUM_DRAFT_TOKENS if draft else options.lookup or 0,
+        keep=OF_MODEL if draft else OF_HEAD if lm.draft_head and options.lookup is None else options.lookup or 0,
         device=lm.model.device,
         dtype=lm.model.dtype,
     )

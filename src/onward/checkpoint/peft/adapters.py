@@ -8,11 +8,9 @@ have their own names, and biases of adapted layers that of the base layer. base.
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from onward.base.errors import UserError
-from onward.base.files import atomic_write, flush, read_json
+from onward.base.files import read_json
 from onward.checkpoint.huggingface.save import describe
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_source, open_source
+from onward.checkpoint.part_files import PartFiles, write_part
 from onward.checkpoint.peft.adapted_weights import (
     EMBEDDING,
     LAYER,
@@ -45,7 +44,7 @@ from onward.checkpoint.peft.bases import (
 )
 from onward.checkpoint.peft.config import CHANGED_BASE, lora_config, matches
 from onward.checkpoint.source import ModelSource
-from onward.checkpoint.weights import fill, read_tensors
+from onward.checkpoint.weights import read_tensors
 from onward.families import HF, Family, family
 from onward.hub.folder import is_adapter
 from onward.model.adapters import Adapter
@@ -105,23 +104,14 @@ def load_with_adapters(
     return model, hf, open_source(adapter_folders[0]) if trained else source
 
 
-@dataclass(frozen=True)
-class AdapterFiles:
-    """The content of an adapter's folder, to be written."""
-
-    tensors: Mapping[str, Tensor]
-    config: Mapping[str, Any]
-    base: BaseModel
-
-
 def save_adapter(model: Decoder, folder: Path, hf: HF, base: BaseModel, name: str = "default") -> None:
     """Write the adapter `name`, and all fully trained modules, as a PEFT folder."""
-    write_adapter(folder, adapter_files(model, hf, base, name))
+    write_part(folder, adapter_files(model, hf, base, name))
 
 
 def adapter_files(
     model: Decoder, hf: HF, base: BaseModel, name: str = "default", gather: Callable[[Tensor], Tensor] = Tensor.detach
-) -> AdapterFiles:
+) -> PartFiles:
     """Collect the tensors of the adapter `name`, and of all fully trained modules, under PEFT's names. If the weights
     of a fused projection have adapters with different A, their ranks are added. `gather` returns the full tensor of a
     weight, if processes divide the model."""
@@ -162,7 +152,8 @@ def adapter_files(
     # initial values are stored as a second half of the rank: PEFT would subtract them from the base, also for other
     # adapters, and values computed again would differ by rounding
     subtracted = bool(layers) and all(adapter.start_a is not None for adapter in layers)
-    return AdapterFiles(tensors, config, replace(base, labels=head_labels(model), subtracted=subtracted))
+    base = replace(base, labels=head_labels(model), subtracted=subtracted)
+    return PartFiles(TENSORS, tensors, {BASE: asdict(base), CONFIG: config})
 
 
 def embedding(kind: Family, model: Decoder) -> str:
@@ -216,17 +207,6 @@ def peft_config(
         "rank_pattern": {key: r for key, r in ranks.items() if r != rank},
         "alpha_pattern": {key: a for key, a in alphas.items() if a != alpha},
     }
-
-
-def write_adapter(folder: Path, files: AdapterFiles) -> None:
-    """All files are flushed before the first is renamed to its final name."""
-    with ExitStack() as stack:
-        temporary = {name: stack.enter_context(atomic_write(folder / name)) for name in ADAPTER_FILES}
-        fill(temporary[TENSORS], files.tensors, files.tensors.items())
-        temporary[CONFIG].write_text(json.dumps(files.config, indent=2) + "\n")
-        temporary[BASE].write_text(json.dumps(asdict(files.base), indent=2) + "\n")
-        for new in temporary.values():
-            flush(new)
 
 
 def load_adapter(model: Decoder, folder: Path, hf: HF, name: str = "default") -> None:

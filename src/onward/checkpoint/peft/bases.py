@@ -28,12 +28,14 @@ class BaseModel:
     subtracted: bool = False  # whether the second half of each rank subtracts the initial A and B, untrained
 
 
-def weights_checksum(folder: Path) -> str:
-    """A checksum of a model's weights, 16 hexadecimal digits, independent of the files that hold them."""
+def weights_checksum(folder: Path, rows: int | None = None) -> str:
+    """A checksum of a model's weights, 16 hexadecimal digits, independent of the files that hold them; of the first
+    `rows` rows of each weight, if given."""
     integers = {"F64": torch.int64, "F32": torch.int32, "F16": torch.int16, "BF16": torch.int16}
     facts = []
     for name, tensor in sorted(open_source(folder).stored().items()):
-        bits = tensor.mapped() if tensor.mapped else tensor.rows(0, tensor.shape[0])
+        whole = rows is None or not tensor.shape
+        bits = tensor.mapped() if tensor.mapped and whole else tensor.rows(0, min(tensor.shape[0], rows or 1 << 62))
         total = int(bits.view(integers.get(tensor.dtype, torch.uint8)).sum(dtype=torch.int64))
         facts.append([name, tensor.dtype, tensor.shape, total])
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

@@ -14,7 +14,8 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.base.files import atomic_write, file_sha256, read_json
 from onward.checkpoint.huggingface.save import save_weights
-from onward.checkpoint.peft.adapters import ADAPTER_FILES, AdapterFiles, write_adapter
+from onward.checkpoint.part_files import PartFiles, write_part
+from onward.checkpoint.peft.adapters import ADAPTER_FILES
 from onward.checkpoint.peft.bases import CONFIG as ADAPTER_CONFIG
 from onward.checkpoint.weights import SINGLE, fill
 from onward.config.decoder import DecoderConfig
@@ -62,12 +63,10 @@ def by_file(
     return weights, {name: tensor for name, tensor in tensors.items() if name not in in_model}
 
 
-def write_adapter_save(
-    folder: Path, adapter: AdapterFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]
-) -> None:
+def write_part_save(folder: Path, part: PartFiles, tensors: Mapping[str, Tensor], progress: dict[str, Any]) -> None:
     with atomic_write(folder) as new:
         new.mkdir()
-        write_adapter(new, adapter)
+        write_part(new, part)
         write_state(new, tensors, progress)
 
 

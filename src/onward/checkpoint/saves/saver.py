@@ -5,8 +5,8 @@ RUN/                    a model folder: config.json and model.safetensors are th
     best.json           the step of the save with the lowest validation loss
     step-0000100/       a save; its folder exists only when it is complete
       config.json, model.safetensors    the model for use, with averaged weights if the run averages them; a run that
-                                        trains adapters has the files of an adapter instead, and state.safetensors holds
-                                        every tensor of the trainer
+                                        trains adapters has the files of an adapter instead, and one that trains a draft
+                                        head those of the head; state.safetensors holds every tensor of the trainer
       state.safetensors                 the other tensors of the trainer, for trainable parameters only
       progress.json                     the step, the position in the data, and other numbers
       checksums.json                    the SHA-256 of each of these files
@@ -28,12 +28,14 @@ from onward.base import fields
 from onward.base.errors import UserError
 from onward.base.files import read_json, remove_atomically, remove_leftovers, write_json
 from onward.checkpoint.huggingface.save import label_keys
+from onward.checkpoint.draft_heads import draft_head_files
 from onward.checkpoint.peft.adapters import adapter_files
 from onward.checkpoint.peft.bases import BaseModel
-from onward.checkpoint.saves.folder import saves, show, step_of, write_adapter_save, write_save
+from onward.checkpoint.saves.folder import saves, show, step_of, write_part_save, write_save
 from onward.checkpoint.saves.shared import SharedSave, Writers, agree
 from onward.checkpoint.saves.state import TrainerState, copied
 from onward.model.decoder import Decoder
+from onward.transforms.draft_head import has_draft_head
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Saver:
     """
 
     def __init__(self, run: Path, keep: int, base: BaseModel | None = None, writers: Writers | None = None) -> None:
-        """`base` is the base of a model with adapters, whose saves hold only the adapters and other trained modules.
+        """`base` is the base of a model with adapters or a draft head, whose saves hold only the trained modules.
         `writers` are the processes that hold parts of the model, if it is divided: each has a Saver, they call `save`
         together, and the first one keeps the folder in order."""
         self.run, self.keep, self.base, self.writers = run, keep, base, writers
@@ -85,10 +87,11 @@ class Saver:
             if self.base is not None:
                 gather = self.writers.gathered if self.writers else Tensor.detach
                 with self.writers.gathered_parameters(model) if self.writers else nullcontext():
-                    adapter = adapter_files(model, hf, self.base, gather=gather)
-                    files = replace(adapter, tensors=copied(adapter.tensors))
+                    files_of = draft_head_files if has_draft_head(model) else adapter_files
+                    part = files_of(model, hf, self.base, gather=gather)
+                    files = replace(part, tensors=copied(part.tensors))
                 tensors = copied({name: gather(tensor) for name, tensor in state.tensors.items()})
-                write = partial(write_adapter_save, folder, files, tensors, values[0]) if first else write
+                write = partial(write_part_save, folder, files, tensors, values[0]) if first else write
             elif self.writers is not None:
                 pipeline: Any = getattr(model, "pipeline", None)
                 of_stages = pipeline.of_stages if pipeline else lambda value: [value]

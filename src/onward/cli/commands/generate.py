@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
 from onward.cli.shared.input import read_text
-from onward.cli.shared.loading import Loading, load
+from onward.cli.shared.loading import Loading, load, tell_draft
 from onward.cli.shared.options import made, read
 from onward.cli.shared.output import console, print_next, print_table, printable
 from onward.cli.shared.streams import ClosedInput
@@ -121,6 +121,8 @@ def main(argv: Sequence[str]) -> None:
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )
+        if not given.keys() & {"draft", "lookup"}:
+            tell_draft(lm, options.model)
         if options.compile:
             compile_steps(engine, [min(len(prompts) * options.n, engine.scheduler.rows)])
         sample(lm, prompts, options, engine)

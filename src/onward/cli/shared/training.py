@@ -109,6 +109,8 @@ def next_commands(run: "Run") -> list[str]:
     if method == "classify":
         examples = f"onward evaluate {named} examples.jsonl{imports}"
         return [examples, f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
+    if method == "draft":
+        named = quote(run.config.base)
     speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'
     return [f"{speak}{imports}", f"onward evaluate {named} other.txt{imports}"]
 
@@ -197,7 +199,8 @@ def describe(run: "Run", say: Say) -> None:
 def examine(run: "Run", say: Say) -> None:
     """Run the fast checks of `onward doctor` before the first step, and print their failures; they do not stop the
     run."""
-    if run.step or run.processes.divides:
+    frozen = isinstance(run.config, FinetuneConfig) and run.config.method.beside
+    if run.step or run.processes.divides or frozen:
         return
     import torch
 

@@ -17,6 +17,11 @@ class Proposal:
     tokens: list[int] = field(default_factory=list)
 
 
+def is_ours(draft: object) -> bool:
+    """Return whether a draft is one of Onward's own, which changes no model."""
+    return type(draft).__module__.startswith("onward.")
+
+
 @runtime_checkable
 class Draft(Protocol):
     """The interface of drafts for speculative decoding: a draft proposes tokens that the model then verifies. A draft

@@ -6,7 +6,7 @@ Shapes: B rows, T tokens of each, V vocabulary, D d_model.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -38,11 +38,19 @@ def hidden_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheVi
     return model.hidden_of_checked(tokens, positions, view)
 
 
+def reading_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> tuple[Tensor, Tensor]:
+    """Run the model without checks: return the logits (B, T, V) and the hidden states (B, T, D) for tokens (B, T) at
+    positions (B, T), over the cache rows in `view`. This is the function that is compiled for a draft that reads the
+    hidden states."""
+    hidden = model.hidden_of_checked(tokens, positions, view)
+    return model.logits(hidden), hidden
+
+
 class ReadingRunner(Runner):
     """A runner in place of another, whose `draft` reads the hidden states of each call. Row i of the cache belongs to
     active[i]."""
 
-    compiled_step = staticmethod(hidden_step)
+    compiled_step = staticmethod(reading_step)
 
     def __init__(self, runner: Runner, draft: ReadingDraft, active: Sequence[Request]) -> None:
         super().__init__(runner.model, runner.cache, runner.state, runner.compile_after)
@@ -59,11 +67,12 @@ class ReadingRunner(Runner):
         return hidden
 
     def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
-        hidden = super().run_compiled(tokens, positions, length)
-        if hidden is None:
+        result: Any = super().run_compiled(tokens, positions, length)
+        if result is None:
             return None
+        logits, hidden = result
         self.pass_on(0, positions[:, 0].tolist(), hidden)
-        return self.model.logits(hidden)
+        return logits  # type: ignore[no-any-return]
 
     def pass_on(self, first: int, starts: Sequence[int], hidden: Tensor) -> None:
         """Pass the hidden states (B, T, D) of the rows from row `first` on to the draft; row i begins at position

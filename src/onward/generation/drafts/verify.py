@@ -31,7 +31,7 @@ def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Requ
     """Draw a token (N,) from each row of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row that
     has no distribution gets -1. Returns None on other devices, and if the distribution of a row depends on more than
     the temperature."""
-    if not all(is_plain(request) for request, _ in rows):
+    if not all(map(is_plain, {request for request, _ in rows})):
         return None
     factors = [inverse_temperature(request.sampling.temperature) for request, _ in rows]
     return draw_by_kernel(logits, allowed, factors, [request.seed for request, _ in rows], [index for _, index in rows])

@@ -24,7 +24,7 @@ from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.state_prefixes import StatePrefixCache
 from onward.generation.check_request import check_cache, check_mask, check_request
 from onward.generation.drafts.forward import decode_drafted
-from onward.generation.drafts.proposal import Draft, Proposal
+from onward.generation.drafts.proposal import Draft, Proposal, is_ours
 from onward.generation.drafts.reading import ReadingDraft, ReadingRunner
 from onward.generation.drafts.times import SpeculationTimes
 from onward.generation.engine.sampler import Sampler
@@ -207,7 +207,7 @@ class Engine:
 
     def propose(self, schedule: Schedule) -> list[Proposal]:
         if self.draft and schedule.decode:
-            self.state.confirmed = False  # a draft may be the user's
+            self.state.confirmed &= is_ours(self.draft)  # a draft of the user may change the model
             return self.draft.propose(schedule.decode, schedule.room)
         return [Proposal() for _ in schedule.decode]
 

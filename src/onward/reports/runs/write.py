@@ -7,6 +7,7 @@ import torch
 
 from onward.base.device import choose_device
 from onward.base.errors import UserError
+from onward.checkpoint.draft_heads import draft_base, is_draft_head
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.model.decoder import Decoder
 from onward.reports.runs.card import write_report_card
@@ -64,6 +65,7 @@ def conclude(run: Run) -> dict[str, Any]:
 
 
 def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder, Tokenizer | None]:
+    folder = draft_base(folder) if is_draft_head(folder) else folder
     model, _, source = load_with_adapters(folder, device=choose_device(device))
     return model.eval(), source.tokenizer()
 

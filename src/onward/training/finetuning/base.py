@@ -11,6 +11,7 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.base.files import file_sha256
+from onward.checkpoint.draft_heads import identity, is_draft_head
 from onward.checkpoint.huggingface.save import save_model
 from onward.checkpoint.lazy import load_outline
 from onward.checkpoint.load import load_model, open_source
@@ -27,6 +28,7 @@ from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 from onward.training.losses.answers import FIRST, START
 from onward.training.methods.method import Base
+from onward.transforms.draft_head import has_draft_head
 from onward.transforms.heads import add_head, head_labels
 from onward.transforms.lora import add_adapters, fully_trained, merge_lora, on_top
 from onward.transforms.quantize import is_quantized
@@ -49,12 +51,22 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
     folder, quantize = weights_folder(config), (c.quantize or None) if c else None
     model, hf = load_outline(folder, torch.float32) if lazy else load_model(folder, torch.float32, quantize=quantize)
     first = first if first and is_adapter(first) else None
-    if is_quantized(model) and not (adapters or first):
+    beside = c is not None and c.method.beside
+    if first and beside:
+        raise UserError(
+            f"Cannot train beside the adapter {config.base}: merge it with onward merge, and name the merged model"
+        )
+    if is_quantized(model) and not (adapters or first or beside):
         raise UserError(
             f"{config.base} has quantized weights, which are not trained: train adapters on it with onward finetune "
             "--lora 16, or begin from the model that was quantized"
         )
     new = base_tokenizer(config).vocab_size - model.config.vocab_size
+    if new > 0 and c and beside:
+        raise UserError(
+            f"template {c.template} adds {new} tokens to the vocabulary, and {c.method.kind} leaves the model as it is: "
+            "choose one without new tokens, such as plain"
+        )
     if new > 0 and c and (adapters or first):
         full = fully_trained(model, adapters) if adapters and not first and not is_quantized(model) else []
         if not {"embed", "head"} <= {*full}:
@@ -76,6 +88,8 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
             load_adapter(model, first, hf)
     elif adapters:
         add_adapters(model, adapters)
+    elif c and beside:
+        c.method.attach(model)
     return model.train(), hf
 
 
@@ -126,19 +140,20 @@ def base_model(
             add_head(model, labels)
         return model
 
-    return make if is_adapter(folder) else None
+    return make if is_adapter(folder) or is_draft_head(folder) else None
 
 
 def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
-    """Return the name and the checksum of the base model, which are saved with a model that has adapters; None for a
-    model without adapters. Raises a UserError if `config.base` is empty."""
-    if not adapter_names(model):
+    """Return the name and the checksum of the base model, which are saved with a model that has adapters or a draft
+    head; None for other models. Raises a UserError if `config.base` is empty."""
+    checksum = identity if has_draft_head(model) else weights_checksum
+    if not (adapter_names(model) or has_draft_head(model)):
         return None
     if not config.base:
         raise UserError("Cannot save the adapters of this model without its base: name it as base, with lora")
     folder = weights_folder(config)
     named = config.base if folder == locate(config.base) else str(folder)
-    return BaseModel(named, weights_checksum(folder))
+    return BaseModel(named, checksum(folder))
 
 
 def base_checksum(config: RunConfig) -> str:

@@ -65,6 +65,8 @@ class FinetuneConfig(RunConfig, ExampleOptions):
                 f"Cannot weight the sources, because {self.method.kind} reads them as one: leave out weights"
             )
         self.method.check()
+        if self.lora and self.method.beside:
+            raise UserError(f"lora is given with {self.method.kind}, which leaves the model as it is: leave it out")
         if self.quantize and not self.lora:
             raise UserError(f"quantize is {self.quantize!r} without adapters to train: give lora, or leave it out")
         if self.first and not self.lora:

@@ -132,7 +132,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
-        examples, left = tabulated(method.examples(encoder, records), length, config.too_long)
+        treat = "cut" if method.beside and config.too_long == "error" else config.too_long  # only prompts are read
+        examples, left = tabulated(method.examples(encoder, records), length, treat)
         notes.extend(rows.sentences())
         notes.extend(filter(None, (counts.sentence(source, length) for source, counts in left.sources.items())))
         too_long.setdefault(part, {}).update({source: asdict(counts) for source, counts in left.sources.items()})

@@ -39,6 +39,7 @@ class Method(Part):
     by_example: ClassVar[bool] = False  # whether the loss is a mean over examples instead of targets
     by_record: ClassVar[bool] = True  # whether each record is turned into examples independently of other records
     dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities use none
+    beside: ClassVar[bool] = False  # whether modules beside the model are trained, and the model stays as it is
     labels: ClassVar[tuple[str, ...]] = ()  # labels of the trained output head; `classify` reads them from its data
     reports: ClassVar[tuple[str, ...]] = ()  # names of the method's figures in the log, in addition to the loss
 
@@ -53,6 +54,9 @@ class Method(Part):
         """Whether the model in training writes answers of its own, as in reinforcement; each row of a batch must then
         hold only one example."""
         return False
+
+    def attach(self, model: Decoder) -> None:
+        """Freeze a model, and add the modules that a method trains `beside` it."""
 
     def check(self) -> None:
         """Raise a UserError if an option is missing that the method cannot do without."""

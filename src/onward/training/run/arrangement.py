@@ -58,6 +58,7 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
     }
     if isinstance(config, FinetuneConfig):
         refused["quantize"] = bool(config.quantize)
+        refused[f"method {config.method.kind}"] = config.method.beside
     if mesh.pipeline * mesh.context > 1 and isinstance(config, FinetuneConfig):
         axis = "the stages of a pipeline" if mesh.pipeline > 1 else "a context axis"
         raise UserError(f"Cannot fine-tune over {axis} (mesh {str(mesh)!r}): divide by shards or a tensor axis")

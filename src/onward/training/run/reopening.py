@@ -13,6 +13,7 @@ from onward.base import fields
 from onward.base.device import choose_device
 from onward.base.errors import UserError
 from onward.base.files import read_json
+from onward.checkpoint.draft_heads import is_draft_head, mismatch
 from onward.checkpoint.peft.bases import check_base
 from onward.checkpoint.saves.newest import newest_state
 from onward.config.mesh import Mesh
@@ -78,6 +79,9 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
     adapter, stage, lazy = is_adapter(folder), stage_of(config), divides(processes)
     if adapter:
         check_base(folder, weights_folder(config))
+    draft = is_draft_head(folder)
+    if draft and (reason := mismatch(folder, weights_folder(config))):
+        raise UserError(reason)
     first = not (processes and processes.rank)
     inputs = stage.open(config, folder, "sha256" if first else "size")
     where = torch.device("cpu") if lazy else device  # until it is divided
@@ -92,7 +96,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         tokenizer=tokenizer,
         inputs=inputs,
         model=state.model,
-        hf=load_base(config, lazy=lazy)[1] if adapter else read_json(folder / "config.json"),
+        hf=load_base(config, lazy=lazy)[1] if adapter or draft else read_json(folder / "config.json"),
         loss=as_loss(loss) if loss else stage.loss(config),
         tasks=validation_tasks(config, inputs, tokenizer),
         budget=budget,

@@ -6,6 +6,7 @@ from typing import Any
 from onward.base.files import write_json
 from onward.checkpoint.peft.adapters import load_with_adapters
 from onward.training.run.run import Run
+from onward.transforms.draft_head import has_draft_head
 
 
 def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
     if in_time and run.budget and (share := run.budget.evaluated_share) < 1:
         tokens = max(2, int(share * (tokens or len(run.inputs.validation or ()))))
     divides = run.processes.divides
-    model = run.model if divides else load_with_adapters(run.folder, device=run.device)[0].eval()
+    model = run.model if divides or has_draft_head(run.model) else load_with_adapters(run.folder, device=run.device)[0].eval()
     with run.trainer.averaged() if divides else nullcontext():
         figures = run.inputs.evaluate(model, run.tokenizer, run.trainer.loss, tokens)
     if not run.processes.rank:

@@ -1,0 +1,111 @@
+"""The folder of a draft head: config.json, with the model it belongs to, and model.safetensors.
+
+`onward finetune MODEL --method draft` writes it as MODEL/draft, where `onward.load` finds it. A draft head changes no
+text, but it guesses well only for the model that it was trained on: `mismatch` compares tokenizer, sizes and weights.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from onward.base import fields
+from onward.base.errors import UserError
+from onward.base.files import file_sha256, read_json
+from onward.checkpoint.part_files import PartFiles
+from onward.checkpoint.peft.bases import BaseModel, weights_checksum
+from onward.checkpoint.weights import SINGLE, read_tensors
+from onward.families import HF
+from onward.hub.folder import is_adapter, locate
+from onward.model.decoder import Decoder
+from onward.model.draft_head import DraftHead
+from onward.transforms.draft_head import draft_head_of
+
+CONFIG, KIND, FOLDER = "config.json", "onward_draft_head", "draft"  # FOLDER: its name in the folder of its model
+SIZES = "hidden_size", "intermediate_size", "vocab_size"
+ROWS = 4  # of each weight, for the checksum of a model: reading all of them would take as long as loading it
+
+
+class ForeignDraft(UserWarning):
+    """Warning that the draft in the folder of a model belongs to another model and is not used."""
+
+
+def is_draft_head(folder: Path) -> bool:
+    return (folder / CONFIG).exists() and read_json(folder / CONFIG).get("model_type") == KIND
+
+
+def identity(folder: Path) -> str:
+    """Return what a draft head remembers of its model: checksums of some rows of each weight, and of the tokenizer."""
+    tokenizer = folder / "tokenizer.json"
+    return f"{weights_checksum(folder, ROWS)} {file_sha256(tokenizer)[:16] if tokenizer.exists() else '-'}"
+
+
+def draft_head_files(
+    model: Decoder, hf: HF, base: BaseModel, gather: Callable[[Tensor], Tensor] = Tensor.detach
+) -> PartFiles:
+    """Collect the tensors and the config.json of the draft head of `model`; `gather` returns the full tensor of a
+    weight, if processes divide the model."""
+    head = draft_head_of(model)
+    config = {
+        "model_type": KIND,
+        "hidden_size": head.d_model,
+        "intermediate_size": head.d_ff,
+        "vocab_size": model.config.vocab_size,
+        "base": {name: value for name, value in asdict(base).items() if name in ("folder", "checksum")},
+    }
+    return PartFiles(SINGLE, {name: gather(tensor) for name, tensor in head.named_parameters()}, {CONFIG: config})
+
+
+def draft_base(folder: Path) -> Path:
+    """Return the folder of the model that the draft head in `folder` belongs to."""
+    return locate(str((read_json(folder / CONFIG).get("base") or {}).get("folder", "")))
+
+
+def mismatch(folder: Path, base: Path) -> str:
+    """Return a sentence if the draft head in `folder` does not belong to the model in `base`, or "" if it does."""
+    record = read_json(folder / CONFIG).get("base") or {}
+    known, now = str(record.get("checksum", "")).split(), identity(base).split()
+    if known == now:
+        return ""
+    differs = "another tokenizer" if known[:1] == now[:1] else "other weights"
+    return (
+        f"the draft {folder} was made for another model than {base}, which has {differs}: make a new one with onward "
+        f"finetune {base} --method draft"
+    )
+
+
+def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
+    """Load the draft head in the folder `folder` of `model`; None if there is none, or if it does not belong to the
+    model, which a warning says."""
+    place = folder / FOLDER
+    if is_adapter(folder) or not is_draft_head(place):
+        return None
+    if reason := mismatch(place, folder):
+        warnings.warn(ForeignDraft(f"{reason} (until then, there are no drafts)"), stacklevel=2)
+        return None
+    return load_draft_head(place, model)
+
+
+def load_draft_head(folder: Path, model: Decoder) -> DraftHead:
+    """Load the draft head in `folder`, in the dtype and on the device of `model`. Raises a UserError if its sizes are
+    not those of the model, and for tensors that do not fit."""
+    config = read_json(folder / CONFIG)
+    sizes = {name: fields.convert(int, config.get(name), f"{folder / CONFIG}.{name}") for name in SIZES}
+    for name, wanted in {"hidden_size": model.config.d_model, "vocab_size": model.config.vocab_size}.items():
+        if sizes[name] != wanted:
+            raise UserError(f"{folder / CONFIG} has {name} {sizes[name]}, and the model {wanted}: use its own draft")
+    with torch.device("meta"):
+        head = DraftHead(sizes["hidden_size"], sizes["intermediate_size"])
+    tensors = read_tensors(folder / SINGLE)
+    wanted_shapes = {name: tensor.shape for name, tensor in head.state_dict().items()}
+    if {name: tensor.shape for name, tensor in tensors.items()} != wanted_shapes:
+        raise UserError(f"{folder / SINGLE} does not hold the tensors of a draft head: make a new one")
+    placed = {name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items()}
+    head.load_state_dict(placed, assign=True)
+    return head.requires_grad_(False).eval()
+

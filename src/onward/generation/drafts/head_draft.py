@@ -1,0 +1,156 @@
+"""A draft head at work: it guesses the tokens after the next one from the last hidden state of the model.
+
+Shapes: B requests, K guesses, D d_model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from onward.base.errors import UserError
+from onward.compiled.function import CompiledFunction
+from onward.compiled.interface import NotCompilable
+from onward.generation.drafts.guesses import Guesses
+from onward.generation.drafts.proposal import Proposal
+from onward.generation.drafts.verify import inverse_temperature, is_plain
+from onward.generation.request import Request
+from onward.kernels.drawn_tokens import drawn_tokens  # noqa: F401  # which registers the operation
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+from onward.model.draft_head import DraftHead, embedded
+
+NUM_DRAFT_TOKENS = 5  # of a proposal, unless another number is given
+COMPILE_AFTER = 8  # proposals of a number of requests before their guesses are compiled
+MAX_CHAINS = 16  # compiled chains of guesses that a head keeps
+
+
+def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> HeadDraft | None:
+    """Return the draft of a model with a draft head, if a given cache can verify its guesses; None for a model without
+    one."""
+    if head is None or (cache and (cache.chunk <= NUM_DRAFT_TOKENS or (cache.states and cache.keep < NUM_DRAFT_TOKENS))):
+        return None
+    return HeadDraft(model, head)
+
+
+class HeadDraft:
+    """A draft for speculative decoding that continues the hidden state of `model` by its draft head (Ankner et al.
+    2024). It proposes up to `num_draft_tokens` tokens. On a CPU all guesses of a proposal are one program."""
+
+    manager = None
+
+    def __init__(self, model: Decoder, head: DraftHead, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
+        if num_draft_tokens < 1:
+            raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
+        self.model, self.head, self.num_draft_tokens = model, head, num_draft_tokens
+        self.states = WeakKeyDictionary[Request, tuple[int, Tensor]]()  # (index of the first token, (T, D))
+        self.num_plain: dict[int, int] = {}  # uncompiled proposals, by the number of requests
+
+    def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Prepare the draft for an engine of a model with `vocab_size` tokens; it has no cache of its own."""
+        self.guesses, self.chains = Guesses(vocab_size), dict[int, Chain | None]()
+
+    def read(self, request: Request, start: int, hidden: Tensor) -> None:
+        """Take hidden states of the model; see `ReadingDraft.read`."""
+        self.states[request] = start, hidden.clone()
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """Return a proposal of at most room[i] tokens for requests[i], drawn with the request's own random numbers, as
+        the model draws the tokens that they guess."""
+        if not max(room):
+            return [Proposal() for _ in requests]
+        states = []
+        for request in requests:
+            first, of_tokens = self.states[request]
+            states.append(of_tokens[request.start + request.num_context_tokens - 2 - first])
+        with torch.inference_mode():
+            if (chain := self.chain(requests)) is not None:
+                tokens = chain.run(states, requests)
+            else:
+                tokens = self.guess(torch.stack(states), requests, max(room))
+        known = [next((k for k, token in enumerate(new) if token < 0), len(new)) for new in tokens]
+        return [Proposal(new[: min(most, end)]) for new, most, end in zip(tokens, room, known)]
+
+    def guess(self, state: Tensor, requests: Sequence[Request], count: int) -> list[list[int]]:
+        """Return `count` guesses for each request, -1 from the first that has no distribution on, from the hidden
+        states (B, D)."""
+        tokens, last = list[list[int]]([] for _ in requests), [request.last_token for request in requests]
+        for _ in range(count):
+            state = self.head(state, embedded(self.model, torch.tensor(last, device=state.device)))
+            drawn = self.guesses.draw(self.model.logits(self.head.norm(state)[None])[0], requests, tokens)
+            for new, token in zip(tokens, drawn):
+                new.append(token)
+            last = [max(token, 0) for token in drawn]
+        return tokens
+
+    def chain(self, requests: Sequence[Request]) -> Chain | None:
+        """Return a compiled chain of guesses for as many requests, None before COMPILE_AFTER uncompiled ones, or if the
+        guesses depend on more than the temperature."""
+        rows = len(requests)
+        if self.model.device.type != "cpu" or not all(map(is_plain, requests)):
+            return None
+        if self.num_plain.setdefault(rows, 0) < COMPILE_AFTER:
+            self.num_plain[rows] += 1
+            return None
+        if rows not in self.chains:
+            self.chains[rows] = chain_of(self.model, self.head, rows, self.num_draft_tokens)
+        return self.chains[rows]
+
+
+class Chain:
+    """`count` guesses for each of `rows` requests as one program, each drawn from the logits after the guess before
+    it."""
+
+    def __init__(self, model: Decoder, head: DraftHead, rows: int, count: int) -> None:
+        self.state = torch.zeros(rows, model.config.d_model, dtype=model.dtype)
+        self.numbers = torch.zeros(3, rows, dtype=torch.int64)  # last tokens, seeds, lengths of the answers
+        self.factors, self.temperatures = torch.zeros(rows), [0.0] * rows
+
+        def guesses() -> Tensor:
+            state, (last, seeds, lengths), tokens = self.state, self.numbers, list[Tensor]()
+            for k in range(count):
+                state = head(state, embedded(model, last))
+                logits = model.logits(head.norm(state)[None])[0]
+                last = torch.ops.onward.drawn_tokens(logits, self.factors, seeds, lengths + k)
+                tokens.append(last)
+            return torch.stack(tokens, 1)
+
+        inputs = self.state, self.numbers, self.factors
+        self.program = CompiledFunction(guesses, inputs, weights_of(model, head))
+
+    def run(self, states: Sequence[Tensor], requests: Sequence[Request]) -> list[list[int]]:
+        """Return the guesses for each request, -1 where there is none, from their hidden states (D,)."""
+        torch.stack([*states], out=self.state)
+        last, lengths = [r.last_token for r in requests], [len(r.tokens) for r in requests]
+        self.numbers.copy_(torch.tensor([last, [r.seed for r in requests], lengths]))
+        if self.temperatures != (temperatures := [r.sampling.temperature for r in requests]):
+            self.factors.copy_(torch.tensor([inverse_temperature(t) for t in temperatures]))
+            self.temperatures = temperatures
+        return self.program.run().tolist()
+
+
+CHAINS: WeakKeyDictionary[DraftHead, dict[tuple[int, ...], Chain | None]] = WeakKeyDictionary()
+
+
+def weights_of(model: Decoder, head: DraftHead) -> list[Tensor]:
+    parts = model.embed, model.embed_in, model.embed_norm, model.embed_out, model.head, head
+    tensors = [t for part in parts for t in (*part.parameters(), *part.buffers())]
+    return [*{tensor.data_ptr(): tensor for tensor in tensors}.values()]
+
+
+def chain_of(model: Decoder, head: DraftHead, rows: int, count: int) -> Chain | None:
+    """Return the compiled chain of `count` guesses for `rows` requests, made once as long as the weights stay in their
+    memory; None if it cannot be compiled."""
+    chains = CHAINS.setdefault(head, {})
+    key = rows, count, *(tensor.data_ptr() for tensor in weights_of(model, head))
+    if key not in chains:
+        if len(chains) >= MAX_CHAINS:
+            chains.clear()
+        try:
+            chains[key] = Chain(model, head, rows, count)
+        except NotCompilable:
+            chains[key] = None
+    return chains[key]

@@ -1,0 +1,56 @@
+"""A draft of a model, for speculative decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from onward.config.ranges import NotNegative, Positive, Size, SizeOrZero
+from onward.training.methods.method import Base, Method
+
+if TYPE_CHECKING:
+    from onward.data.examples import Encoder, Example
+    from onward.data.records import Record
+    from onward.model.decoder import Decoder
+    from onward.training.losses.drafting import Drafting
+
+
+LEAST = 512  # hidden units: in a narrow model, the time of a guess hardly depends on them
+
+
+@dataclass(frozen=True)
+class Draft(Method, kind="draft"):
+    """A draft head for speculative decoding (Ankner et al. 2024): it learns to guess the model's next tokens, on
+    answers of the model itself to the prompts of the data. The model stays as it is."""
+
+    formula: ClassVar[str] = "sum over guesses k of falloff^k KL(model || guess k), on the model's own answers"
+    rate: ClassVar[float] = 0.2
+    dropout: ClassVar[bool] = False
+    beside: ClassVar[bool] = True
+    reports: ClassVar[tuple[str, ...]] = ("accepted", "tokens_per_step")
+
+    depth: Size = 6  # guesses in a row that are trained
+    falloff: Positive = 0.9  # weight of a guess, relative to that of the guess before it
+    units: SizeOrZero = 0  # hidden units of the draft head; 0: four times the width of the model, at least 512
+    temperature: NotNegative = 0.8  # temperature of the model's answers; half of the batches have the likeliest tokens
+    completion_length: Size = 256  # maximum number of tokens in an answer of the model
+
+    @property
+    def samples_itself(self) -> bool:
+        return True
+
+    def attach(self, model: Decoder) -> None:
+        from onward.transforms.draft_head import add_draft_head
+
+        add_draft_head(model, self.units or max(4 * model.config.d_model, LEAST))
+
+    def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
+        from onward.data.forms import supervised
+
+        return supervised(encoder, records)
+
+    def loss(self, base: Base) -> Drafting:
+        from onward.training.losses.drafting import Drafting
+
+        return Drafting(self.depth, self.falloff, self.temperature, self.completion_length, base.tokenizer())
