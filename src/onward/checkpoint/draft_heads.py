@@ -108,4 +108,3 @@ def load_draft_head(folder: Path, model: Decoder) -> DraftHead:
     placed = {name: tensor.to(model.device, model.dtype) for name, tensor in tensors.items()}
     head.load_state_dict(placed, assign=True)
     return head.requires_grad_(False).eval()
-

@@ -47,7 +47,7 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
     layer: PredictionLayer | None = getattr(outline.names, "PREDICTION", None)
     if layer is None:
         kind = outline.hf.get("model_type", "this format")
-        raise UserError(f"Cannot draft by mtp, because Onward reads no such layer of {kind}: use --draft or --lookup")
+        raise UserError(f"Cannot draft by mtp, because Onward reads no such layer of {kind}: leave it out")
     config = one_layer(model.config)
     with torch.device("meta"):
         draft = Decoder(config)
@@ -57,9 +57,7 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
     names = new_names(layer, outline.names, config, model.config.n_layers)
     stored = {names(name): tensor for name, tensor in outline.stored.items() if names(name)}
     if not any(name.startswith(OURS["projection"]) for name in stored):
-        raise UserError(
-            f"Cannot draft by mtp, because {path} has no layer for multi-token prediction: use another draft"
-        )
+        raise UserError(f"Cannot draft by mtp, because {path} has no layer for multi-token prediction: leave it out")
     ours, quantized = to_ours(
         outline.names,
         config,
@@ -71,7 +69,7 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
         precisions={},
     )
     if quantized:
-        raise UserError(f"Cannot draft by mtp, because {path} stores this layer as integers: use another draft")
+        raise UserError(f"Cannot draft by mtp, because {path} stores this layer as integers: leave it out")
     draft.load_state_dict(ours, strict=False, assign=True)
     draft.embed.embed, draft.head = model.embed, model.head  # type: ignore[assignment]
     return draft.eval()

@@ -8,6 +8,7 @@ from typing import Any
 from onward.config.attention_options import Indexer
 from onward.config.decoder import DecoderConfig, LatentAttention, at
 from onward.families import HF, Fix, Row, deepseek_v3, linear, only, require, sizes, with_defaults
+from onward.families._prediction import NUMBERED
 
 ARCHITECTURES = {"deepseek_v32": "DeepseekV32ForCausalLM"}
 BASE = "model."

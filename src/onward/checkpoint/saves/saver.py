@@ -27,8 +27,8 @@ from torch import Tensor
 from onward.base import fields
 from onward.base.errors import UserError
 from onward.base.files import read_json, remove_atomically, remove_leftovers, write_json
-from onward.checkpoint.huggingface.save import label_keys
 from onward.checkpoint.draft_heads import draft_head_files
+from onward.checkpoint.huggingface.save import label_keys
 from onward.checkpoint.peft.adapters import adapter_files
 from onward.checkpoint.peft.bases import BaseModel
 from onward.checkpoint.saves.folder import saves, show, step_of, write_part_save, write_save

@@ -31,7 +31,9 @@ MAX_CHAINS = 16  # compiled chains of guesses that a head keeps
 def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> HeadDraft | None:
     """Return the draft of a model with a draft head, if a given cache can verify its guesses; None for a model without
     one."""
-    if head is None or (cache and (cache.chunk <= NUM_DRAFT_TOKENS or (cache.states and cache.keep < NUM_DRAFT_TOKENS))):
+    if head is None or (
+        cache and (cache.chunk <= NUM_DRAFT_TOKENS or (cache.states and cache.keep < NUM_DRAFT_TOKENS))
+    ):
         return None
     return HeadDraft(model, head)
 

@@ -17,7 +17,11 @@ def evaluate_run(run: Run, *, in_time: bool = False) -> dict[str, Any]:
     if in_time and run.budget and (share := run.budget.evaluated_share) < 1:
         tokens = max(2, int(share * (tokens or len(run.inputs.validation or ()))))
     divides = run.processes.divides
-    model = run.model if divides or has_draft_head(run.model) else load_with_adapters(run.folder, device=run.device)[0].eval()
+    model = (
+        run.model
+        if divides or has_draft_head(run.model)
+        else load_with_adapters(run.folder, device=run.device)[0].eval()
+    )
     with run.trainer.averaged() if divides else nullcontext():
         figures = run.inputs.evaluate(model, run.tokenizer, run.trainer.loss, tokens)
     if not run.processes.rank:
