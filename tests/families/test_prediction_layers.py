@@ -16,7 +16,8 @@ import onward
 from onward import UserError
 from onward.checkpoint.names import LeftOut
 from onward.checkpoint.prediction import load_prediction
-from onward.generation.drafts.hidden_draft import HiddenDraft, StateEmbedding
+from onward.generation.drafts.hidden_draft import HiddenDraft
+from onward.model.state_embedding import StateEmbedding
 
 from support.families import CASES
 from support.parity import publish, tensors

@@ -18,10 +18,10 @@ from onward.checkpoint.names import to_ours
 from onward.config.decoder import DecoderConfig, at
 from onward.families import Names
 from onward.families._prediction import PredictionLayer
-from onward.generation.drafts.hidden_draft import StateEmbedding
 from onward.model.build import build_norm
 from onward.model.decoder import Decoder
 from onward.model.layers import Linear
+from onward.model.state_embedding import StateEmbedding
 
 OURS = {"embedding": "embed.join.embedding", "hidden": "embed.join.hidden", "projection": "embed.join.projection"}
 
