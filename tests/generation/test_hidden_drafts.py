@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from onward import Decoder, Engine, Request
 from onward.generation import Proposal
-from onward.generation.drafts.hidden_draft import HiddenDraft, StateEmbedding
+from onward.generation.drafts.hidden_draft import HiddenDraft
+from onward.model.state_embedding import StateEmbedding
 
 from support.plain_generation import GREEDY, MODELS, PROMPTS, WARM, plainly
 

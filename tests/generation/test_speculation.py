@@ -127,7 +127,7 @@ def test_accepted_proposal_gives_one_token_more() -> None:
 
 
 def test_look_up_proposes_what_followed_the_longest_ngram() -> None:
-    cases = {(1, 2, 3, 9, 2, 4, 1, 2): [3, 9, 2], (5, 7, 1, 7): [1, 7], (1, 2, 3): [], (4,): []}
+    cases = {(1, 2, 3, 9, 2, 4, 1, 2): [3, 9, 2], (5, 7, 1, 7): [1, 7, 1], (1, 2, 3): [], (4,): []}
     for text, found in cases.items():
         index = LookupIndex(ngram=2)
         index.extend(text)

@@ -64,4 +64,4 @@ def load(
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
     draft_head = draft_beside(folder, decoder) if (folder / FOLDER).is_dir() else None
-    return LanguageModel(decoder, source.tokenizer(), hf, draft_head)
+    return LanguageModel(decoder, source.tokenizer(), hf, draft_head, folder)

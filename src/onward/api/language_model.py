@@ -6,11 +6,13 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, Unpack, cast, overload
+from typing import Annotated, Any, Literal, TypedDict, Unpack, cast, overload
+from weakref import WeakKeyDictionary
 
 from onward.api.text_model import TextModel
 from onward.base.arguments import Range, checked, named, unchecked
 from onward.base.errors import UserError
+from onward.checkpoint.prediction import load_prediction
 from onward.config.ranges import Size, SizeOrZero
 from onward.data.progress import Progress, silent
 from onward.evaluation.benchmark import TaskResult, run_task
@@ -20,6 +22,7 @@ from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import SIZE, PrefixFiles
 from onward.generation.drafts.head_draft import head_draft
+from onward.generation.drafts.hidden_draft import HiddenDraft
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.paced import default_draft
@@ -31,19 +34,20 @@ from onward.generation.prompts import Prompt, continued, default_new_tokens, pro
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.generation.search.beam import beam_search
-from onward.model.decoder import without_dropout
+from onward.model.decoder import Decoder, without_dropout
 from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
+PREDICTIONS: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()  # layers for multi-token prediction, once loaded
 
 
 class EngineKeywords(TypedDict, total=False):
     """The keyword arguments of `LanguageModel.engine`, as types for `typing.Unpack`."""
 
     slide: bool
-    draft: LanguageModel | None
+    draft: LanguageModel | Literal["mtp"] | None
     lookup: SizeOrZero | None
     rows: Size | None
     cache: CacheManager | None
@@ -68,6 +72,7 @@ class LanguageModel(TextModel):
     """
 
     draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
+    path: Path | None = None  # folder or file from which it was loaded
 
     @checked
     def evaluate_tasks(
@@ -240,7 +245,7 @@ class LanguageModel(TextModel):
         self,
         *,
         slide: bool = False,
-        draft: LanguageModel | None = None,
+        draft: LanguageModel | Literal["mtp"] | None = None,
         lookup: SizeOrZero | None = None,
         rows: Size | None = None,
         cache: CacheManager | None = None,
@@ -254,23 +259,24 @@ class LanguageModel(TextModel):
         whose context is full continues from its later half. While requests decode, a longer prompt is prefilled in
         pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
 
-        For speculative decoding, `draft` is a smaller model with the same vocabulary, or `lookup` the number of tokens
-        to propose from earlier text: 0 none, None (the default) as many as pay (`generation.drafts.paced`).
+        For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the layer for
+        multi-token prediction in the files of the model; or `lookup` is the number of tokens to propose from earlier
+        text: 0 none, None (the default) as many as pay (`generation.drafts.paced`).
         `prompt_cache` is a folder that keeps the keys and values of prompts, at most `prompt_cache_size` bytes, by
         default 10 GiB. Raises a UserError for a draft with another vocabulary, and if `draft` and `lookup` are both
         given.
         """
         tokenizer = self.text()
-        if draft is not None and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
+        if isinstance(draft, LanguageModel) and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
             raise UserError(
                 "Cannot use this draft, because its vocabulary is not the model's: use one with the same tokenizer"
             )
         if draft is not None and lookup:
             raise UserError("Cannot draft tokens by draft and by lookup: choose one")
-        proposals: Draft | None = (
-            ModelDraft(draft.model) if draft is not None else LookupDraft(lookup) if lookup else None
-        )
-        if draft is None and lookup is None:
+        proposals: Draft | None = LookupDraft(lookup) if lookup else None
+        if draft is not None:
+            proposals = ModelDraft(draft.model) if isinstance(draft, LanguageModel) else self.mtp_draft()
+        elif lookup is None:
             kv = cache.cache if cache else None
             proposals = head_draft(self.model, self.draft_head, kv) or default_draft(self.config, kv)
         return unchecked(Engine)(
@@ -284,6 +290,15 @@ class LanguageModel(TextModel):
             files=PrefixFiles(Path(prompt_cache), self.model, prompt_cache_size) if prompt_cache else None,
             prefill_budget=prefill_budget,
         )
+
+    def mtp_draft(self) -> HiddenDraft:
+        """Return the draft that is the model's own layer for multi-token prediction, which is loaded at the first
+        call. Raises a UserError if there is none."""
+        if self.path is None:
+            raise UserError("Cannot draft by mtp, because this model was not loaded from files: load it by onward.load")
+        if self.model not in PREDICTIONS:
+            PREDICTIONS[self.model] = load_prediction(self.path, self.model)
+        return HiddenDraft(PREDICTIONS[self.model])
 
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:

@@ -9,11 +9,13 @@ from onward.config.decoder import DecoderConfig, LatentAttention
 from onward.config.routing import SigmoidRouting
 from onward.families import HF, Row, deepseek_v2, only, with_defaults
 from onward.families._experts import ROUTER
+from onward.families._prediction import NUMBERED
 from onward.families.deepseek_v2 import YARN
 
 ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 BASE = "model."
 IGNORED = ""
+PREDICTION = NUMBERED
 RELEASED = {
     "max_position_embeddings": 163_840,
     "rope_scaling": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0},

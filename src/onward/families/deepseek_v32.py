@@ -8,10 +8,12 @@ from typing import Any
 from onward.config.attention_options import Indexer
 from onward.config.decoder import DecoderConfig, LatentAttention, at
 from onward.families import HF, Fix, Row, deepseek_v3, linear, only, require, sizes, with_defaults
+from onward.families._prediction import NUMBERED
 
 ARCHITECTURES = {"deepseek_v32": "DeepseekV32ForCausalLM"}
 BASE = "model."
 IGNORED = ""
+PREDICTION = NUMBERED
 PRESETS: dict[str, HF] = {"deepseek-v3.2": deepseek_v3.RELEASED}
 ANCESTORS = {"deepseek-v3.2": "deepseek-v3"}
 DEFAULTS = {"max_position_embeddings": 163_840}

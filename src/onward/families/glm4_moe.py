@@ -7,12 +7,14 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Gated, SelfAttention
 from onward.families import HF, Row, llama, require, with_defaults
 from onward.families._experts import mixture_keys, mixture_names, sigmoid_mixture
+from onward.families._prediction import NUMBERED
 from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm4_moe": "Glm4MoeForCausalLM"}
 BASE = "model."
 IGNORED = ""
+PREDICTION = NUMBERED
 AIR = {"head_dim": 128, "attention_bias": True, "rope_theta": 1e6}
 GLM_45 = (
     AIR

@@ -5,11 +5,13 @@ from typing import Any
 from onward.config.decoder import DecoderConfig
 from onward.families import HF, deepseek_v3, with_defaults
 from onward.families._experts import dense_or_sparse
+from onward.families._prediction import NUMBERED
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm4_moe_lite": "Glm4MoeLiteForCausalLM"}
 BASE = "model."
 IGNORED = ""
+PREDICTION = NUMBERED
 PRESETS: dict[str, HF] = {"glm-4.7-flash": {"rope_theta": 1e6}}
 ANCESTORS = {"glm-4.7-flash": "deepseek-v3"}
 DEFAULTS = shape(2048, 10_240, 47, 20, 20) | {

@@ -8,11 +8,13 @@ from onward.base.errors import UserError
 from onward.config.attention_options import Indexer, SharedIndexer
 from onward.config.decoder import DecoderConfig, LatentAttention, at
 from onward.families import HF, Row, deepseek_v32, interleaved, only, require, with_defaults
+from onward.families._prediction import NUMBERED
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm_moe_dsa": "GlmMoeDsaForCausalLM"}
 BASE = "model."
 IGNORED = ""
+PREDICTION = NUMBERED
 PRESETS: dict[str, HF] = {"glm-5": {"rope_theta": 1e6}}
 ANCESTORS = {"glm-5": "deepseek-v3.2"}
 DEFAULTS = shape(6144, 12_288, 78, 64, 64) | {

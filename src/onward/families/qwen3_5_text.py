@@ -7,12 +7,14 @@ from typing import Any
 from onward.config.decoder import DecoderConfig, Gated, at
 from onward.families import HF, Row, linear, llama, only, qwen2_moe, qwen3_next, require, with_defaults
 from onward.families._layers import FULL
+from onward.families._prediction import APART
 from onward.families._recurrent import types
 from onward.families.llama import shape
 
 ARCHITECTURES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}
 BASE = "model."
 IGNORED = r"^mtp\."
+PREDICTION = APART
 LONG = {"max_position_embeddings": 262_144, "rope_theta": 1e7}
 PRESETS: dict[str, HF] = {
     "qwen3.5-9b": LONG,

@@ -9,6 +9,7 @@ from onward.config.attention_options import SigmoidGate
 from onward.config.decoder import DecoderConfig, Gated, GatedDeltaNet, RMSNorm, SelfAttention, at
 from onward.families import HF, Row, linear, llama, qwen2_moe, require, with_defaults
 from onward.families._layers import FULL
+from onward.families._prediction import APART
 from onward.families._recurrent import LINEAR, grouped, layers, one, types, without_attention
 from onward.families._rope import a_rotary
 from onward.families.llama import shape
@@ -16,6 +17,7 @@ from onward.families.llama import shape
 ARCHITECTURES = {"qwen3_next": "Qwen3NextForCausalLM"}
 BASE = "model."
 IGNORED = r"^mtp\."
+PREDICTION = APART
 LONG = {"max_position_embeddings": 262_144, "rope_theta": 1e7}
 PRESETS: dict[str, HF] = {"qwen3-next-80b-a3b": LONG, "qwen3-coder-next": LONG | {"rope_theta": 5e6}}
 ANCESTORS = {"qwen3-next": "qwen3-235b-a22b", "qwen3-coder-next": "qwen3-next-80b-a3b"}

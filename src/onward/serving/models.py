@@ -64,7 +64,7 @@ def load_served(
     twice, for models that do not generate, and for what does not fit in memory."""
     used = resident_memory()
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
-    drafts = [load(options.draft, ()) if options.draft else None for _ in models]
+    drafts = [load(options.draft, ()) if options.draft not in ("", "mtp") else None for _ in models]
     weights = sum(bytes_of(lm.model) for lm in (*loaded, *drafts) if lm)
     free = memory_size() - weights - used if memory_size() else 4 * GIB
     served: list[Served] = []
@@ -173,6 +173,9 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
             f"cache_memory is {options.cache_memory}, of which this cache would take {in_bytes(size)}, but only "
             f"{in_bytes(left)} of memory are left beside the weights: give less"
         )
+    keep = options.lookup or 0
+    if options.draft or (lm.draft_head and options.lookup is None):
+        keep = OF_MODEL if options.draft else OF_HEAD
     cache = PagedKVCache(
         lm.config,
         options.rows,
@@ -180,14 +183,14 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
         chunk,
         blocks=blocks,
         block_size=BLOCK,
-        keep=OF_MODEL if draft else OF_HEAD if lm.draft_head and options.lookup is None else options.lookup or 0,
+        keep=keep,
         device=lm.model.device,
         dtype=lm.model.dtype,
     )
     engine = lm.engine(
         rows=options.rows,
         cache=BlockManager(cache),
-        draft=draft,
+        draft="mtp" if options.draft == "mtp" else draft,
         lookup=options.lookup,
         prompt_cache=options.prompt_cache or None,
         prompt_cache_size=int(byte_count(options.prompt_cache_size, "prompt_cache_size")),

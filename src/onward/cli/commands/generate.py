@@ -46,10 +46,8 @@ examples:
 class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
-    draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens
-    lookup: SizeOrZero | None = (
-        None  # tokens to draft by looking up the last tokens in the text; 0: none; default: as it pays
-    )
+    draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
+    lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: as it pays
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def main(argv: Sequence[str]) -> None:
     else:
         engine = lm.engine(
             slide=options.context_overflow == "slide",
-            draft=load(options.draft, replace(options, revision="")) if options.draft else None,
+            draft=draft_of(options),
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )
@@ -130,6 +128,12 @@ def main(argv: Sequence[str]) -> None:
         sample(lm, prompts, options, engine)
     if sys.stdout.isatty():
         print_next(f"onward evaluate {quote(options.model)}")
+
+
+def draft_of(options: Options) -> 'LanguageModel | Literal["mtp"] | None':
+    if options.draft == "mtp":
+        return "mtp"
+    return load(options.draft, replace(options, revision="")) if options.draft else None
 
 
 def schema(given: Mapping[str, Any]) -> dict[str, str]:

@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> None:
     from onward.serving.server import serve
     from onward.serving.weight_files import copy_to_memory
 
-    names = *options.models, *filter(None, [options.draft])
+    names = *options.models, *({options.draft} - {"", "mtp"})
     folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
     dtype = getattr(torch, options.dtype) if options.dtype else None
     check_weights(folders, dtype, options.quantize or None)

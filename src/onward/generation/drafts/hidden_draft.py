@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from onward.base.errors import UserError
@@ -23,34 +23,9 @@ from onward.generation.drafts.reading import hidden_step
 from onward.generation.request import Request
 from onward.generation.runner import Pieces, Runner
 from onward.model.decoder import Decoder, without_dropout
+from onward.model.state_embedding import StateEmbedding
 
 NUM_DRAFT_TOKENS = 3  # of a proposal, unless another number is given
-
-
-class StateEmbedding(nn.Module):
-    """The embedding of a decoder that drafts for another: it joins the embedding of each token with a hidden state of
-    the token before. `embed` is the model's own embedding, and `join` a module that turns vectors of tokens and hidden
-    states, both (B, T, D), into the inputs (B, T, D) of the first block."""
-
-    def __init__(self, embed: nn.Module, join: nn.Module) -> None:
-        super().__init__()
-        self.embed, self.join = embed, join
-        self.states: dict[tuple[int, ...], Tensor] = {}  # by (B, T): the hidden states of the next call, (B, T, D)
-
-    @property
-    def weight(self) -> Tensor:
-        return self.embed.weight  # type: ignore[return-value]  # of an nn.Embedding
-
-    @torch.no_grad()
-    @torch.inference_mode(False)  # so that the memory can be written to in every mode
-    def note(self, states: Tensor) -> None:
-        """Keep the hidden states (B, T, D) for the next call, in memory that stays the same for calls of a shape."""
-        self.states.setdefault(states.shape[:2], torch.empty_like(states, memory_format=torch.contiguous_format)).copy_(
-            states
-        )
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.join(self.embed(tokens), self.states[tokens.shape])
 
 
 @dataclass

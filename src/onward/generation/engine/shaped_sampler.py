@@ -7,6 +7,7 @@ Shapes: B requests, N rows of logits (after each request's last token, and after
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,10 +17,10 @@ from onward.base.device import tensor_on
 from onward.base.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.verify import DRAW, places, verified
+from onward.generation.drafts.verify import DRAW
 from onward.generation.failures import NOTHING_ALLOWED, NotANumber
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
-from onward.generation.request import Request
+from onward.generation.request import Constraint, Request
 from onward.kernels.draws import draw
 
 
@@ -37,37 +38,69 @@ class ShapedSampler:
     def sample(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor]:
-        """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`."""
-        prefixes = [(i, p.tokens[:j]) for i, p in enumerate(proposals) for j in range(1 + len(p.tokens))]
+        """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`. A row of logits
+        is read only if the draft tokens before it were accepted, so that a token costs the same with and without a
+        draft."""
+        first = list(accumulate((1 + len(p.tokens) for p in proposals), initial=0))
+        states = [
+            r.constraint.copy() if p.tokens and r.constraint else r.constraint for r, p in zip(requests, proposals)
+        ]
+        result: list[list[int] | Exception] = [[] for _ in requests]
+        open_, step, drawn = list(range(len(requests))), 0, logits
+        while open_:
+            prefixes = [(i, proposals[i].tokens[:step]) for i in open_]
+            rows = logits if len(logits) == len(requests) else logits[[first[i] + step for i in open_]]
+            drawn, errors = self.draw(rows, requests, prefixes, states)
+            accepted = list[int]()
+            for row, (i, token) in enumerate(zip(open_, drawn.tolist())):
+                new = result[i]
+                if row in errors:
+                    result[i] = new or errors[row]  # after an accepted draft token, the next step fails at once
+                elif isinstance(new, list):
+                    new.append(token)
+                    if [token] == proposals[i].tokens[step : step + 1] and goes_on(states[i], token):
+                        accepted.append(i)
+            open_, step = accepted, step + 1
+        if len(logits) > len(requests):
+            drawn = torch.tensor([0 if isinstance(new, Exception) else new[-1] for new in result])
+        return result, drawn.to(logits.device)
+
+    def draw(
+        self,
+        logits: Tensor,
+        requests: Sequence[Request],
+        prefixes: Sequence[tuple[int, Sequence[int]]],
+        states: Sequence[Constraint | None],
+    ) -> tuple[Tensor, dict[int, Exception]]:
+        """Draw a token (N,) from each row of logits (N, V); also returns the exceptions of rows that have none.
+
+        `prefixes` are the index of each row's request and its accepted draft tokens, after which `states` are the
+        states of the requests' constraints."""
         history = RequestHistory(requests, prefixes, self.counts, self.ngrams)
+        places = [(requests[i], states[i], len(requests[i].tokens) + len(new)) for i, new in prefixes]
         errors: dict[int, Exception] = {}
-        allowed = masks(requests, proposals, self.allowed, logits, errors)
-        p = process_logits(logits, [requests[i].sampling for i, _ in prefixes], history, allowed, errors).softmax(-1)
-        p = p.masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have replaced NaN
+        allowed = masks(places, self.allowed, logits, errors)
+        z = process_logits(logits, [request.sampling for request, *_ in places], history, allowed, errors)
+        p = z.softmax(-1).masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have replaced NaN
         device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
-        p, rows = p.to(device), places(requests, proposals)
-        seeds, index = tensor_on(device, [[request.seed, index] for request, index in rows]).unbind(1)
-        tokens = draw(p, seeds, index, DRAW)
-        drawn, finite = torch.stack([tokens, p.isfinite().all(-1).long()]).tolist()
-        result: list[list[int] | Exception] = []
-        row = 0
-        for new, proposal in zip(verified(drawn, proposals), proposals):
-            failed = next((j for j in range(len(new)) if row + j in errors or not finite[row + j]), None)
-            if failed != 0:  # where a later token fails, the next step fails at once
-                result.append(new[:failed])
-            elif row in errors:
-                result.append(errors[row])
-            else:
-                result.append(NotANumber() if bool(logits[row].isnan().any()) else UserError(NOTHING_ALLOWED))
-            row += 1 + len(proposal.tokens)
-        if len(result) < len(drawn):
-            tokens = torch.tensor([0 if isinstance(new, Exception) else new[-1] for new in result])
-        return result, tokens.to(logits.device)
+        p = p.to(device)
+        seeds, index = tensor_on(device, [[request.seed, index] for request, _, index in places]).unbind(1)
+        for row, finite in enumerate(p.isfinite().all(-1).tolist()):
+            if not finite and row not in errors:
+                errors[row] = NotANumber() if bool(logits[row].isnan().any()) else UserError(NOTHING_ALLOWED)
+        return draw(p, seeds, index, DRAW), errors
+
+
+def goes_on(state: Constraint | None, token: int) -> bool:
+    """Advance the state of a constraint by a token; return whether another may follow."""
+    try:
+        return state is None or state.accept(token)
+    except Exception:  # it is raised again once the token is appended
+        return False
 
 
 def masks(
-    requests: Sequence[Request],
-    proposals: Sequence[Proposal],
+    rows: Sequence[tuple[Request, Constraint | None, int]],
     allowed: Tensor | None,
     like: Tensor,
     errors: dict[int, Exception],
@@ -75,24 +108,21 @@ def masks(
     """Return a mask (N, V) of the tokens allowed in each row of logits or, if no request restricts its tokens,
     `allowed`, a mask (V,) for all rows (None: all are allowed); `like` is a tensor (..., V) on the device of the mask.
 
-    The mask combines `allowed` with the constraint and `min_new_tokens` of each request, after its draft tokens
-    (`proposals`). An exception of a constraint is stored in `errors` under the index of its row.
+    `rows` are, for each row of logits, its request, the state of its constraint and the index of its token. The mask
+    combines `allowed` with the constraint and `min_new_tokens`. An exception of a constraint is stored in `errors`
+    under the index of its row.
     """
-    if all(r.constraint is None and len(r.tokens) >= r.min_new_tokens for r in requests):
+    if all(state is None and index >= request.min_new_tokens for request, state, index in rows):
         return allowed
     result: list[Tensor] = []
-    for request, proposal in zip(requests, proposals):
-        state = request.constraint and request.constraint.copy()
-        for index, token in enumerate((*proposal.tokens, None), len(request.tokens)):
-            mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
-            try:
-                if state is not None:
-                    mask &= state.allowed().to(mask.device)
-                    if token is not None and not state.accept(token):
-                        state = None  # this proposal has probability 0: later rows are not used
-            except Exception as error:
-                errors[len(result)], state = error, None
-            if index < request.min_new_tokens:
-                mask[list(request.stop_token_ids)] = False
-            result.append(mask)
+    for row, (request, state, index) in enumerate(rows):
+        mask = like.new_ones(like.size(-1), dtype=torch.bool) if allowed is None else allowed.clone()
+        try:
+            if state is not None:
+                mask &= state.allowed().to(mask.device)
+        except Exception as error:
+            errors[row] = error
+        if index < request.min_new_tokens:
+            mask[list(request.stop_token_ids)] = False
+        result.append(mask)
     return torch.stack(result)
