@@ -24,10 +24,10 @@ MAPS = {
 ABOUT = """# Models of transformers
 
 Every model of transformers that answers in text, by the `model_type` in its config.json. *Read* names the family whose
-file in `src/onward/families/` reads it; for a model that also sees images or hears, the family of its text decoder, the
-only part that is loaded. Other models are refused with the reason given here. A model in several lists of transformers
-stands in the first. After adding a family, remove its rows from `src/onward/families/_unread.py` and make this page
-again: `python -m docs.site.transformers_models docs/models-of-transformers.md`.
+file in `src/onward/families/` reads it; for a model that also takes images or audio, the family of its text decoder,
+the only part that is loaded. Other models are refused with the reason given here. A model in several lists of
+transformers stands in the first. After adding a family, remove its rows from `src/onward/families/_unread.py` and make
+this page again: `python -m docs.site.transformers_models docs/models-of-transformers.md`.
 """
 
 

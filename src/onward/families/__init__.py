@@ -155,7 +155,7 @@ def family(model_type: str) -> Family:
 
 
 def text_part(hf: HF) -> TextPart | None:
-    """The text decoder in the config.json of a model that also sees images or hears; None for a model of text."""
+    """The text decoder in the config.json of a model that also takes images or audio; None for a model of text."""
     model_type = str(hf.get("model_type"))
     if of_its_name(model_type) is not None or model_type in families():
         return None

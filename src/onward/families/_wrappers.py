@@ -159,7 +159,7 @@ TURNS = {"mrope": "default", "xdrope": "dynamic"}  # kinds of positions with coo
 
 @dataclass(frozen=True)
 class TextPart:
-    """The text decoder of a model that also sees images or hears."""
+    """The text decoder of a model that also takes images or audio."""
 
     kind: str  # its own model_type
     keys: dict[str, Any]  # its config.json, under the model_type of the family that computes it; tie_word_embeddings is
@@ -168,7 +168,7 @@ class TextPart:
 
 
 def text_part(hf: HF) -> TextPart | None:
-    """The text decoder in the config.json of a model that also sees images or hears; None for other models. Its keys
+    """The text decoder in the config.json of a model that also takes images or audio; None for other models. Its keys
     are those of `text_config` or, in older files, stand beside those of the encoders.
 
     All three coordinates of a position (time, height, width) are equal in text, so that its rotary positions are the

@@ -1,4 +1,4 @@
-"""The tensors of the text decoder in a model that also sees images or hears, under the names of its family."""
+"""The tensors of the text decoder in a model that also takes images or audio, under the names of its family."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
