@@ -40,7 +40,7 @@ def writer() -> onward.LanguageModel:
     tokenizer = onward.train_tokenizer("char", [LETTERS])
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2)).eval()
-    model.embed.weight.data *= 30
+    model.norm.weight.data *= 20
     return onward.LanguageModel(model, tokenizer)
 
 
@@ -94,6 +94,7 @@ def test_sliders_show_the_distribution_of_the_sampler(browser: Any) -> None:
             for label, pressed in keys.items():
                 press(page, label, *pressed)
             p = next_token_distribution(z[None], Sampling(**options))[0][z.argsort(descending=True)]
+            assert (p == 0).any() == (len(options) > 1 or options["temperature"] == 0)
             shown = [*p[:12].tolist(), float(p[12:].sum())]
             assert [row[1] for row in columns(page)] == [share(one) for one in shown]
             assert page.locator(".summary").text_content().startswith(f"{int((p > 0).sum())} token")
