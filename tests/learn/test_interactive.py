@@ -40,7 +40,7 @@ def writer() -> onward.LanguageModel:
     tokenizer = onward.train_tokenizer("char", [LETTERS])
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2)).eval()
-    model.norm.weight.data *= 20
+    model.get_parameter("norm.weight").data *= 20
     return onward.LanguageModel(model, tokenizer)
 
 
@@ -76,7 +76,7 @@ def share(p: float) -> str:
     return f"{100 * p:.1f} %" if p >= 0.001 else "< 0.1 %" if p else "cut"
 
 
-SETTINGS: list[tuple[dict[str, list[str]], dict[str, float]]] = [
+SETTINGS: list[tuple[dict[str, list[str]], dict[str, Any]]] = [
     ({"temperature": ["ArrowLeft"] * 8}, {"temperature": 0.6}),
     ({"temperature": ["Home"]}, {"temperature": 0}),
     ({"top-k": ["ArrowRight"] * 5, "temperature": ["End"]}, {"temperature": 2, "top_k": 5}),
