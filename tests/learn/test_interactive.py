@@ -275,6 +275,14 @@ def test_a_cache_of_another_form_is_refused(name: str) -> None:
         cache_memory([name])
 
 
+@pytest.mark.parametrize(
+    "empty", [lambda: samplers(writer(), []), lambda: cache_memory([]), lambda: loss_surface(REFIT, {})]
+)
+def test_a_figure_of_nothing_is_refused(empty: Any) -> None:
+    with pytest.raises(onward.UserError, match="is empty: give at least one"):
+        empty()
+
+
 def in_units(count: int) -> str:
     i = min(4, int(math.log2(count) / 10))
     return f"{count / 1024**i:.4g} {['B', 'KiB', 'MiB', 'GiB', 'TiB'][i]}"
