@@ -22,7 +22,7 @@ from onward.data.tokens import is_prepared
 from onward.families import families
 from onward.learn.cells import cells, difference, output
 from onward.learn.chapters import Chapter, chapters
-from onward.learn.interactive.figure import read_figure
+from onward.learn.interactive.figure import InteractiveFigure, read_figure
 
 from support.hub import put_in_cache
 from support.server import started
@@ -181,10 +181,12 @@ def test_chapter_prints_what_its_page_shows(chapter: Chapter, tmp_path: Path, mo
     for cell in cells(chapter.text):
         differences.append(difference(cell, output(cell, names, main)))
         if cell.figure:
-            kept, made = (asdict(figure) for figure in (read_figure(chapter.path.parent / cell.figure), names["_"]))
-            differences.append(difference(replace(cell, output=json.dumps(kept)), json.dumps(made)))
-            assert kept["title"] == made["title"]
-            assert {*kept["data"]} == {*made["data"]}
+            figure = names["_"]
+            assert isinstance(figure, InteractiveFigure)
+            stored, drawn = (asdict(one) for one in (read_figure(chapter.path.parent / cell.figure), figure))
+            differences.append(difference(replace(cell, output=json.dumps(stored)), json.dumps(drawn)))
+            assert stored["title"] == drawn["title"]
+            assert {*stored["data"]} == {*drawn["data"]}
     assert not [*filter(None, differences)]
     for name in PICTURE.findall(chapter.text):
         assert (tmp_path / name).exists(), f"no command of chapter {chapter.number} makes {name}"

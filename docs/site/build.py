@@ -32,7 +32,7 @@ OUTSIDE = {  # pages of files outside docs/
 }
 PUBLISHED = (".md", ".svg", ".png")  # the kinds of files that are copied from docs/
 WORDS_A_MINUTE = 200
-SECONDS = (7, 3, 5, 2, 16, 19, 3, 13, 7, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
+SECONDS = (7, 3, 5, 4, 16, 24, 21, 13, 15, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"

@@ -40,7 +40,7 @@ def writer() -> onward.LanguageModel:
     tokenizer = onward.train_tokenizer("char", [LETTERS])
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2)).eval()
-    model.embed.weight.data *= 30
+    model.get_parameter("norm.weight").data *= 20
     return onward.LanguageModel(model, tokenizer)
 
 
@@ -76,7 +76,7 @@ def share(p: float) -> str:
     return f"{100 * p:.1f} %" if p >= 0.001 else "< 0.1 %" if p else "cut"
 
 
-SETTINGS: list[tuple[dict[str, list[str]], dict[str, float]]] = [
+SETTINGS: list[tuple[dict[str, list[str]], dict[str, Any]]] = [
     ({"temperature": ["ArrowLeft"] * 8}, {"temperature": 0.6}),
     ({"temperature": ["Home"]}, {"temperature": 0}),
     ({"top-k": ["ArrowRight"] * 5, "temperature": ["End"]}, {"temperature": 2, "top_k": 5}),
@@ -94,6 +94,7 @@ def test_sliders_show_the_distribution_of_the_sampler(browser: Any) -> None:
             for label, pressed in keys.items():
                 press(page, label, *pressed)
             p = next_token_distribution(z[None], Sampling(**options))[0][z.argsort(descending=True)]
+            assert (p == 0).any() == (len(options) > 1 or options["temperature"] == 0)
             shown = [*p[:12].tolist(), float(p[12:].sum())]
             assert [row[1] for row in columns(page)] == [share(one) for one in shown]
             assert page.locator(".summary").text_content().startswith(f"{int((p > 0).sum())} token")
@@ -272,6 +273,14 @@ def test_cache_has_the_bytes_of_the_plan(browser: Any) -> None:
 def test_a_cache_of_another_form_is_refused(name: str) -> None:
     with pytest.raises(onward.UserError, match=f"Cannot show the cache of {name}"):
         cache_memory([name])
+
+
+@pytest.mark.parametrize(
+    "empty", [lambda: samplers(writer(), []), lambda: cache_memory([]), lambda: loss_surface(REFIT, {})]
+)
+def test_a_figure_of_nothing_is_refused(empty: Any) -> None:
+    with pytest.raises(onward.UserError, match="is empty: give at least one"):
+        empty()
 
 
 def in_units(count: int) -> str:

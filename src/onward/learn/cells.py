@@ -94,8 +94,12 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
 
 def value(code: str, names: dict[str, object]) -> object:
     """Run Python code; return the value of its last statement, None if that is no expression."""
-    body = ast.parse(code, "<page>").body
-    last = body.pop().value if body and isinstance(body[-1], ast.Expr) else ast.Constant(None)
+    last: ast.expr = ast.Constant(None)
+    match ast.parse(code, "<page>").body:
+        case [*body, ast.Expr(value=last)]:
+            pass
+        case body:
+            pass
     exec(compile(ast.Module(body, []), "<page>", "exec", dont_inherit=True), names)
     expression = ast.fix_missing_locations(ast.Expression(last))
     return eval(compile(expression, "<page>", "eval", dont_inherit=True), names)

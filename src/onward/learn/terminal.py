@@ -9,8 +9,12 @@ from onward.learn.interactive.figure import with_figures
 def for_terminal(chapter: Chapter) -> str:
     """Markdown without HTML: an answer gets a heading, a picture becomes its title and file, an interactive figure a
     line that says where it is."""
-    page = f"onward learn {chapter.number} --web {chapter.path.stem}.html"
-    text = with_figures(chapter, chapter.alone, lambda figure: f"*{figure!r}: `{page}`, or the notebook*")
+    text = with_figures(chapter, chapter.alone, lambda figure: f"*{pointer(chapter, figure)}*")
     text = re.sub(r"<summary>(.*?)</summary>", r"**\1**", text)
     text = re.sub(r"</?details>|<!--.*?-->", "", text, flags=re.DOTALL)
     return re.sub(r"!\[(.*?)\]\((.*?)\)", r"*Picture: \1 (\2)*", text)
+
+
+def pointer(chapter: Chapter, figure: object) -> str:
+    """Where a reader in a terminal finds an interactive figure."""
+    return f"{figure!r}: `onward learn {chapter.number} --web {chapter.path.stem}.html`, or the notebook"

@@ -102,6 +102,7 @@ def run_code(chapter: Chapter) -> None:
 
     from onward.cli import main as onward
     from onward.learn.cells import cells, fails, run
+    from onward.learn.terminal import pointer
 
     names: dict[str, object] = {}
     for cell in cells(chapter.text):
@@ -115,7 +116,7 @@ def run_code(chapter: Chapter) -> None:
         if fails(cell, run(cell, names, onward)):
             raise UserError(f"chapter {chapter.number} stops here, since the rest needs the command that was refused")
         if cell.figure:
-            print(names["_"])
+            print(pointer(chapter, names["_"]))
         print(flush=True)
 
 

@@ -16,6 +16,8 @@ DTYPES = torch.bfloat16, torch.float32
 def cache_memory(names: Sequence[str]) -> InteractiveFigure:
     """Sliders for the sizes of a KV cache, which start from those of published models, such as llama-3.1-8b. The models
     must keep the keys and values of all tokens in every layer."""
+    if not names:
+        raise UserError("names is empty: give at least one preset, such as llama-3.1-8b")
     models = []
     for name in names:
         c = preset(name).config

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import asdict
 
+from onward.base.errors import UserError
 from onward.learn.interactive.figure import InteractiveFigure
 from onward.planning.laws import LossLaw
 
@@ -10,6 +11,8 @@ from onward.planning.laws import LossLaw
 def loss_surface(law: LossLaw, models: Mapping[str, tuple[float, float]]) -> InteractiveFigure:
     """Sliders for N and D over the loss of a law, with its lines of equal loss and of equal operations, and the best
     split of the same operations. `models` are points (parameters, tokens) to start from."""
+    if not models:
+        raise UserError("models is empty: give at least one point, such as {'Chinchilla': (70e9, 1.4e12)}")
     return InteractiveFigure(
         "scaling",
         "The loss by parameters N and tokens D",

@@ -8,7 +8,7 @@ from onward.reports.explain.page import explain
 def stepper(lm: LanguageModel, text: str, position: int = -1, layer: int = 0) -> InteractiveFigure:
     """The steps of `onward explain` for the token at `position` of a text, with block `layer` in detail: names, shapes
     and numbers of one forward pass."""
-    story = explain(lm.model, lm.tokenizer, text, position, layer)
+    story = explain(lm.model, lm.text(), text, position, layer)
     steps = [
         {
             "title": step.title,
