@@ -56,6 +56,10 @@ def test_errors_are_sentences_and_answers_go_on(server: Running, browser: Any) -
         expect(newest(page).locator(".token")).to_have_count(5)
         ended(page)
         assert error(page).count() == 0
+        ask(page, "The cat", temperature=0)
+        newest(page).locator("[title^=Another]").click()
+        expect(page.locator("#status")).to_have_text("The same answer has come again.")
+        assert newest(page).locator(".versions").count() == 0
         options(page, max_tokens=0)
         page.click("[title^=Another]")
         expect(page.locator("#status.error")).to_contain_text("max_tokens is not a whole number from 1")
