@@ -36,8 +36,8 @@ def test_the_page_asks_for_a_key_and_keeps_it_for_the_tab(tiny_run: Path, browse
 
 def test_errors_are_sentences_and_answers_go_on(server: Running, browser: Any) -> None:
     expect = pytest.importorskip("playwright.sync_api").expect
-    error, piece = newest_error, {"token_ids": [70], "text": "a", "finish_reason": None}
-    piece["logprobs"] = {"tokens": ["a"], "token_logprobs": [-1.0]}
+    error, logprobs = newest_error, {"tokens": ["a"], "token_logprobs": [-1.0]}
+    piece = {"token_ids": [70], "text": "a", "finish_reason": None, "logprobs": logprobs}
     broken = f"data: {json.dumps({'choices': [piece]})}\n\n"
     with opened(browser, server.url, faults=["ERR_FAILED", "ERR_CONNECTION", "400"]) as page:
         options(page, max_tokens=4)
@@ -56,6 +56,10 @@ def test_errors_are_sentences_and_answers_go_on(server: Running, browser: Any) -
         expect(newest(page).locator(".token")).to_have_count(5)
         ended(page)
         assert error(page).count() == 0
+        ask(page, "The cat", temperature=0)
+        newest(page).locator("[title^=Another]").click()
+        expect(page.locator("#status")).to_have_text("The same answer has come again.")
+        assert newest(page).locator(".versions").count() == 0
         options(page, max_tokens=0)
         page.click("[title^=Another]")
         expect(page.locator("#status.error")).to_contain_text("max_tokens is not a whole number from 1")

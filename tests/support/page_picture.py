@@ -36,7 +36,9 @@ def main(model: str, out: str, prompt: str = PROMPT) -> None:
             newest(page).locator(".token").nth(24).click()
             page.click("#tab-attention")
             page.wait_for_selector("#lines path", state="attached")
-            page.select_option("#layer", "1")
+            for name, wanted in ("layer", 2), ("head", 5):
+                count = page.locator(f"#{name} option").count()
+                page.select_option(f"#{name}", str(min(wanted, count - 1)))
             for name in page.locator("#kept .opener").all_text_contents()[1:]:  # attempts
                 page.locator("#kept li", has_text=name).last.locator("[title=Delete]").click()
             page.evaluate("document.getElementById('status').replaceChildren()")

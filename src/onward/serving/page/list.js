@@ -1,5 +1,5 @@
 // The kept conversations: open, rename, delete.
-import { at, button, node, say } from "./dom.js";
+import { at, button, node, quoted, say } from "./dom.js";
 import { kept, refresh, remove, rename } from "./store.js";
 
 let open = () => {}, forget = () => {}, named = () => {}, current = "";
@@ -28,7 +28,7 @@ function deleted({ id, title }) {
   const back = remove(id);
   forget(id);
   drawList(current);
-  say(`Deleted ${title}.`, ["Undo", () => {
+  say(`Deleted ${quoted(title)}.`, ["Undo", () => {
     back();
     drawList(current);
     say();

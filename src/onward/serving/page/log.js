@@ -56,7 +56,7 @@ function body(turn, answer, { mode, tokens, chosen }) {
 }
 
 function figures(answer, end) {
-  if (!end?.tokens) return "";
+  if (!end?.tokens) return end ? outcome(end) : "";
   const parts = [answer.model, `${end.tokens} ${end.tokens === 1 ? "token" : "tokens"}`];
   if (end.speed) parts.push(`${end.speed.toFixed(end.speed < 10 ? 1 : 0)} tokens/s`);
   if (end.first) parts.push(`first after ${(end.first / 1000).toFixed(2)} s`);

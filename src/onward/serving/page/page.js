@@ -1,7 +1,7 @@
 // The page: its models, the conversation that is shown, and what its buttons do.
 import { ask, useKey } from "./api.js";
 import { at, copy, node, report, safely, say } from "./dom.js";
-import { asked, generate, interrupt, newAnswer, written } from "./generate.js";
+import { asked, generate, interrupt, newAnswer, outcome, written } from "./generate.js";
 import { chosenNode, inspect, makeInside, refresh as refreshInside } from "./inside.js";
 import { drawList, makeList } from "./list.js";
 import { addTurn, drawAll, drawTurn, markChosen, openEditor, setActs, setBusy, versions } from "./log.js";
@@ -100,7 +100,7 @@ async function answer(turn, own, from, given) {
   });
   clearTimeout(timer);
   if (running === run) running = null;
-  at("told").textContent = own.error || "The answer is complete.";
+  at("told").textContent = own.error || outcome(own.leaf.end) || "The answer is complete.";
   if (shown()) {
     drawTurn(turn, view());
     drawRunning();
