@@ -20,6 +20,7 @@ from docs.site.navigation import navigation
 from docs.site.public import MODULES, with_links
 from docs.site.reference import glossary_page, name_pages
 from onward.learn.chapters import HEADING, chapters
+from onward.learn.glossary import glossary
 from onward.learn.interactive.figure import InteractiveFigure, script, style, with_figures
 from onward.learn.notebook import notebook
 
@@ -90,7 +91,23 @@ def build(folder: Path) -> Path:
         shim = Path(os.path.relpath(html / "assets/search_frame.js", page.parent)).as_posix()
         text = page.read_text("utf-8").replace(SHIM, shim)
         page.write_text(text.replace("<th></th>", "<td></td>"), encoding="utf-8")  # a header says something
+    for index in html / "search.json", html / "search.js":
+        index.write_text(searched(index.read_text("utf-8")), encoding="utf-8")
     return html / "index.html"
+
+
+def searched(index: str) -> str:
+    """Return the index of the search with the other names of each term of the glossary, such as RoPE, in its title, and
+    with a method that classes inherit only once."""
+    start = index.index("{")
+    found, end = json.JSONDecoder().raw_decode(index, start)
+    names = {entry.name: ", ".join(entry.also) for entry in glossary() if entry.also}
+    for item in found["items"]:
+        if item["location"].startswith("glossary.html#") and item["title"] in names:
+            item["title"] += f" ({names[item['title']]})"
+    inherited = lambda item: (item["title"], item["text"]) if "python/" in item["location"] else item["location"]
+    found["items"] = list({inherited(item): item for item in reversed(found["items"])}.values())[::-1]
+    return index[:start] + json.dumps(found, ensure_ascii=False) + index[end:]
 
 
 def zensical() -> str | None:

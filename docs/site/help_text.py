@@ -24,7 +24,7 @@ def block(lines: list[str]) -> str:
         return head
     rows = [tuple(GAP.split(row, maxsplit=1)) for row in joined(below)]
     named = all(len(row) == 2 for row in rows) and not above.startswith("examples")
-    listed = definitions(Definition(row[0], *row) for row in rows) if named else examples(rows)
+    listed = definitions(Definition(row[0], row[0], row[1]) for row in rows) if named else examples(rows)
     return f"{head}\n\n{listed}"
 
 

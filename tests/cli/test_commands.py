@@ -61,7 +61,7 @@ MISTAKEN = {  # what was typed, and what the message says that was meant
     "inspect The RUN next": "did you mean onward inspect RUN The next?",
     "explain The RUN": "did you mean onward explain RUN The?",
     "evaluate STORY RUN": "did you mean onward evaluate RUN STORY?",
-    "train STORY RUN": "RUN is a run, not a text: --resume RUN goes on with it",
+    "train STORY RUN": "RUN is a run, not a text: --resume RUN continues it",
     "sweep STORY RUN --steps 4": "RUN is a run, not a text",
     "train STORY runs/new": "runs/new does not exist: for the folder of the run, --out runs/new",
 }

@@ -169,7 +169,7 @@ def test_plan_of_a_long_window_recomputes_and_divides_it(capsys: Any) -> None:
 REFUSED = {
     "gpt2 --device t4 --mesh 8x4": "--mesh '8x4' has no axis '8x4'",
     "gpt2 --device t4 --mesh tensor=5": "5 does not divide n_heads 12: choose tensor among 1, 2, 3, 4, 6, 12",
-    "gpt2 --device t4 --mesh shard=2 --count 3": "--count and --mesh both say",
+    "gpt2 --device t4 --mesh shard=2 --count 3": "Cannot combine --count with --mesh",
     "gpt2 --devices 8": "--devices is '8': write a number and a device, such as 64xh100",
     "gpt2 --devices 8xh10": "did you mean h100",
     "gpt2 --devices 8xh100 --mesh shard=8": "--devices and --mesh are both given: leave out the second",

@@ -20,7 +20,10 @@ READERS = """CausalSelfAttention, Pre-LN, weight tying, few-shot, gradient check
 flash attention, StoppingCriteria, TextStreamer, prompt engineering, KV cache, logits processor, nucleus, n_embd,
 lm_head, GradScaler, past_key_values, block_size, autoregressive, chain rule,
 emergent abilities, in-context learning, RLHF, YaRN, loss, kv, epoch, pretraining, gradient descent, one-hot, qkv, d_k,
-GPU, exposure bias"""
+GPU, exposure bias, vanishing gradient, biases, SiLU, dead units, feed-forward network, character-level model, GPT-2,
+GPT vs Llama, LLaMA 2, GPT-4, sparse attention, maximum likelihood, initial loss, data loader, Lightning, MPS,
+acceptance rate, residual distribution, positional head, syntactic head, attention visualization, end-of-sequence,
+double the context, BooksCorpus, WebText, The Pile, FineWeb, licenses, Falcon, learning rate warmup"""
 
 
 def exists(code: str) -> bool:

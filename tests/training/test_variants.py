@@ -139,7 +139,7 @@ WRONG = {
     "compare {} --steps 3 --variant a --variant b:model.n_heads=3": "b: d_model 128 is not divisible by n_heads 3",
     "compare {} --steps 3 --variant a --variant b:optimizer=adamw": "a and b are the same configuration",
     "compare {} --steps 3 --variant a --variant b:clip=2 --variant c:clip=2.0": "b and c are the same configuration",
-    "compare {} --steps 3 --variant a --variant alibi,model.position=alibi": "alibi,model.position=alibi' has a =",
+    "compare {} --steps 3 --variant a --variant alibi,model.position=alibi": "needs a colon after the name",
     "compare {} --steps 3 --variant a --variant b:loss=nowhere:focal": "there is no module nowhere",
     "compare {} --steps 3 --variant a --variant a": "two variants have the name a",
     "compare {} --steps 3 --variant a --variant b:validation=none": "b: validation is none",

@@ -164,7 +164,9 @@ def train(options: Options, batches: Sequence[int]) -> None:
     precisions = [name.strip() for name in (options.precision or "float32,bfloat16").split(",")]
     for name in precisions:
         if name not in TRAINED:
-            raise UserError(f"precision has {name!r}, which cannot be trained: choose {' or '.join(TRAINED)}")
+            raise UserError(
+                f"precision {name!r} is for generation only: to measure training, choose {' or '.join(TRAINED)}"
+            )
     with console.status("arithmetic of this machine") as status:
         speeds, peaks = training_speeds(
             options.model,

@@ -124,8 +124,8 @@ def changes(text: str) -> tuple[str, dict[str, Any], str]:
     name, _, options = text.partition(":")
     if "=" in name:
         raise UserError(
-            f"--variant {text!r}: the name {name.strip()!r} has a =, as options have: write NAME: option=value ..., "
-            "with a colon after the name"
+            f"--variant {text!r} needs a colon after the name, because {name.strip()!r} reads as an option: write "
+            "NAME: option=value ..."
         )
     table: dict[str, Any] = {}
     known = [*fields.hints(RunConfig)]

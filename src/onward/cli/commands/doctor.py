@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, prog="onward doctor", about=ABOUT)
     if options.text and options.batches:
         raise UserError(
-            "Cannot combine --text and --batches, because both are what the model was trained to predict: choose one"
+            "Cannot combine --text and --batches, because both give the training data of the model: choose one"
         )
     from onward.inspection.doctor.isolated import examine_apart
 

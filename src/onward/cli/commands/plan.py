@@ -107,7 +107,7 @@ def plan(options: Options) -> "Planned":
         mesh.check_decoder(config)  # sizes that do not divide are refused before anything is computed
     if mesh and options.count > 1:
         raise UserError(
-            f"count and mesh both say how many devices train: the mesh has {mesh.count:,}, leave out --count"
+            f"Cannot combine --count with --mesh, which already gives the number of devices, {mesh.count:,}"
         )
     quantize = None if options.quantize == "none" else options.quantize
     with console.status("speed of this machine"):

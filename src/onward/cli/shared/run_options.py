@@ -27,7 +27,7 @@ def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[st
         values.pop("sources", None)
     if resume and (toml or values.keys() - {"mesh"}):
         given = ", ".join(["config"] * bool(toml) + sorted(values.keys() - {"mesh"}))
-        raise UserError(f"--resume goes on with the run as it was configured: leave out {given}")
+        raise UserError(f"--resume continues the run with its own options: leave out {given}")
     if resume:
         return values, Path(resume), as_json
     return merge(from_toml(Path(toml), cls) if toml else {}, values), None, as_json

@@ -26,8 +26,8 @@ def check_texts(sources: Sequence[str]) -> None:
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
-                f"{source} is a run, not a text: --resume {source} goes on with it, --from {source} begins from its "
-                "model, and --out names the folder of a new run"
+                f"{source} is a run, not a text: --resume {source} continues it, --from {source} starts from its "
+                "model, and --out sets the folder of a new run"
             )
     last = sources[-1]
     if len(sources) > 1 and re.fullmatch(r"[\w./-]+", last) and not Path(last).suffix and not known(last):
