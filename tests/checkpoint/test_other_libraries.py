@@ -106,15 +106,14 @@ def grid(weight: Tensor, size: int, bits: int, *, symmetric: bool = False) -> tu
 @pytest.mark.parametrize("size", [16, 32, -1])
 def test_gemm_of_autoawq(size: int, shape: tuple[int, int], tmp_path: Path) -> None:
     gemm = pytest.importorskip("awq.modules.linear.gemm")
-    from awq.models._config import AwqConfig
-    from awq.utils.packing_utils import dequantize_gemm
-
+    config_of = pytest.importorskip("awq.models._config").AwqConfig
+    dequantize_gemm = pytest.importorskip("awq.utils.packing_utils").dequantize_gemm
     layer, group = linear(*shape), shape[1] if size == -1 else size
     scales, zeros = (part.T.contiguous() for part in grid(layer.weight.data, group, 4))
     layer.weight.data = layer.weight.data.clamp((-zeros * scales).min(0).values[:, None])
     packed = gemm.WQLinear_GEMM.from_linear(layer, 4, group, scales=scales, zeros=zeros)
     meant = dequantize_gemm(packed.qweight, packed.qzeros, packed.scales.float(), 4, group).T
-    config = AwqConfig(q_group_size=size, w_bit=4, zero_point=True, version="gemm").to_transformers_dict()
+    config = config_of(q_group_size=size, w_bit=4, zero_point=True, version="gemm").to_transformers_dict()
     check(tmp_path, {"quantization_config": config}, meant, packed.state_dict())
 
 
@@ -128,9 +127,8 @@ def test_gptqmodel(
     bits: int, version: str, symmetric: bool, order: bool, shape: tuple[int, int], tmp_path: Path
 ) -> None:
     torch_linear = pytest.importorskip("gptqmodel.nn_modules.qlinear.torch").TorchLinear
-    from gptqmodel import QuantizeConfig
-    from gptqmodel.utils.model import convert_gptq_v2_to_v1_format_module
-
+    config_of = pytest.importorskip("gptqmodel").QuantizeConfig
+    to_first_version = pytest.importorskip("gptqmodel.utils.model").convert_gptq_v2_to_v1_format_module
     (outputs, inputs), size = shape, 16
     layer = linear(*shape)
     options = {"bits": bits, "group_size": size, "sym": symmetric, "desc_act": order}
@@ -144,9 +142,9 @@ def test_gptqmodel(
     packed.scales = packed.scales.float()
     meant = packed.dequantize_weight().T.detach()
     packed.scales = packed.scales.half()
-    config = QuantizeConfig(format=version, **options)
+    config = config_of(format=version, **options)
     if version == "gptq":
-        convert_gptq_v2_to_v1_format_module(packed, config)
+        to_first_version(packed, config)
     assert packed.qweight.shape == (math.ceil(inputs * bits / 32), outputs)
     check(tmp_path, {"quantization_config": config.to_dict()}, meant, packed.state_dict())
 

@@ -161,7 +161,6 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a damaged .docx": ("a.docx", b"PK no", "is damaged or not a .docx file"),
     "broken XML": ("a.xml", b"<a><b></a>", r"is not well-formed XML \(mismatched tag: line 1, column 8\)"),
     "a notebook that is none": ("a.ipynb", b"{}", "is not a notebook"),
-    "a page in another encoding": ("a.html", b"<p>caf\xe9", "is not utf-8 at byte offset 6"),
     "an older format": ("a.doc", b"\xd0\xcf", "is a .doc document, which is not read: convert it"),
 }
 
@@ -186,6 +185,21 @@ def site(tmp_path: Path) -> Path:
 
 def text_of(number: int) -> str:
     return f"## Parameters\n\nFact {number}\n\n```\nsame()\n```"
+
+
+@pytest.mark.parametrize(
+    ("content", "read"),
+    [
+        (b"<p>caf\xe9 \x93au lait\x94</p>", "caf\xe9 \u201cau lait\u201d"),
+        (b"<p>a \x81 b</p>", "a \ufffd b"),
+        ("<p>caf\xe9 \xe0 la cr\xe8me ".encode() + b"\xe9</p>", "caf\xe9 \xe0 la cr\xe8me \ufffd"),
+        (b'<meta charset="utf-8"><p>caf\xe9</p>', "caf\xe9"),
+    ],
+)
+def test_pages_of_no_encoding_are_read_as_in_browsers(content: bytes, read: str, tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_bytes(content)
+    with pytest.warns(ExtractedText, match=r"1 page is not UTF-8, and read as browsers read them: \S*a\.html"):
+        assert [text.strip() for text in documents([str(tmp_path)])] == [read]
 
 
 def test_lines_repeated_over_documents_are_left_out_but_for_code_and_headings(site: Path) -> None:

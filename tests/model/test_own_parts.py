@@ -151,6 +151,30 @@ def test_own_block_that_a_cache_breaks_is_refused_by_name(forward: Forward) -> N
             KVCache(wrong, 1, 8)
 
 
+class Redefined(PreNormModule):
+    """The module of a block, which a cell of a notebook defines again."""
+
+
+class Cell(Own, kind="cell"):
+    def build(self, config: onward.DecoderConfig, layer: int) -> Any:
+        return Redefined(*build_branches(config, layer))
+
+
+class Backwards(PreNormModule):
+    def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
+        return super().forward(x + x.flip(1), context)
+
+
+def test_a_part_whose_module_is_defined_again_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    same = config(block=Cell())
+    KVCache(same, 1, 8)
+    with monkeypatch.context() as patched:
+        patched.setitem(globals(), "Redefined", Backwards)
+        with pytest.raises(UserError, match="Cannot generate with Cell, because a token reads tokens after it"):
+            KVCache(same, 1, 8)
+    KVCache(same, 1, 8)
+
+
 class WideModule(SelfAttentionModule):
     """Attention that adds one element to each key and query, and keeps a third vector in its cache."""
 

@@ -3,11 +3,15 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
 
 import httpx
+
+from onward.serving.last_words import SENTENCE
 
 from support.server import started
 
@@ -30,6 +34,26 @@ def test_a_server_whose_weights_change_ends_with_a_sentence(tiny_run: Path, tmp_
     time.sleep(0.2)  # the log is read
     assert "was changed while the model uses it" in "".join(log)
     assert "Traceback" not in "".join(log)
+
+
+BEYOND_THE_END = """
+import os, sys, threading, numpy
+from onward.serving.last_words import say_at_bus_error
+
+say_at_bus_error()
+numbers = numpy.memmap(sys.argv[1], numpy.uint8, "r")
+os.truncate(sys.argv[1], 100)
+step = threading.Thread(target=numbers.sum)
+step.start()
+step.join()
+"""
+
+
+def test_a_process_that_reads_beyond_the_end_of_a_file_ends_with_a_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(bytes(1 << 20))
+    done = subprocess.run([sys.executable, "-c", BEYOND_THE_END, path], capture_output=True, encoding="utf-8")
+    assert (done.returncode, done.stderr) == (2, SENTENCE)
 
 
 def test_a_server_that_has_copied_its_weights_goes_on(tiny_run: Path, tmp_path: Path) -> None:

@@ -199,7 +199,8 @@ def attentions(memory: Allocator) -> Found:
             cached = [layer.entries[name] for name in ("k", "v")]
             scales = [layer.entries[name + SCALE] for name in ("k", "v")] if quantized else []
             given = *cached, positions, layer.table, None, scales
-            plain = plain_attend(q, *given, slopes=context.mask.slopes, **options, **context.mask.reach)
+            reach: Any = context.mask.reach
+            plain = plain_attend(q, *given, slopes=context.mask.slopes, **options, **reach)
             yield found, plain, 2 * DTYPES[dtype]
 
 

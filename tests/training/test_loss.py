@@ -172,6 +172,18 @@ class Own:
         return batches
 
 
+@pytest.mark.parametrize(
+    ("result", "returned"),
+    [(torch.ones(()), "a Tensor"), ((torch.ones(2), torch.ones(2)), "a tuple of 2"), (None, "a NoneType")],
+)
+def test_a_loss_that_does_not_return_two_sums_is_refused_in_a_sentence(result: Any, returned: str) -> None:
+    def mine(model: Any, batch: Any) -> Any:
+        return result
+
+    with pytest.raises(UserError, match=f"The loss mine returned {returned}, and a loss returns two sums"):
+        as_loss(mine)(None, None)
+
+
 def test_methods_of_a_loss_are_called_or_refused() -> None:
     with pytest.raises(
         UserError, match="Cannot call prepare of the loss Own, because it is not a Loss: make it a subclass"

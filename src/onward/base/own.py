@@ -5,6 +5,8 @@ Does not import torch.
 
 import dataclasses
 import sys
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 from onward.base import fields
@@ -17,6 +19,25 @@ def own_parts(value: Any) -> list[Part]:
     values = value if isinstance(value, tuple) else vars(value).values() if dataclasses.is_dataclass(value) else ()
     is_own = isinstance(value, Part) and not type(value).__module__.startswith("onward.")
     return [value] * is_own + [part for one in values for part in own_parts(one)]
+
+
+def code_of(parts: Iterable[Part]) -> frozenset[object]:
+    """The classes and functions that parts use, of the modules that define them: after a cell of a notebook is run
+    again, these are other objects."""
+    found, rest = set[object](), list[Any](map(type, parts))
+    while rest:
+        one = rest.pop()
+        if one in found:
+            continue
+        found.add(one)
+        of_class = [*one.__bases__, *vars(one).values()] if isinstance(one, type) else []
+        used = [one.__globals__.get(name) for name in one.__code__.co_names] if isinstance(one, FunctionType) else []
+        rest += [
+            other
+            for other in (*of_class, *used)
+            if isinstance(other, type | FunctionType) and other.__module__ == one.__module__
+        ]
+    return frozenset(found)
 
 
 def named(option: str, text: str, example: str) -> tuple[Any, dict[str, Any]]:

@@ -29,6 +29,7 @@ from onward.data.extraction.extract import (
     declared_encoding,
     extracted,
     kind_of,
+    page_source,
     without_lines,
 )
 from onward.data.reading import Reading
@@ -76,6 +77,7 @@ class SourcePiece:
     begins: bool = True  # whether the first document begins in this piece
     ends: bool = True  # whether the last document ends in this piece
     kind: str = ""  # of markup, from which `text` is extracted; see `kind_of`
+    odd: bool = False  # whether it is a page of HTML with bytes that are not UTF-8
     repeated: frozenset[int] = frozenset()  # keys of the lines that are left out then
     raw: bool = False  # whether texts that are pages of HTML stay as they are
 
@@ -88,7 +90,7 @@ class SourcePiece:
         found = Extraction() if found is None else found
         if self.kind:
             text, lines = without_lines(extracted(self.kind, self.text, self.name), self.repeated)
-            found.add(self.kind, self.name, len(self.text), text, lines)
+            found.add(self.kind, self.name, len(self.text), text, lines, self.odd)
             yield SURROGATE.sub(UNKNOWN, text)
         elif self.line:
             lines_of = enumerate(io.BytesIO(self.text), self.line)
@@ -258,14 +260,18 @@ def marked_up(name: str, kind: str, stream: Peeked, encoding: str, repeated: fro
             f"{name} has more than {MOST_MARKUP:,} bytes, which are read whole to extract the text: split the file, or "
             "read it as it is with --raw"
         )
-    size = len(content)
+    size, odd = len(content), False
     if kind not in BINARY.values():
         if not content.strip(b"\xef\xbb\xbf \t\r\n"):
             raise UserError(f"{name} is empty: name a file with text")
         encoding = declared_encoding(content, encoding) if kind in ("html", "xml") else encoding
-        texts = (text for text, _ in decode_blocks(name, io.BytesIO(content), encoding, SIZES.block_bytes))
-        content = "".join(texts).encode("utf-8", "surrogatepass")
-    return SourcePiece(name, content, size=size, kind=kind, repeated=repeated)
+        if kind == "html" and encoding == "utf-8":
+            text, odd = page_source(content)
+        else:
+            blocks = decode_blocks(name, io.BytesIO(content), encoding, SIZES.block_bytes)
+            text = "".join(text for text, _ in blocks)
+        content = text.encode("utf-8", "surrogatepass")
+    return SourcePiece(name, content, size=size, kind=kind, odd=odd, repeated=repeated)
 
 
 def is_blank_file(path: Path) -> bool:

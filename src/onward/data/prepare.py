@@ -173,7 +173,9 @@ def run(
             progress("learning the tokenizer", 0, 0)
             # of all texts, the validation text included, as is customary for character tokenizers
             texts = passages(preparation.sources, preparation.reading)
-            tokenizer = train_tokenizer(tokenizer, texts)
+            with warnings.catch_warnings():  # the index has these messages, which are shown at the end
+                warnings.simplefilter("ignore", ExtractedText)
+                tokenizer = train_tokenizer(tokenizer, texts)
         tokenizer.save(folder)
     times.append(perf_counter())
     if preparation.cleaning.drops_documents and not (decided := folder / "parts" / "decided.json").exists():

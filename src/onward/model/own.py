@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from onward.base.errors import UserError
-from onward.base.own import own_parts
+from onward.base.own import code_of, own_parts
 from onward.config.decoder import DecoderConfig, at, each
 from onward.config.part_types import States
 from onward.model.cache import CacheView, KVCache
@@ -37,10 +37,15 @@ ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens of each, and by how man
 SEEDS = 8  # trials of a decoder whose forward depends on values
 FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # and whether the forward reads values of tensors
 TRIED: dict[DecoderConfig, str] = {}  # what is broken in each reduced decoder
+CODE: dict[DecoderConfig, frozenset[object]] = {}  # of the parts of a decoder, when it was found
 
 
 def known(config: DecoderConfig) -> list[Kept]:
     """Return what each layer of a decoder keeps, as its first forward finds it."""
+    if CODE.setdefault(config, code := code_of(own_parts(config))) != code:  # a cell of a notebook was run again
+        for kept in FOUND, TRIED, CODE:
+            kept.clear()
+        CODE[config] = code
     if config not in FOUND:
         small = reduced(config)
         alike = small != config and small.n_layers == config.n_layers

@@ -170,7 +170,9 @@ class Service:
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         unread = self.limits.max_unread, self.worker.wait_for_client
         job = Job(engine, answers, label, account.client, self.ended, context, *unread)
-        if claims := claims or (form and form.claims):
+        if claims is None and form is not None:
+            claims = form.claims
+        if claims is not None:
             job.check_answers(partial(self.constraints.problem, claims))
         current().jobs.append(job)
         self.jobs.add(job)

@@ -53,10 +53,13 @@ def main(argv: Sequence[str]) -> None:
     import torch
 
     from onward.hub.folder import locate
+    from onward.serving.last_words import say_at_bus_error
     from onward.serving.models import check_weights, engines_of, load_served, row_counts
     from onward.serving.server import serve
     from onward.serving.weight_files import copy_to_memory
 
+    if options.mmap:
+        say_at_bus_error()
     names = *options.models, *({options.draft} - {"", "mtp"})
     folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
     dtype = getattr(torch, options.dtype) if options.dtype else None

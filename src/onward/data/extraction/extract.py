@@ -54,6 +54,18 @@ def declared_encoding(content: bytes, default: str) -> str:
     return "cp1252" if name in LATIN and default == "utf-8" else name if name and default == "utf-8" else default
 
 
+def page_source(content: bytes) -> tuple[str, bool]:
+    """The source of a page of HTML that declares UTF-8 or nothing, and whether not all its bytes are UTF-8. Bytes that
+    are not become U+FFFD if most other characters beyond ASCII are UTF-8; else the page is windows-1252, as in
+    browsers."""
+    try:
+        return content.decode("utf-8-sig"), False
+    except UnicodeDecodeError:
+        text = content.decode("utf-8-sig", "replace")
+        odd, beyond = text.count("\ufffd"), sum(character > "\x7f" for character in text)
+        return (text if beyond > 2 * odd else content.decode("cp1252", "replace")), True
+
+
 def extracted(kind: str, content: bytes, name: str) -> str:
     """The text of a file of a kind, whose `content` is UTF-8 unless the kind is binary; `name` is for messages."""
     match kind:
@@ -120,12 +132,14 @@ class Extraction:
     kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes, bytes of their text
     lines: int = 0  # number of repeated lines that were left out
     empty: list[str] = field(default_factory=list)  # files without text
+    odd: list[str] = field(default_factory=list)  # pages of HTML that are not UTF-8 and do not say what they are
 
-    def add(self, kind: str, name: str, size: int, text: str, lines: int) -> None:
+    def add(self, kind: str, name: str, size: int, text: str, lines: int, odd: bool = False) -> None:
         counts = self.kinds.setdefault(kind, [0, 0, 0])
         for i, number in enumerate((1, size, len(text.encode("utf-8", "surrogatepass")))):
             counts[i] += number
         self.lines += lines
+        self.odd += [name] * odd
         if not text.strip():
             self.empty.append(name)
 
@@ -135,6 +149,7 @@ class Extraction:
             counts[:] = [a + b for a, b in zip(counts, numbers)]
         self.lines += other.lines
         self.empty += other.empty
+        self.odd += other.odd
 
     def sentence(self, source: str) -> str:
         """The items extracted and left out, as a sentence; "" if all was plain text."""
@@ -150,6 +165,10 @@ class Extraction:
             files = "file has" if len(self.empty) == 1 else "files have"
             scanned = "; a .pdf of scanned pages needs OCR first" * any(n.lower().endswith(".pdf") for n in self.empty)
             parts.append(f"{len(self.empty):,} {files} no text: {', '.join(self.empty[:3])}{scanned}")
+        if self.odd:
+            pages = "page is" if len(self.odd) == 1 else "pages are"
+            files = ", ".join(self.odd[:3])
+            parts.append(f"{len(self.odd):,} {pages} not UTF-8, and read as browsers read them: {files}")
         return f"{source}: {'; '.join(parts)}" if parts else ""
 
 

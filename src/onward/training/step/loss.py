@@ -21,8 +21,8 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.divided import inside, rows_at_once, scores
 from onward.training.step.precision import autocast
+from onward.training.step.sums import Sums, two_sums
 
-Sums = tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Mapping[str, Tensor]]
 LossFunction = Callable[[Any, Any], Sums]  # of a model and a batch, see `Loss`
 
 
@@ -70,8 +70,7 @@ class Loss:
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
-        """Restore the tensors that `state` returned, or the initial state if `tensors` is empty; by default does
-        nothing."""
+        """Restore the tensors that `state` returned, or the initial state if `tensors` is empty; by default nothing."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class LossOfFunction(Loss):
     function: LossFunction
 
     def __call__(self, model: Any, batch: Any) -> Sums:
-        return self.function(model, batch)
+        return two_sums(self.function(model, batch), self.function)
 
 
 OPTIONAL = "prepare", "divide", "summarize", "samples", "state", "load_state"  # of a Loss
