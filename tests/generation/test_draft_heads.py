@@ -17,7 +17,6 @@ from onward.model.draft_head import EPS, DraftHead
 from support.decoders import DECODERS, decoder
 from support.plain_generation import GREEDY, MODELS, PROMPTS, WARM, plainly
 
-
 HOT = Sampling(temperature=1.3)
 
 

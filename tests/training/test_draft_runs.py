@@ -79,7 +79,10 @@ def test_a_draft_head_of_another_model_is_left_out_with_a_sentence(changed: str,
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"lora": 4}, "lora is given with draft, which leaves the model as it is"), ({"template": "chatml"}, "choose one")],
+    [
+        ({"lora": 4}, "lora is given with draft, which leaves the model as it is"),
+        ({"template": "chatml"}, "choose one"),
+    ],
 )
 def test_options_that_change_the_model_are_refused(
     options: dict[str, object], sentence: str, model: Path, tmp_path: Path
