@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from onward.training.losses.scoring import reward_loss
     from onward.training.methods.answers.classify import Classify
     from onward.training.methods.answers.distill import Distill
+    from onward.training.methods.answers.draft import Draft
     from onward.training.methods.answers.reward import RewardModelling
     from onward.training.methods.answers.sft import SFT
     from onward.training.methods.completions.cispo import CISPO
@@ -85,6 +86,7 @@ __all__ = [
     "CrossEntropy",
     "DiscoPOP",
     "Distill",
+    "Draft",
     "Diverged",
     "Environment",
     "GroupMethod",

@@ -38,6 +38,7 @@ examples:
   echo "Once upon" | onward generate runs/mybook
   onward generate runs/mybook --prompts many.txt --json > answers.jsonl
   onward generate runs/mybook "Once upon" --draft runs/small
+  onward generate runs/mybook "Once upon" --lookup 0
   onward generate runs/mybook "Once upon" --beams 4 --n 2
 """
 
