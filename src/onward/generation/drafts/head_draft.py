@@ -123,8 +123,8 @@ class PacedHead(HeadDraft):
         self.one = (size(head) + model.config.vocab_size * model.config.d_embed) / step
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of at most room[i] tokens for requests[i], of the same length for all where there is room;
-        an empty one for each where none pays."""
+        """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; an empty one for each where none
+        pays."""
         count = len(requests)
         shares = [(LIKELY * TRIALS + r.num_accepted) / (TRIALS + r.num_drafted) for r in requests]
         rate = min(sum(shares) / count, 0.99)
@@ -132,7 +132,8 @@ class PacedHead(HeadDraft):
         best = max(gains, key=gains.__getitem__)
         if count > MOST_ROWS or gains[best] < LEAST_GAIN:
             return [Proposal() for _ in requests]
-        return super().propose(requests, [min(most, best) for most in room])
+        fitting = [max((n for n in LENGTHS if n <= min(most, best)), default=0) for most in room]  # steps are compiled
+        return super().propose(requests, fitting)
 
     def time(self, length: int, rows: int) -> float:
         """Estimate the time of a step with proposals of `length` tokens, in plain steps of as many rows."""
