@@ -123,8 +123,7 @@ class PacedHead(HeadDraft):
         self.one = (size(head) + model.config.vocab_size * model.config.d_embed) / step
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; an empty one for each where none
-        pays."""
+        """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; empty ones where none pays."""
         count = len(requests)
         shares = [(LIKELY * TRIALS + r.num_accepted) / (TRIALS + r.num_drafted) for r in requests]
         rate = min(sum(shares) / count, 0.99)
