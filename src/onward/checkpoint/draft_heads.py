@@ -36,7 +36,16 @@ class ForeignDraft(UserWarning):
 
 
 def is_draft_head(folder: Path) -> bool:
-    return (folder / CONFIG).exists() and read_json(folder / CONFIG).get("model_type") == KIND
+    """Return whether a folder holds a draft head. Raises a UserError for another program's kind of draft."""
+    if not (folder / CONFIG).exists():
+        return False
+    config = read_json(folder / CONFIG)
+    if foreign := [name for name in map(str, config.get("architectures") or ()) if "eagle" in name.lower()]:
+        raise UserError(
+            f"Cannot read the draft {folder}, because it is of the kind {foreign[0]}: make one for your model with "
+            "onward finetune MODEL --method draft"
+        )
+    return config.get("model_type") == KIND
 
 
 def identity(folder: Path) -> str:
