@@ -270,7 +270,7 @@ def record_step(
 @torch.inference_mode(False)
 def record_function(function: Callable[[], Tensor]) -> Recording:
     """Record the operations of a function without arguments and without a cache, by one call."""
-    recorder, unused = Recorder(), [torch.zeros(1) for _ in range(4)]
+    recorder, unused = Recorder(), torch.zeros(1)
     with torch.no_grad(), HostReads(), recorder:
         result = function()
-    return Recording(recorder.records, *unused, result)
+    return Recording(recorder.records, unused, unused, unused, unused, result)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
 from onward.cli.shared.input import read_text
-from onward.cli.shared.loading import Loading, load, tell_draft
+from onward.cli.shared.loading import Loading, load, tell_draft, with_draft_head
 from onward.cli.shared.options import made, read
 from onward.cli.shared.output import console, print_next, print_table, printable
 from onward.cli.shared.streams import ClosedInput
@@ -111,6 +111,8 @@ def main(argv: Sequence[str]) -> None:
     if not prompts:
         prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
     lm = load(options.model, options)
+    if with_draft_head(lm, options.model, options.draft):
+        options = replace(options, draft="")
     warn_of_unknown(lm.tokenizer, prompts)
     if searching:
         search(lm, prompts, options)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from onward.base.device import tensor_on
 from onward.generation.request import Request
 from onward.generation.runner import Pieces, Runner
 
@@ -49,4 +50,6 @@ def compiled_logits(runner: Runner, pieces: Pieces, starts: Sequence[int]) -> Te
     width = len(pieces[0])
     if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):
         return None
-    return runner.run_compiled(*runner.inputs(pieces, starts), max(starts) + width)
+    places = [[*range(start, start + width)] for start in starts]
+    tokens, positions = tensor_on(runner.model.device, [pieces, places]).unbind()
+    return runner.run_compiled(tokens, positions, max(starts) + width)

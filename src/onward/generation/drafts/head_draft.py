@@ -5,6 +5,7 @@ Shapes: B requests, K guesses, D d_model, V vocabulary.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
@@ -14,7 +15,9 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.compiled.function import CompiledFunction
 from onward.compiled.interface import NotCompilable
+from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.guesses import Guesses
+from onward.generation.drafts.paced import COST, LENGTHS, PacedDraft
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.request import Request, inverse_temperature, is_plain
 from onward.kernels.drawn_tokens import drawn_tokens  # noqa: F401  # which registers the operation
@@ -22,37 +25,43 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 
-NUM_DRAFT_TOKENS = 5  # of a proposal, unless another number is given
+NUM_DRAFT_TOKENS = LENGTHS[-1]  # of a proposal, unless another number is given
+AROUND_GUESS, AROUND_STEP = 600_000, 4_000_000  # weights that are read in the time around a guess, and around a step
 COMPILE_AFTER = 8  # proposals of a number of requests before their guesses are compiled
 MAX_CHAINS = 16  # compiled chains of guesses that a head keeps
 
 
-def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> HeadDraft | None:
-    """Return the draft of a model with a draft head, if a given cache can verify its guesses; None for a model without
-    one."""
-    if head is None or (
-        cache and (cache.chunk <= NUM_DRAFT_TOKENS or (cache.states and cache.keep < NUM_DRAFT_TOKENS))
-    ):
+def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> PacedHead | None:
+    """Return the draft of a model with a draft head, which proposes as long as this saves time; None for a model
+    without one, and if a given `cache` cannot verify its guesses."""
+    if head is None or (cache and (cache.chunk <= LENGTHS[-1] or (cache.states and cache.keep < LENGTHS[-1]))):
         return None
-    return HeadDraft(model, head)
+    return PacedHead(HeadDraft(model, head), COST, cost_of_guess(model, head))
+
+
+def cost_of_guess(model: Decoder, head: DraftHead) -> float:
+    """Estimate the time of a guess in plain decoding steps, from the weights that both read. The two constants, also in
+    weights, are the work around them: of a small model, they are most of a step."""
+    size = lambda module: sum(parameter.numel() for parameter in module.parameters())
+    step = size(model) - (0 if model.config.tied else size(model.embed))
+    return (size(head) + size(model.head) + AROUND_GUESS) / (step + AROUND_STEP)
 
 
 class HeadDraft:
     """A draft for speculative decoding that continues the hidden state of `model` by its draft head (Ankner et al.
     2024). It proposes up to `num_draft_tokens` tokens. On a CPU all guesses of a proposal are one program."""
 
-    manager = None
+    manager: CacheManager | None = None
 
     def __init__(self, model: Decoder, head: DraftHead, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
         if num_draft_tokens < 1:
             raise UserError(f"num_draft_tokens is {num_draft_tokens}: it must be at least 1")
         self.model, self.head, self.num_draft_tokens = model, head, num_draft_tokens
         self.states = WeakKeyDictionary[Request, tuple[int, Tensor]]()  # (index of the first token, (T, D))
-        self.num_plain: dict[int, int] = {}  # uncompiled proposals, by the number of requests
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         """Prepare the draft for an engine of a model with `vocab_size` tokens; it has no cache of its own."""
-        self.guesses, self.chains = Guesses(vocab_size), dict[int, Chain | None]()
+        self.guesses, self.chains = Guesses(vocab_size), dict[tuple[int, int], Chain | None]()
 
     def read(self, request: Request, start: int, hidden: Tensor) -> None:
         """Take hidden states of the model; see `ReadingDraft.read`."""
@@ -68,7 +77,7 @@ class HeadDraft:
             first, of_tokens = self.states[request]
             states.append(of_tokens[request.start + request.num_context_tokens - 2 - first])
         with torch.inference_mode():
-            if (chain := self.chain(requests)) is not None:
+            if (chain := self.chain(requests, max(room))) is not None:
                 tokens = chain.run(states, requests)
             else:
                 tokens = self.guess(torch.stack(states), requests, max(room))
@@ -87,18 +96,28 @@ class HeadDraft:
             last = [max(token, 0) for token in drawn]
         return tokens
 
-    def chain(self, requests: Sequence[Request]) -> Chain | None:
-        """Return a compiled chain of guesses for as many requests, None before COMPILE_AFTER uncompiled ones, or if the
-        guesses depend on more than the temperature."""
-        rows = len(requests)
+    def chain(self, requests: Sequence[Request], count: int) -> Chain | None:
+        """Return a compiled chain of `count` guesses for as many requests, None before COMPILE_AFTER uncompiled ones,
+        or if the guesses depend on more than the temperature."""
+        shape = len(requests), count
         if self.model.device.type != "cpu" or not all(map(is_plain, requests)):
             return None
-        if self.num_plain.setdefault(rows, 0) < COMPILE_AFTER:
-            self.num_plain[rows] += 1
+        plain = PLAIN.setdefault(self.head, Counter())
+        if plain[shape] < COMPILE_AFTER:
+            plain[shape] += 1
             return None
-        if rows not in self.chains:
-            self.chains[rows] = chain_of(self.model, self.head, rows, self.num_draft_tokens)
-        return self.chains[rows]
+        if shape not in self.chains:
+            self.chains[shape] = chain_of(self.model, self.head, *shape)
+        return self.chains[shape]
+
+
+class PacedHead(PacedDraft):
+    """A draft head that proposes only where it pays."""
+
+    draft: HeadDraft
+
+    def read(self, request: Request, start: int, hidden: Tensor) -> None:
+        self.draft.read(request, start, hidden)
 
 
 class Chain:
@@ -133,6 +152,7 @@ class Chain:
         return self.program.run().tolist()
 
 
+PLAIN: WeakKeyDictionary[DraftHead, Counter[tuple[int, int]]] = WeakKeyDictionary()  # uncompiled proposals so far
 CHAINS: WeakKeyDictionary[DraftHead, dict[tuple[int, ...], Chain | None]] = WeakKeyDictionary()
 
 

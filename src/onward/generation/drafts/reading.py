@@ -50,7 +50,7 @@ class ReadingRunner(Runner):
     """A runner in place of another, whose `draft` reads the hidden states of each call. Row i of the cache belongs to
     active[i]."""
 
-    compiled_step = staticmethod(reading_step)
+    compiled_step = staticmethod(reading_step)  # type: ignore[assignment]  # which returns two tensors
 
     def __init__(self, runner: Runner, draft: ReadingDraft, active: Sequence[Request]) -> None:
         super().__init__(runner.model, runner.cache, runner.state, runner.compile_after)

@@ -64,8 +64,8 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
     new = base_tokenizer(config).vocab_size - model.config.vocab_size
     if new > 0 and c and beside:
         raise UserError(
-            f"template {c.template} adds {new} tokens to the vocabulary, and {c.method.kind} leaves the model as it is: "
-            "choose one without new tokens, such as plain"
+            f"template {c.template} adds {new} tokens, and {c.method.kind} leaves the model as it is: "
+            "choose one without, such as plain"
         )
     if new > 0 and c and (adapters or first):
         full = fully_trained(model, adapters) if adapters and not first and not is_quantized(model) else []

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onward.training.losses.drafting import Drafting
 
 
-LEAST = 512  # hidden units: in a narrow model, the time of a guess hardly depends on them
+LEAST = 256  # hidden units: in a narrow model, the time of a guess hardly depends on them
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Draft(Method, kind="draft"):
 
     depth: Size = 6  # guesses in a row that are trained
     falloff: Positive = 0.9  # weight of a guess, relative to that of the guess before it
-    units: SizeOrZero = 0  # hidden units of the draft head; 0: four times the width of the model, at least 512
+    units: SizeOrZero = 0  # hidden units of the draft head; 0: the width of the model, at least 256
     temperature: NotNegative = 0.8  # temperature of the model's answers; half of the batches have the likeliest tokens
     completion_length: Size = 256  # maximum number of tokens in an answer of the model
 
@@ -43,7 +43,7 @@ class Draft(Method, kind="draft"):
     def attach(self, model: Decoder) -> None:
         from onward.transforms.draft_head import add_draft_head
 
-        add_draft_head(model, self.units or max(4 * model.config.d_model, LEAST))
+        add_draft_head(model, self.units or max(model.config.d_model, LEAST))
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         from onward.data.forms import supervised
