@@ -20,8 +20,7 @@ from onward.generation.drafts.guesses import Guesses
 from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.times import expected_tokens
-from onward.generation.drafts.verify import inverse_temperature, is_plain
-from onward.generation.request import Request
+from onward.generation.request import Request, inverse_temperature, is_plain
 from onward.kernels.drawn_tokens import drawn_tokens  # noqa: F401  # which registers the operation
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
