@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
-from onward.cli.shared.loading import Loading, load, with_draft_head
+from onward.cli.shared.drafts import with_draft_head
+from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
 from onward.serving.logs import logged

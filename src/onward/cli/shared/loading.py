@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
-
-from onward.cli.shared.output import console
-from onward.hub.folder import locate
 
 if TYPE_CHECKING:
     import torch
@@ -46,23 +42,6 @@ def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> L
         rope=options.rope,
         allow_nonfinite=options.allow_nonfinite,
     )
-
-
-def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
-    """Give a model the draft head in the folder `draft`; return False if there is none in it. Raises a UserError for
-    the draft head of another model."""
-    from onward.checkpoint.draft_heads import draft_of, is_draft_head
-
-    if not draft or not is_draft_head(Path(draft)):
-        return False
-    lm.draft_head = draft_of(Path(draft), locate(model), lm.model)
-    return True
-
-
-def tell_draft(lm: LanguageModel, model: str) -> None:
-    """Say that the draft head beside a model guesses its tokens, if there is one."""
-    if lm.draft_head is not None:
-        console.print(f"drafts come from {model}/draft (--lookup 0: no drafts)", markup=False, soft_wrap=True)
 
 
 def dtype_of(options: Loading) -> torch.dtype | None:
