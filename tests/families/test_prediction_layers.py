@@ -22,13 +22,17 @@ from onward.model.state_embedding import StateEmbedding
 from support.families import CASES
 from support.parity import publish, tensors
 
+
+def first(family: str) -> str:
+    return next(name for name in CASES if name.startswith(f"{family}: "))
+
+
+APART = "mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"
 ONES = "model.layers.{n}", ".enorm", ".hnorm", ".eh_proj", ".shared_head.norm"
 NAMES = {  # of the block, and of the others
     "deepseek_v3: groups, a dense layer first": ONES,
-    next(name for name in CASES if name.startswith("glm4_moe: ")): ONES,
-    next(name for name in CASES if name.startswith("qwen3_next: ")): (
-        *("mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"),
-    ),
+    **{first(family): ONES for family in ("glm4_moe", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")},
+    **{first(family): APART for family in ("qwen3_next", "qwen3_5_text")},
 }
 
 
@@ -85,7 +89,7 @@ def test_layer_is_the_formula_and_changes_no_token(name: str, tmp_path: Path) ->
         assert isinstance(draft.embed, StateEmbedding)
         draft.embed.note(lm.model.hidden(tokens[:, :-1]))
         found = draft(tokens[:, 1:])
-    wanted = formula(theirs, one, own, tokens, offset=1.0 if "qwen3_next" in name else 0.0)
+    wanted = formula(theirs, one, own, tokens, offset=1.0 if NAMES[name] is APART else 0.0)
     torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
     answers = []
     for chosen in None, HiddenDraft(draft, 3):
@@ -99,7 +103,7 @@ def test_layer_is_the_formula_and_changes_no_token(name: str, tmp_path: Path) ->
 
 def test_layer_that_computes_the_model_is_always_right(tmp_path: Path) -> None:
     """Where no block adds anything, the next token depends on the last one alone."""
-    name = next(name for name in NAMES if name.startswith("glm4_moe: "))
+    name = first("glm4_moe")
     with_layer(name, tmp_path)
     stored, d = tensors(tmp_path), CASES[name].hidden_size
     for n, tensor in stored.items():

@@ -15,7 +15,7 @@ from onward.generation import LookupDraft, ModelDraft, Proposal, expected_tokens
 from onward.generation.drafts.lookup import LookupIndex
 from onward.generation.drafts.times import LEAST, SpeculationTimes
 from onward.generation.drafts.verify import DRAW
-from onward.generation.engine import sampler
+from onward.generation.engine import shaped_sampler
 from onward.generation.engine.sampler import Sampler
 from onward.kernels.draws import draw
 
@@ -102,7 +102,7 @@ def test_speculation_has_the_distribution_of_the_model(name: str, kind: str) -> 
     assert_follows_the_model(name, kind)
 
 
-right = sampler.verified
+right = shaped_sampler.verified
 MUTANTS: dict[str, Callable[..., list[list[int]]]] = {
     "every guess is accepted": lambda drawn, proposals: [
         [*p.tokens, *new[len(p.tokens) :], 0] for new, p in zip(right(drawn, proposals), proposals)
@@ -113,7 +113,7 @@ MUTANTS: dict[str, Callable[..., list[list[int]]]] = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_proof_notices_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampler, "verified", MUTANTS[mutant])
+    monkeypatch.setattr(shaped_sampler, "verified", MUTANTS[mutant])
     with pytest.raises(AssertionError):
         assert_follows_the_model("plain", "drawn")
 

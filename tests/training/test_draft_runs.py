@@ -13,7 +13,7 @@ from onward.base.files import file_sha256
 from onward.checkpoint.draft_heads import ForeignDraft
 from onward.generation.drafts.head_draft import PacedHead
 from onward.model.draft_head import embedded
-from onward.training.losses.drafting import Drafting
+from onward.training.losses.drafting import DraftingLoss
 from onward.transforms.draft_head import add_draft_head, draft_head_of
 
 from support.decoders import DECODERS, decoder, token_ids
@@ -79,7 +79,10 @@ def test_a_draft_head_of_another_model_is_left_out_with_a_sentence(changed: str,
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"lora": 4}, "lora is given with draft, which leaves the model as it is"), ({"template": "chatml"}, "choose one")],
+    [
+        ({"lora": 4}, "lora is given with draft, which leaves the model as it is"),
+        ({"template": "chatml"}, "choose one"),
+    ],
 )
 def test_options_that_change_the_model_are_refused(
     options: dict[str, object], sentence: str, model: Path, tmp_path: Path
@@ -94,7 +97,7 @@ def test_the_loss_of_a_draft_head_is_its_formula_in_fp64() -> None:
     head = draft_head_of(model).double()
     tokens = token_ids(model.config)
     targets = tokens[:, 1:].masked_fill(tokens[:, 1:] < 3, -100)
-    loss, reported, shares = Drafting(2, 0.5, 1.0, 8, tokenizer())(model, onward.Batch(tokens[:, :-1], targets))
+    loss, reported, shares = DraftingLoss(2, 0.5, 1.0, 8, tokenizer())(model, onward.Batch(tokens[:, :-1], targets))
     with torch.no_grad():
         hidden, wanted, shared = model.hidden(tokens[:, :-1]), 0.0, [0.0, 0.0]
         for row in range(len(tokens)):

@@ -12,10 +12,10 @@ from onward.api.language_model import LanguageModel
 from onward.base.arguments import checked
 from onward.base.device import choose_device
 from onward.base.errors import UserError
-from onward.checkpoint.draft_heads import FOLDER, draft_beside
+from onward.checkpoint.draft_heads import draft_beside
 from onward.checkpoint.load import load_source, open_source
 from onward.checkpoint.peft.adapters import load_with_adapters
-from onward.hub.folder import is_adapter, locate
+from onward.hub.folder import DRAFT, is_adapter, locate
 from onward.transforms.extend import extended
 
 
@@ -63,5 +63,5 @@ def load(
         decoder, hf = load_source(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
-    draft_head = draft_beside(folder, decoder) if (folder / FOLDER).is_dir() else None
+    draft_head = draft_beside(folder, decoder) if (folder / DRAFT).is_dir() else None
     return LanguageModel(decoder, source.tokenizer(), hf, draft_head, folder)

@@ -21,12 +21,12 @@ from onward.checkpoint.part_files import PartFiles
 from onward.checkpoint.peft.bases import BaseModel, weights_checksum
 from onward.checkpoint.weights import SINGLE, read_tensors
 from onward.families import HF
-from onward.hub.folder import is_adapter, locate
+from onward.hub.folder import DRAFT, is_adapter, locate
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead
 from onward.transforms.draft_head import draft_head_of
 
-CONFIG, KIND, FOLDER = "config.json", "onward_draft_head", "draft"  # FOLDER: its name in the folder of its model
+CONFIG, KIND = "config.json", "onward_draft_head"
 SIZES = "hidden_size", "intermediate_size", "vocab_size"
 ROWS = 4  # of each weight, for the checksum of a model: reading all of them would take as long as loading it
 
@@ -36,7 +36,16 @@ class ForeignDraft(UserWarning):
 
 
 def is_draft_head(folder: Path) -> bool:
-    return (folder / CONFIG).exists() and read_json(folder / CONFIG).get("model_type") == KIND
+    """Return whether a folder holds a draft head. Raises a UserError for another program's kind of draft."""
+    if not (folder / CONFIG).exists():
+        return False
+    config = read_json(folder / CONFIG)
+    if foreign := [name for name in map(str, config.get("architectures") or ()) if "eagle" in name.lower()]:
+        raise UserError(
+            f"Cannot read the draft {folder}, because it is of the kind {foreign[0]}: make one for your model with "
+            "onward finetune MODEL --method draft"
+        )
+    return config.get("model_type") == KIND
 
 
 def identity(folder: Path) -> str:
@@ -82,13 +91,21 @@ def mismatch(folder: Path, base: Path) -> str:
 def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
     """Load the draft head in the folder `folder` of `model`; None if there is none, or if it does not belong to the
     model, which a warning says."""
-    place = folder / FOLDER
+    place = folder / DRAFT
     if is_adapter(folder) or not is_draft_head(place):
         return None
     if reason := mismatch(place, folder):
         warnings.warn(ForeignDraft(f"{reason} (until then, there are no drafts)"), stacklevel=2)
         return None
     return load_draft_head(place, model)
+
+
+def draft_of(folder: Path, base: Path, model: Decoder) -> DraftHead:
+    """Load the draft head in `folder` for `model`, which is in `base`. Raises a UserError if it was made for another
+    model."""
+    if reason := mismatch(folder, base):
+        raise UserError(reason[0].upper() + reason[1:])
+    return load_draft_head(folder, model)
 
 
 def load_draft_head(folder: Path, model: Decoder) -> DraftHead:

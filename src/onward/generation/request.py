@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from onward.base.arguments import check, check_fields, named, types_of
 from onward.generation.logprobs import TokenLogprob
+from onward.generation.processors import MIN_TEMPERATURE
 from onward.generation.sampling import Sampling
 
 
@@ -108,3 +109,20 @@ class Request:
         """Return the tokens of `context` from index `index` on, in time proportional to their number."""
         index += self.start - len(self.prompt)
         return self.tokens[index:] if index >= 0 else self.prompt[index:] + self.tokens
+
+
+SHAPING = [field.name for field in fields(Sampling) if field.name != "temperature"]
+PLAIN = [getattr(Sampling(), name) for name in SHAPING]
+
+
+def is_plain(request: Request) -> bool:
+    return (
+        request.constraint is None
+        and len(request.tokens) >= request.min_new_tokens
+        and [getattr(request.sampling, name) for name in SHAPING] == PLAIN
+    )
+
+
+def inverse_temperature(temperature: float) -> float:
+    """Return 1 / temperature; 0 for a temperature of about 0, which selects the likeliest token."""
+    return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature

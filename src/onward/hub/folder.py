@@ -12,6 +12,8 @@ from onward.hub.cache import cached_names
 from onward.hub.download import Say, fetch, print_message
 from onward.hub.names import ADDRESS, ADVICE, FILES, NAME, HubName
 
+DRAFT = "draft"  # the folder of a draft head in the folder of its model
+
 
 def is_model(path: str | Path) -> bool:
     return os.path.isfile(os.path.join(path, "config.json")) or (str(path).endswith(".gguf") and os.path.isfile(path))

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from onward.training.losses.scoring import reward_loss
     from onward.training.methods.answers.classify import Classify
     from onward.training.methods.answers.distill import Distill
+    from onward.training.methods.answers.draft import Drafting
     from onward.training.methods.answers.reward import RewardModelling
     from onward.training.methods.answers.sft import SFT
     from onward.training.methods.completions.cispo import CISPO
@@ -86,6 +87,7 @@ __all__ = [
     "DiscoPOP",
     "Distill",
     "Diverged",
+    "Drafting",
     "Environment",
     "GroupMethod",
     "Hinge",

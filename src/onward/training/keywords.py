@@ -120,6 +120,9 @@ class FinetuneKeywords(TypedDict, total=False):
     on_policy: float
     completion_length: int
     loss_chunk: int
+    depth: int
+    falloff: float
+    units: int
     center: float
     label_smoothing: float
     z_loss: float

@@ -11,8 +11,9 @@ from onward.base import fields
 from onward.base.arguments import field_types
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
+from onward.cli.shared.drafts import tell_draft
 from onward.cli.shared.input import read_line
-from onward.cli.shared.loading import Loading, load, tell_draft
+from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console, printable
 from onward.cli.shared.warnings import warn_of_temperature, warn_of_unknown
@@ -75,7 +76,8 @@ def main(argv: Sequence[str]) -> None:
         raise UserError(f"context is {options.context}: it must be at least 2")
     warn_of_temperature(options.temperature)
     lm = load(options.model, options)
-    tell_draft(lm, options.model)
+    if lm.draft_head:
+        tell_draft(lm, options.model)
     conversation, typed = TerminalChat(lm, options), sys.stdin.isatty()
     if options.compile:
         compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), [1])

@@ -13,6 +13,7 @@ from onward.cli.shared.options import read
 from onward.cli.shared.parser import Parser
 from onward.cli.shared.run_options import from_toml, given_options, join_duration
 from onward.cli.shared.training import in_processes, run_command
+from onward.hub.folder import DRAFT
 from onward.training.finetuning.config import FinetuneConfig, check_readers
 from onward.training.methods import Method
 from onward.training.methods.answers.sft import SFT
@@ -33,6 +34,7 @@ examples:
   onward finetune runs/assistant questions.jsonl --method grpo --reward runs/judge
   onward finetune runs/assistant questions.jsonl --method online_dpo --reward runs/judge
   onward finetune runs/mybook reviews.jsonl --method classify
+  onward finetune runs/mybook chats.jsonl --method draft
   onward finetune --resume runs/assistant
 
 Each line of a .jsonl file, or row of a .csv, .parquet or .json file, is an example. Files in the ShareGPT and Alpaca
@@ -118,7 +120,9 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, st
         raise UserError(f"no examples to train {values['base']} on: name a .jsonl, .json, .csv or .parquet after it")
     config = FinetuneConfig.of(**values)
     if not config.out:
-        config = dataclasses.replace(config, out=f"runs/{Path(config.base).name}-{config.method.kind}")
+        beside = config.method.beside and Path(config.base).is_dir()
+        out = str(Path(config.base) / DRAFT) if beside else f"runs/{Path(config.base).name}-{config.method.kind}"
+        config = dataclasses.replace(config, out=out)
     return config, show, as_json, ""
 
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
+from onward.cli.shared.drafts import tell_draft, with_draft_head
 from onward.cli.shared.input import read_text
-from onward.cli.shared.loading import Loading, load, tell_draft
+from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import made, read
 from onward.cli.shared.output import console, print_next, print_table, printable
 from onward.cli.shared.streams import ClosedInput
@@ -38,6 +39,7 @@ examples:
   echo "Once upon" | onward generate runs/mybook
   onward generate runs/mybook --prompts many.txt --json > answers.jsonl
   onward generate runs/mybook "Once upon" --draft runs/small
+  onward generate runs/mybook "Once upon" --lookup 0
   onward generate runs/mybook "Once upon" --beams 4 --n 2
 """
 
@@ -111,6 +113,8 @@ def main(argv: Sequence[str]) -> None:
     if not prompts:
         prompts = ["" if isinstance(sys.stdin, ClosedInput) or sys.stdin.isatty() else read_text()]
     lm = load(options.model, options)
+    if options.draft and with_draft_head(lm, options.model, options.draft):
+        options = replace(options, draft="")
     warn_of_unknown(lm.tokenizer, prompts)
     if searching:
         search(lm, prompts, options)
@@ -121,7 +125,7 @@ def main(argv: Sequence[str]) -> None:
             lookup=options.lookup,
             prompt_cache=options.prompt_cache,
         )
-        if not given.keys() & {"draft", "lookup"}:
+        if lm.draft_head and not given.keys() & {"draft", "lookup"}:
             tell_draft(lm, options.model)
         if options.compile:
             compile_steps(engine, [min(len(prompts) * options.n, engine.scheduler.rows)])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, ClassVar
 
 from onward.base.errors import UserError
 from onward.cli.shared.compiling import Compiling, compile_steps
+from onward.cli.shared.drafts import with_draft_head
 from onward.cli.shared.loading import Loading, load
 from onward.cli.shared.options import parse
 from onward.cli.shared.output import console
@@ -52,6 +54,7 @@ def main(argv: Sequence[str]) -> None:
         raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")
     import torch
 
+    from onward.checkpoint.draft_heads import is_draft_head
     from onward.hub.folder import locate
     from onward.serving.last_words import say_at_bus_error
     from onward.serving.models import check_weights, engines_of, load_served, row_counts
@@ -60,6 +63,8 @@ def main(argv: Sequence[str]) -> None:
 
     if options.mmap:
         say_at_bus_error()
+    head = options.draft if options.draft and is_draft_head(Path(options.draft)) else ""
+    options = replace(options, draft="" if head else options.draft)
     names = *options.models, *({options.draft} - {"", "mtp"})
     folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
     dtype = getattr(torch, options.dtype) if options.dtype else None
@@ -68,6 +73,7 @@ def main(argv: Sequence[str]) -> None:
 
     def load_one(name: str, adapters: Sequence[str]) -> LanguageModel:
         lm = load(name, options, adapters)
+        with_draft_head(lm, name, head)
         if not options.mmap:
             copy_to_memory(lm.model)
         return lm

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import TYPE_CHECKING, Literal
 
-from onward.cli.shared.output import console
-
 if TYPE_CHECKING:
     import torch
 
@@ -44,12 +42,6 @@ def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> L
         rope=options.rope,
         allow_nonfinite=options.allow_nonfinite,
     )
-
-
-def tell_draft(lm: LanguageModel, model: str) -> None:
-    """Say that the draft head beside a model guesses its tokens, if there is one."""
-    if lm.draft_head is not None:
-        console.print(f"drafts come from {model}/draft (--lookup 0: no drafts)", markup=False, soft_wrap=True)
 
 
 def dtype_of(options: Loading) -> torch.dtype | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from onward.base.device import tensor_on
 from onward.generation.request import Request
-from onward.generation.runner import Runner
+from onward.generation.runner import Pieces, Runner
 
 MAX_COMPILED = 16  # maximum number of tokens of a row in a compiled step
 
@@ -25,14 +25,23 @@ def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequenc
     pieces = [[request.last_token, *tokens] for request, tokens in zip(requests, drafted)]
     starts, adapters = [request.num_cached for request in requests], [r.adapter or "" for r in requests]
     with runner.using(adapters):
-        if (logits := compiled_logits(runner, pieces, starts)) is not None:
-            return logits.flatten(0, 1)
+        if (logits := compiled_logits(runner, padded(pieces, starts, runner.cache.length), starts)) is not None:
+            return torch.cat([row[: len(piece)] for row, piece in zip(logits, pieces)])
     hidden = runner.forward_rows(0, pieces, starts, adapters)
     repeated = [adapter for adapter, piece in zip(adapters, pieces) for _ in piece]
     return runner.logits(torch.cat([row[: len(piece)] for row, piece in zip(hidden, pieces)]), repeated)
 
 
-def compiled_logits(runner: Runner, pieces: Sequence[Sequence[int]], starts: Sequence[int]) -> Tensor | None:
+def padded(pieces: Pieces, starts: Sequence[int], length: int) -> Pieces:
+    """Return `pieces` with the last token of each repeated up to the length of the longest, as if it were a draft token
+    that is refused; as they are if a row has no room below `length`. Piece i begins at position starts[i]."""
+    width = max(map(len, pieces))
+    if max(starts) + width > length:
+        return pieces
+    return [[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces]
+
+
+def compiled_logits(runner: Runner, pieces: Pieces, starts: Sequence[int]) -> Tensor | None:
     """Run a compiled decoding step on `pieces`, the next tokens of each row from row 0 on; piece i begins at position
     starts[i]. Returns the logits (B, T, V).
 

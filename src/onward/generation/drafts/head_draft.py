@@ -17,17 +17,19 @@ from onward.compiled.function import CompiledFunction
 from onward.compiled.interface import NotCompilable
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.guesses import Guesses
-from onward.generation.drafts.paced import COST, LENGTHS, PacedDraft
+from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.verify import inverse_temperature, is_plain
-from onward.generation.request import Request
+from onward.generation.drafts.times import expected_tokens
+from onward.generation.request import Request, inverse_temperature, is_plain
 from onward.kernels.drawn_tokens import drawn_tokens  # noqa: F401  # which registers the operation
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 
 NUM_DRAFT_TOKENS = LENGTHS[-1]  # of a proposal, unless another number is given
-AROUND_GUESS, AROUND_STEP = 600_000, 4_000_000  # weights that are read in the time around a guess, and around a step
+AROUND_PROPOSAL, AROUND_STEP = 1_100_000, 4_000_000  # weights that are read in the time around a proposal, and a step
+LIKELY, TRIALS = 0.8, 5  # share of guesses that are expected to be accepted, with the weight of so many guesses
+LEAST_GAIN = 1.15  # estimated gain from which a proposal is made, since estimates may be wrong
 COMPILE_AFTER = 8  # proposals of a number of requests before their guesses are compiled
 MAX_CHAINS = 16  # compiled chains of guesses that a head keeps
 
@@ -37,15 +39,7 @@ def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) ->
     without one, and if a given `cache` cannot verify its guesses."""
     if head is None or (cache and (cache.chunk <= LENGTHS[-1] or (cache.states and cache.keep < LENGTHS[-1]))):
         return None
-    return PacedHead(HeadDraft(model, head), COST, cost_of_guess(model, head))
-
-
-def cost_of_guess(model: Decoder, head: DraftHead) -> float:
-    """Estimate the time of a guess in plain decoding steps, from the weights that both read. The two constants, also in
-    weights, are the work around them: of a small model, they are most of a step."""
-    size = lambda module: sum(parameter.numel() for parameter in module.parameters())
-    step = size(model) - (0 if model.config.tied else size(model.embed))
-    return (size(head) + size(model.head) + AROUND_GUESS) / (step + AROUND_STEP)
+    return PacedHead(model, head)
 
 
 class HeadDraft:
@@ -112,13 +106,37 @@ class HeadDraft:
         return self.chains[shape]
 
 
-class PacedHead(PacedDraft):
-    """A draft head that proposes only where it pays."""
+class PacedHead(HeadDraft):
+    """A draft head that proposes as many tokens as save the most time, by the share of a request's guesses that were
+    accepted so far: one of LENGTHS, or none.
 
-    draft: HeadDraft
+    The time of a proposal, in plain decoding steps, is estimated from the weights that a guess and a step read, and not
+    measured, so that a request takes the same steps whenever it is repeated.
+    """
 
-    def read(self, request: Request, start: int, hidden: Tensor) -> None:
-        self.draft.read(request, start, hidden)
+    def __init__(self, model: Decoder, head: DraftHead) -> None:
+        super().__init__(model, head, LENGTHS[-1])
+        size = lambda module: sum(parameter.numel() for parameter in module.parameters())
+        step = AROUND_STEP + size(model) - (0 if model.config.tied else size(model.embed))
+        self.around = AROUND_PROPOSAL / step
+        self.one = (size(head) + model.config.vocab_size * model.config.d_embed) / step
+
+    def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
+        """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; empty ones where none pays."""
+        count = len(requests)
+        shares = [(LIKELY * TRIALS + r.num_accepted) / (TRIALS + r.num_drafted) for r in requests]
+        rate = min(sum(shares) / count, 0.99)
+        gains = {n: expected_tokens(rate, n) / self.time(n, count) for n in LENGTHS}
+        best = max(gains, key=gains.__getitem__)
+        if count > MOST_ROWS or gains[best] < LEAST_GAIN:
+            return [Proposal() for _ in requests]
+        fitting = [max((n for n in LENGTHS if n <= min(most, best)), default=0) for most in room]  # steps are compiled
+        return super().propose(requests, fitting)
+
+    def time(self, length: int, rows: int) -> float:
+        """Estimate the time of a step with proposals of `length` tokens, in plain steps of as many rows."""
+        verifying = (1 + COST * (rows * (1 + length) - 1)) / (1 + COST * (rows - 1))
+        return verifying + self.around + length * self.one
 
 
 class Chain:

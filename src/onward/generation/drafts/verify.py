@@ -8,14 +8,11 @@ decoding, at every temperature and with every draft (Daliri et al. 2024, drafter
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
 
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.processors import MIN_TEMPERATURE
-from onward.generation.request import Request
-from onward.generation.sampling import Sampling
+from onward.generation.request import Request, inverse_temperature, is_plain
 from onward.kernels.draws import draw_by_kernel
 
 DRAW = 0  # the purpose of the random numbers that draw tokens, see `kernels.draws.draw`
@@ -47,20 +44,3 @@ def verified(drawn: Sequence[int], proposals: Sequence[Proposal]) -> list[list[i
         result.append(new[: kept + 1])
         row += len(new)
     return result
-
-
-SHAPING = [field.name for field in fields(Sampling) if field.name != "temperature"]
-PLAIN = [getattr(Sampling(), name) for name in SHAPING]
-
-
-def is_plain(request: Request) -> bool:
-    return (
-        request.constraint is None
-        and len(request.tokens) >= request.min_new_tokens
-        and [getattr(request.sampling, name) for name in SHAPING] == PLAIN
-    )
-
-
-def inverse_temperature(temperature: float) -> float:
-    """Return 1 / temperature; 0 for a temperature of about 0, which selects the likeliest token."""
-    return 0.0 if temperature < MIN_TEMPERATURE else 1 / temperature

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.verify import draw_plain, places, verified
-from onward.generation.engine.shaped_sampler import ShapedSampler
-from onward.generation.request import Request
+from onward.generation.request import Request, inverse_temperature, is_plain
+from onward.kernels.draws import draw_by_kernel
+
+if TYPE_CHECKING:
+    from onward.generation.engine.shaped_sampler import ShapedSampler
 
 
 class Sampler:
@@ -28,7 +30,9 @@ class Sampler:
 
     @cached_property
     def shaped(self) -> ShapedSampler:
-        """The sampler for other options than the temperature, made when a request has one."""
+        """The sampler for draft tokens and other options than the temperature, made when a request has one."""
+        from onward.generation.engine.shaped_sampler import ShapedSampler
+
         return ShapedSampler(self.allowed)
 
     def sample(
@@ -51,13 +55,15 @@ class Sampler:
         row. Arguments and results are those of `sample`: the new tokens of each request, and the last ones as a tensor
         (B,).
 
-        Returns None on other devices, with other options, and if a row has no distribution (all its logits are -inf, or
-        one is NaN).
+        Returns None on other devices, with other options or draft tokens, and if a row has no distribution (all its
+        logits are -inf, or one is NaN).
         """
-        if (drawn := draw_plain(logits, self.allowed, places(requests, proposals))) is None:
+        if any(proposal.tokens for proposal in proposals) or not all(map(is_plain, requests)):
+            return None
+        factors = [inverse_temperature(request.sampling.temperature) for request in requests]
+        seeds, index = [r.seed for r in requests], [len(r.tokens) for r in requests]
+        drawn = draw_by_kernel(logits, self.allowed, factors, seeds, index)
+        if drawn is None:
             return None
         tokens = drawn.tolist()
-        if min(tokens) < 0:
-            return None
-        new = verified(tokens, proposals)
-        return new, drawn if len(new) == len(tokens) else torch.tensor([each[-1] for each in new])
+        return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)

@@ -1,5 +1,4 @@
-"""The sampler for requests whose distribution depends on more than the temperature: on processors, constraints or draft
-tokens.
+"""The sampler for requests with draft tokens, or whose distribution depends on more than the temperature.
 
 Shapes: B requests, N rows of logits (after each request's last token, and after each draft token), V vocabulary.
 """
@@ -17,7 +16,7 @@ from onward.base.device import tensor_on
 from onward.base.errors import UserError
 from onward.generation.distribution import process_logits
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.drafts.verify import DRAW
+from onward.generation.drafts.verify import DRAW, draw_plain, places, verified
 from onward.generation.failures import NOTHING_ALLOWED, NotANumber
 from onward.generation.history import NgramIndex, RequestHistory, TokenCounts
 from onward.generation.request import Constraint, Request
@@ -41,6 +40,8 @@ class ShapedSampler:
         """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`. A row of logits
         is read only if the draft tokens before it were accepted, so that a token costs the same with and without a
         draft."""
+        if (plain := self.sample_plain(logits, requests, proposals)) is not None:
+            return plain
         first = list(accumulate((1 + len(p.tokens) for p in proposals), initial=0))
         states = [
             r.constraint.copy() if p.tokens and r.constraint else r.constraint for r, p in zip(requests, proposals)
@@ -64,6 +65,18 @@ class ShapedSampler:
         if len(logits) > len(requests):
             drawn = torch.tensor([0 if isinstance(new, Exception) else new[-1] for new in result])
         return result, drawn.to(logits.device)
+
+    def sample_plain(
+        self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
+    ) -> tuple[list[list[int] | Exception], Tensor] | None:
+        """Sample all rows by one kernel on a CPU, as `Sampler.sample_plain` does without draft tokens."""
+        if (drawn := draw_plain(logits, self.allowed, places(requests, proposals))) is None:
+            return None
+        tokens = drawn.tolist()
+        if min(tokens) < 0:
+            return None
+        new = verified(tokens, proposals)
+        return [*new], torch.tensor([each[-1] for each in new])
 
     def draw(
         self,

@@ -52,7 +52,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
     learning_rate: NotNegative | None = None  # peak learning rate; default: a constant of the method divided by d_model
     optimizer: str = "adamw"  # adamw; muon or normuon, with AdamW for vectors; module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; there is none for norms and biases
-    out: str = ""  # folder of the run; default: runs/ followed by the names of the model and the method
+    out: str = ""  # folder of the run; default: runs/ and the names of model and method, of a draft MODEL/draft
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -24,7 +24,7 @@ from onward.training.step.loss import Loss, Sums
 from onward.transforms.draft_head import draft_head_of
 
 
-class Drafting(Loss):
+class DraftingLoss(Loss):
     """The forward KL of a draft head's distributions from those of its frozen model, over `depth` guesses in a row from
     each token of an answer; guess k has the weight `falloff` ** k, and the weights sum to 1.
 

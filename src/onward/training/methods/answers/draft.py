@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from onward.data.examples import Encoder, Example
     from onward.data.records import Record
     from onward.model.decoder import Decoder
-    from onward.training.losses.drafting import Drafting
+    from onward.training.losses.drafting import DraftingLoss
 
 
 LEAST = 256  # hidden units: in a narrow model, the time of a guess hardly depends on them
 
 
 @dataclass(frozen=True)
-class Draft(Method, kind="draft"):
+class Drafting(Method, kind="draft"):
     """A draft head for speculative decoding (Ankner et al. 2024): it learns to guess the model's next tokens, on
     answers of the model itself to the prompts of the data. The model stays as it is."""
 
@@ -50,7 +50,7 @@ class Draft(Method, kind="draft"):
 
         return supervised(encoder, records)
 
-    def loss(self, base: Base) -> Drafting:
-        from onward.training.losses.drafting import Drafting
+    def loss(self, base: Base) -> DraftingLoss:
+        from onward.training.losses.drafting import DraftingLoss
 
-        return Drafting(self.depth, self.falloff, self.temperature, self.completion_length, base.tokenizer())
+        return DraftingLoss(self.depth, self.falloff, self.temperature, self.completion_length, base.tokenizer())
