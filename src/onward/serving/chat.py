@@ -288,10 +288,10 @@ class ChatReply:
             choices.append(choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {}))
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage()}
 
-    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
-    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
+    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[bytes]:
         for index in range(len(self.splitters)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])

@@ -188,11 +188,11 @@ class Service:
         return body(updates)
 
     def stream(
-        self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]
+        self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[bytes]]
     ) -> Response:
         """A stream of server-sent events."""
 
-        async def body() -> AsyncIterator[str]:
+        async def body() -> AsyncIterator[bytes]:
             try:
                 async for piece in events(checked(job)):
                     yield piece
