@@ -41,7 +41,7 @@ INTERNAL = {  # called at each token or step, by other methods
     "Decoder.contexts",
     *("Engine.distribute", "Engine.forward", "Engine.propose", "Request.context_from", "Trainer.backward"),
     *("Trainer.accumulate", "Trainer.accumulating", "Trainer.summed"),
-    *("Tokenizer.encoded", "Tokenizer.pieces", "LanguageModel.search_arguments", "LanguageModel.search_result"),
+    *("Tokenizer.encoded", "Tokenizer.pieces"),
     *("LanguageModel.engine_for", "FinetuneConfig.of"),
     *(f"{name}.{of}" for name in ("Sampling", "GenerationOptions") for of in dir(onward.Sampling) if of[0] != "_"),
 }

@@ -43,7 +43,7 @@ class Sizes:
     config: onward.DecoderConfig = CONFIG
     prompt: int = 128
     new: int = 128
-    prefill: tuple[int, ...] = (128, 512, 2048)  # tokens of a prompt
+    prefill: tuple[int, ...] = (16, 128, 512, 2048)  # tokens of a prompt
     requests_at_once: tuple[int, ...] = (1, 4)  # of prompts
     batch: int = 16
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)

@@ -36,6 +36,10 @@ class Peer(ABC):
     def generate(self, prompts: Prompts, new: int) -> Generation:
         """Continue each prompt by exactly `new` tokens."""
 
+    def first(self, prompts: Prompts) -> float:
+        """Seconds from the call until each prompt has its first new token."""
+        return self.generate(prompts, 1).first
+
     @abstractmethod
     def logits(self, prompt: Sequence[int]) -> np.ndarray:
         """The logits (V,) after the last token of a prompt."""
@@ -51,7 +55,9 @@ class Onward(Peer):
     def __init__(self, files: Files, precision: str, *, rows: int = 16, slots: int = 0) -> None:
         """`slots`: of a cache that is allocated whole; 0: of a cache that grows, as by default."""
         kind = PRECISIONS[precision]
-        self.model = onward.load(files.folder(kind.dtype), kind.dtype, quantize=kind.quantize).model
+        self.lm = onward.load(files.folder(kind.dtype), kind.dtype, quantize=kind.quantize)
+        self.lm.tokenizer = onward.train_tokenizer("char", ["any text"])  # of the answers of `first`
+        self.model = self.lm.model
         cache = None
         if slots:
             store = onward.KVCache(self.model.config, rows, slots, CHUNK, dtype=self.model.dtype)
@@ -63,6 +69,11 @@ class Onward(Peer):
 
     def generate(self, prompts: Prompts, new: int) -> Generation:
         return self.serve(prompts, [new] * len(prompts))
+
+    def first(self, prompts: Prompts) -> float:
+        start = perf_counter()
+        self.lm.complete(list(map(list, prompts)), 1, temperature=0)
+        return perf_counter() - start
 
     def serve(self, prompts: Prompts, new: Sequence[int]) -> Generation:
         """Continue prompt i by new[i] tokens."""

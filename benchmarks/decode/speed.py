@@ -1,5 +1,6 @@
 """One model in one process: whether the libraries agree, and how fast they read prompts and decode."""
 
+from functools import partial
 from statistics import median
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from benchmarks.decode.bench import Bench, decode_speeds
 from benchmarks.decode.models import PRECISIONS, prompt
 from benchmarks.decode.peers import PEERS, Onward, Peer, same
-from benchmarks.decode.tables import Cell, Table, summary
+from benchmarks.decode.tables import Cell, Table, in_turns, summary
 from onward.planning.machine import read_bandwidth
 
 TOLERANCE = 1e-3  # of logits in fp32, whose standard deviation is about 0.5
@@ -65,7 +66,7 @@ def name_of(precision: str, peer: Peer) -> str:
 
 
 def prefill(bench: Bench) -> Table:
-    """Prompt tokens per second up to the first new token of each request."""
+    """Prompt tokens per second from the call up to the first new token of each request; Onward's call is `complete`."""
     sizes, columns = bench.sizes, ["precision", "requests", "prompt", "peer", "tokens/s", "best", "onward / peer"]
     table = Table("Prefill: prompt tokens/s of all requests", columns)
     for precision in bench.precisions:
@@ -73,8 +74,8 @@ def prefill(bench: Bench) -> Table:
             peers = bench.peers(precision, requests)
             for length in sizes.prefill:
                 prompts = [prompt(sizes.config, length, seed) for seed in range(requests)]
-                runs = bench.generate(peers, prompts, 1)
-                speeds = {name: [requests * length / run.first for run in found] for name, found in runs.items()}
+                runs = in_turns({name: partial(peer.first, prompts) for name, peer in peers.items()}, bench.rounds)
+                speeds = {name: [requests * length / taken for taken in found] for name, found in runs.items()}
                 for name, peer in peers.items():
                     table.rows.append([name_of(precision, peer), requests, length, name, *summary(speeds, name)])
     return table

@@ -109,7 +109,7 @@ def test_mixed_requests_get_the_answers_that_they_would_get_alone(
     end = time.monotonic() + 5
     while max(left()) > 2 and time.monotonic() < end:  # uvicorn closes connections a moment later
         time.sleep(0.05)
-    assert max(left()) <= 2, "two threads that tokenize, and two idle connections"
+    assert max(left()) <= 3, "three threads that tokenize, and two idle connections"
 
 
 @pytest.mark.long

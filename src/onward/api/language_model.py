@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack, cast, overload
 from weakref import WeakKeyDictionary
 
+from onward.api.searching import searched
 from onward.api.text_model import TextModel
 from onward.base.arguments import Range, checked, named, unchecked
 from onward.base.errors import UserError
@@ -28,19 +30,19 @@ from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.paced import default_draft
 from onward.generation.drafts.proposal import Draft
 from onward.generation.engine.engine import ROWS, Engine
-from onward.generation.keywords import BeamKeywords, BeamSearchKeywords, OptionKeywords
-from onward.generation.options import FORMS, GenerationOptions, split
-from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of, submit
+from onward.generation.keywords import BeamSearchKeywords, OptionKeywords
+from onward.generation.options import GenerationOptions, split
+from onward.generation.prompts import Prompt, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
-from onward.generation.search.beam import beam_search
+from onward.model.attachments import ATTACHMENTS
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
-UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 PREDICTIONS: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()  # layers for multi-token prediction, once loaded
+KEPT = 1 << 27  # bytes of a cache, at most, whose engine is kept for the next call
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -73,6 +75,10 @@ class LanguageModel(TextModel):
 
     draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
     path: Path | None = None  # folder or file from which it was loaded
+    idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "idle": {}}  # copies make engines of their own
 
     @checked
     def evaluate_tasks(
@@ -232,13 +238,7 @@ class LanguageModel(TextModel):
         Keyword arguments are those of `generation.search.beam.beam_search` (beams, length_penalty, ...), and the fields
         of Sampling, such as top_k, with a temperature of 1 by default.
         """
-        options, own = split({**keywords, "max_new_tokens": max_new_tokens}, BeamKeywords, UNCHANGED)
-        prompts, shared = self.search_arguments(prompt, options)
-        hypotheses_of_prompts = beam_search(self.model, prompts, n=options.n, **shared, **own)
-        return [
-            [self.search_result(tokens, h.tokens, h.finished, h.score, h.logprob) for h in hypotheses]
-            for tokens, hypotheses in zip(prompts, hypotheses_of_prompts)
-        ]
+        return searched(self, prompt, {**keywords, "max_new_tokens": max_new_tokens})
 
     @checked
     def engine(
@@ -307,27 +307,6 @@ class LanguageModel(TextModel):
         text grows with each step of the engine."""
         return submit(engine, self.text(), prompts, options)
 
-    def search_arguments(
-        self, prompt: str | Sequence[Prompt], options: GenerationOptions
-    ) -> tuple[list[list[int]], dict[str, Any]]:
-        """Return the prompts of a beam search as token ids, and its arguments by name."""
-        for name in "stop", "include_stop", "stop_when", "logprobs", *FORMS:
-            if getattr(options, name) != getattr(GenerationOptions, name):
-                raise UserError(f"Cannot use {name} in a search: leave it out")
-        prompts = [prompt_tokens(self.text(), one) for one in prompts_of(prompt)]
-        room = self.config.context_length - max(map(len, prompts), default=0)
-        return prompts, {
-            "sampling": options,
-            "max_new_tokens": default_new_tokens(room) if options.max_new_tokens is None else options.max_new_tokens,
-            "min_new_tokens": options.min_new_tokens,
-            "stop_token_ids": [*self.stop_token_ids, *options.stop_token_ids],
-            "allowed": self.mask(),
-        }
-
-    def search_result(self, before: list[int], tokens: list[int], finished: bool, *scores: float) -> SearchResult:
-        text = continued(self.text(), before, tokens)
-        return SearchResult(text, tokens, "stop" if finished else "length", *scores)
-
 
 # The methods above check their arguments, once; these functions do what several of them share.
 
@@ -339,14 +318,31 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
     return unchecked(LanguageModel.engine)(lm, **cast(EngineKeywords, {"rows": rows, **options}))
 
 
+@contextmanager
+def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
+    """Lend an engine as `engine_for` makes it. Without options and adapters it is that of the last call, with its cache
+    and what it knows of the model, if it was made for the same model, tokenizer and number of answers, and is idle."""
+    key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
+    reusable = not options and ATTACHMENTS not in vars(lm.model)
+    engine = lm.idle.pop(key, None) if reusable else None
+    lm.idle.clear()
+    if engine is None:
+        engine = engine_for(lm, answers, options)
+        engine.state.kept = reusable
+    engine.state.confirmed = False
+    yield engine
+    if engine.state.kept and engine.scheduler.manager.cache.nbytes() <= KEPT:  # not if an exception ends the call
+        lm.idle[key] = engine
+
+
 def completed(
     lm: LanguageModel, prompt: str | Sequence[Prompt], keywords: Mapping[str, object]
 ) -> list[list[Completion]]:
     options, rest = split(keywords, EngineKeywords, DEFAULT)
     prompts = prompts_of(prompt)
-    engine = engine_for(lm, len(prompts) * options.n, rest)
-    answers = submit(engine, lm.text(), prompts, options)
-    engine.finish()
+    with lent(lm, len(prompts) * options.n, rest) as engine:
+        answers = submit(engine, lm.text(), prompts, options)
+        engine.finish()
     done = [
         Completion(
             answer.finish(),
@@ -368,9 +364,8 @@ def streamed(lm: LanguageModel, prompt: Prompt, keywords: Mapping[str, object]) 
     options, rest = split(keywords, EngineKeywords, DEFAULT)
     if options.n > 1:
         raise UserError(f"Cannot stream {options.n} answers at the same time: leave out n")
-    engine = engine_for(lm, 1, rest)
-    [(request, answer)] = submit(engine, lm.text(), [prompt], options).items()
-    with without_dropout(lm.model):
+    with lent(lm, 1, rest) as engine, without_dropout(lm.model):
+        [(request, answer)] = submit(engine, lm.text(), [prompt], options).items()
         while engine.busy:
             engine.advance()
             if piece := answer.take():

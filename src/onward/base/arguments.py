@@ -73,6 +73,11 @@ class Type:
         return frozenset({self.origin or self.annotation})
 
     @cached_property
+    def whole(self) -> frozenset[type]:
+        """Classes whose every instance fits and stays as it is, so that a value of one needs no further look."""
+        return frozenset()
+
+    @cached_property
     def ranges(self) -> list[Range]:
         """The Ranges inside the type, at any depth."""
         return [one for arg in self.args for one in arg.ranges]
@@ -93,7 +98,13 @@ class Type:
 class Instance(Type):
     """A class without arguments."""
 
+    @cached_property
+    def whole(self) -> frozenset[type]:
+        return frozenset({self.annotation} - {Path})
+
     def fits(self, value: Any) -> bool:
+        if type(value) is self.annotation:
+            return True
         if self.annotation in (int, float):
             return isinstance(value, Integral if self.annotation is int else Real) and not isinstance(value, bool)
         return isinstance(value, self.annotation)
@@ -119,6 +130,11 @@ class Either(Type):
     @cached_property
     def classes(self) -> frozenset[Any]:
         return frozenset().union(*(arg.classes for arg in self.args))
+
+    @cached_property
+    def whole(self) -> frozenset[type]:
+        paths = {str} if Path in self.classes else set()
+        return frozenset().union(*(arg.whole for arg in self.args)) - paths
 
 
 class Limited(Type):
@@ -224,7 +240,7 @@ def check(types: Mapping[str, Type], values: Mapping[str, Any], prefix: str = ""
     the first value that does not have its type; `prefix` precedes its name in the message."""
     read = dict(values)
     for name, kind in types.items():
-        if name not in values:
+        if name not in values or type(values[name]) in kind.whole:
             continue
         value = read[name] = as_declared(kind, values[name])
         if isinstance(value, str | Path) and Path in kind.classes and "\0" in str(value):

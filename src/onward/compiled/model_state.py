@@ -17,11 +17,13 @@ class ModelState:
     confirmed, it only looks whether hooks were registered or behavior was attached.
 
     If the model is `owned`, as a server's is, its state is always confirmed: only hooks, attached behavior and
-    operations that PyTorch counts change it, and the weights are read once for all cached prefixes.
+    operations that PyTorch counts change it, and the weights are read once for all cached prefixes. One that is `kept`
+    belongs to an engine whose rows keep nothing between the calls of a user: they are compared, but read once.
     """
 
     model: Decoder
     owned: bool = False
+    kept: bool = False
     confirmed: bool = False
     snapshot: Snapshot | None = None
     key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
@@ -33,7 +35,7 @@ class ModelState:
         """Compare the model with the last snapshot, and take a new one if it has changed."""
         last, confirmed = self.snapshot, self.confirmed
         same = last is not None and (last.has_same_hooks() if confirmed or self.owned else last.holds())
-        if not (confirmed or self.owned):
+        if not (confirmed or self.owned or self.kept):
             self.known = None
         self.confirmed = True
         if last is None or not same:
@@ -57,7 +59,6 @@ class ModelState:
         return self.known[1]
 
     def rest(self) -> None:
-        """Drop the snapshot, which refers to the weights, unless the model is owned; called when no step follows
-        soon."""
-        if not self.owned:
+        """Drop the snapshot, which refers to the weights, unless it is used again; called when no step follows soon."""
+        if not (self.owned or self.kept):
             self.snapshot = self.known = None

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Annotated, Any, get_type_hints
 
-from onward.base.arguments import Range, check, field_types, named, shown, types_of
+from onward.base.arguments import Range, Type, check, field_types, named, shown, types_of
 from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.config.ranges import SizeOrZero
@@ -76,6 +77,9 @@ def split(
             raise UserError(f"{name} is not an option of this method: {nearest(name, {*known, *own.__annotations__})}")
     changes = {name: value for name, value in given.items() if name in known}
     rest = {name: value for name, value in given.items() if name not in known}
-    return replace(base, **changes) if changes else base, check(
-        types_of(get_type_hints(own, include_extras=True)), rest
-    )
+    return replace(base, **changes) if changes else base, check(keyword_types(own), rest)
+
+
+@cache
+def keyword_types(own: type) -> dict[str, Type]:
+    return types_of(get_type_hints(own, include_extras=True))

@@ -6,6 +6,7 @@ Shapes: B rows, S slots, P blocks of a row.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from onward.model.no_states import NoStates
 from onward.model.states import RowStates
 
 
+@lru_cache(maxsize=64)
 def kept_by(config: DecoderConfig) -> list[Kept]:
     """Return what each layer keeps: as its attention declares it or, with parts from outside the package, found."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
@@ -78,9 +80,8 @@ class KVCache:
     tokens before it: a row can be rolled back by that many, padding included. Beyond, on a CPU, a call raises a
     UserError. A call whose padding is longer must say in `view` how many tokens each row has.
 
-    `rope_length` (rows,) is the number of tokens for which dynamic NTK or LongRoPE scale the rotary positions of each
-    row, by default `length`. It must not change while a row is continued. An Engine sets it to the tokens of the row,
-    and computes the row again when the scaling changes.
+    `rope_length` (rows,) is the number of tokens for which dynamic NTK or LongRoPE scale the rotary positions of a row,
+    by default `length`. It stays while a row is continued: an Engine computes the row again when the scaling changes.
 
     >>> cache = KVCache(config, rows=1, length=16, chunk=8)
     >>> logits = model(tokens, positions, cache)
@@ -103,7 +104,6 @@ class KVCache:
     ) -> None:
         device = known_device(device) if device else None
         self.config, self.length, self.chunk, self.step, self.keep = config, length, chunk, step, keep
-        self.capacity = 0 if step else length  # positions below it have slots
         self.rope_length = torch.full((rows,), length, device=device)
         self.layers: list[LayerCache] = []
         self.max_slots: list[int] = []  # the final number of slots of each layer
@@ -113,6 +113,7 @@ class KVCache:
             entries = empty_entries(layer.entries, (rows, slots), quantized, device, dtype)
             self.layers.append(LayerCache(entries, layer.window, slots >= most or not entries))
             self.max_slots.append(most)
+        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1  # positions below have slots
         self.states = row_states(kept, rows, keep, device, dtype)
 
     @property
@@ -142,8 +143,7 @@ class KVCache:
         """Return a view of rows `start` to `end` - 1 (None: all from `start` on), with the slots for positions below
         `length`, padding included (None: all slots). `counts` (B,) is how many tokens of each row of the call are no
         padding (None: all), for layers with a state."""
-        most = self.length + self.chunk
-        last = most if length is None else min(length, most)
+        last = self.length + self.chunk if length is None else min(length, self.length + self.chunk)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
         states = self.states
         if isinstance(states, RowStates | CountedCalls):
@@ -157,4 +157,4 @@ class KVCache:
 
     def nbytes(self) -> int:
         """Return the memory of all keys, values and states in bytes."""
-        return sum(t.nbytes for layer in self.layers for t in layer.entries.values()) + self.states.nbytes()
+        return sum([t.nbytes for layer in self.layers for t in layer.entries.values()]) + self.states.nbytes()

@@ -18,6 +18,12 @@ class Account:
     def __init__(self, accounts: Accounts, client: str) -> None:
         self.accounts, self.client, self.size = accounts, client, 0
         self.ends = ExitStack()
+        accounts.coming.add(self)
+        self.ends.callback(self.arrive)
+
+    def arrive(self) -> None:
+        """Note that the answers are in the hands of the engines' thread, or that there are none."""
+        self.accounts.coming.discard(self)
 
     def grow(self, size: int) -> None:
         """Count this work as `size` answers. Raises an ApiError with status 429 if too many are pending."""
@@ -34,6 +40,7 @@ class Accounts:
         self.max_queue, self.share, self.num_rows = limits.max_queue, limits.share, num_rows
         self.pending = 0  # answers, or other pieces of work
         self.of_client = Counter[str]()
+        self.coming = set[Account]()  # of requests that are read, and have not reached the engines' thread
 
     @property
     def most(self) -> int:
@@ -44,9 +51,9 @@ class Accounts:
         """The account of a request, until the end of the block. Raises an ApiError with status 429 if too many are
         pending."""
         account = Account(self, client)
-        account.grow(1)
         try:
             with account.ends:
+                account.grow(1)
                 yield account
         finally:
             self.add(account, -account.size)

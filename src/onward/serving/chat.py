@@ -25,7 +25,7 @@ from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.prompt_size import check_size, size_of
 from onward.serving.request_objects import Call, ContentPart, ResponseFormat, Tool
-from onward.serving.service import Service, account_of, log_note, service_of
+from onward.serving.service import SHORT, Service, account_of, log_note, service_of
 from onward.serving.shapes import Whole, shown
 from onward.serving.streams import DONE, event
 from onward.serving.tools import Tools
@@ -154,7 +154,8 @@ async def encoded(
     size = size_of([message.get("content") or "" for message in messages])
     check_size(size, served, source, truncate)
     try:
-        text = await service.compute(lambda: chat.prompt(messages, **ends, **variables), size=size)
+        slow = size if size > SHORT else 0  # a template may take any time
+        text = await service.compute(lambda: chat.prompt(messages, **ends, **variables), size=slow)
         check_size(len(text), served, source, truncate)
         return await service.compute(chat.ids, text, size=len(text))
     except ApiError:
@@ -288,10 +289,10 @@ class ChatReply:
             choices.append(choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {}))
         return {**self.head, "object": "chat.completion", "choices": choices, "usage": self.usage()}
 
-    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
+    def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
-    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
+    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[bytes]:
         for index in range(len(self.splitters)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])

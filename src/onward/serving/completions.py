@@ -128,7 +128,7 @@ class CompletionReply:
         choices = [choice.piece(i, update) for i, (choice, update) in enumerate(zip(self.choices, joined))]
         return {**self.head, "choices": choices, "usage": usage_of(self.job)}
 
-    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
+    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[bytes]:
         async for updates in batches:
             for update in updates:
                 choice = self.choices[update.index].piece(update.index, update)

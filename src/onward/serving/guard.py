@@ -104,7 +104,7 @@ class Guard:
         except ApiError as error:
             if started:  # a stream
                 last = event(error_body(str(error), error.status)) + DONE
-                await send({"type": "http.response.body", "body": last.encode()})
+                await send({"type": "http.response.body", "body": last})
             else:
                 await refuse(send, error.status, str(error))
         except ClientDisconnect:

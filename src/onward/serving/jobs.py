@@ -30,6 +30,8 @@ class Update:
 
 def merged(updates: Sequence[Update]) -> Update:
     """Join successive updates of one answer."""
+    if len(updates) == 1:
+        return updates[0]
     return Update(
         updates[0].index,
         "".join(update.text for update in updates),

@@ -193,11 +193,11 @@ class ResponseReply:
                 pass
         return self.response("completed", updates[-1].finish_reason)
 
-    def event(self, kind: str, **fields: Any) -> str:
+    def event(self, kind: str, **fields: Any) -> bytes:
         self.number += 1
         return event({"type": kind, "sequence_number": self.number, **fields}, kind)
 
-    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[str]:
+    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[bytes]:
         """Server-sent events; an answer that fails ends with response.failed."""
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))

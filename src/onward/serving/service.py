@@ -16,7 +16,7 @@ from fastapi.responses import Response, StreamingResponse
 from onward.base.errors import UserError
 from onward.generation.check_request import PromptError, check_request
 from onward.generation.constraint import language_of
-from onward.generation.options import GenerationOptions
+from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
 from onward.generation.schemas import Claim
 from onward.serving.account import Account, Accounts
@@ -37,6 +37,7 @@ PROMPTS = 2048  # of a request, at most
 ANSWERS = 128  # for each prompt, at most
 TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most; log-probabilities count as tokens
 SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
+BRIEF = 2_048  # of one that is tokenized in less time than another thread takes to begin
 
 
 class Service:
@@ -48,8 +49,8 @@ class Service:
         self.limits, self.load_more = limits, load_more
         self.state: Literal["loading", "ready", "draining"] = "loading"
         self.served: dict[str, Served] = {}
-        self.worker = Worker(lambda engine, new: self.observe_step(engine, new), limits.share)
         self.accounts = Accounts(limits, self.num_rows)
+        self.worker = Worker(lambda engine, new: self.observe_step(engine, new), limits.share, self.accounts.coming)
         self.constraints = Constraints(limits)
         self.jobs: set[Job] = set()
         self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts
@@ -102,7 +103,9 @@ class Service:
 
     async def compute(self, function: Callable[..., T], *args: Any, size: int = 0) -> T:
         """Call a function in a thread that tokenizes prompts, so that the event loop goes on; `size` is the number of
-        characters of the prompts."""
+        characters of the prompts, 0 if it says nothing of the time. What takes least time is done at once."""
+        if 0 < size <= BRIEF:
+            return function(*args)
         threads = self.threads if size <= SHORT else self.long
         return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
 
@@ -162,10 +165,11 @@ class Service:
         names = edits.names(served.lm.model) if edits else []
         account.grow(count)
         tokenizer, form = served.lm.text(), None
-        if language := await self.compute(language_of, tokenizer, options):
+        constrained = any(getattr(options, name) for name in FORMS)
+        if constrained and (language := await self.compute(language_of, tokenizer, options)):
             ends = {*engine.stop_token_ids, *options.stop_token_ids}
             form = await self.constraints.start(language, tokenizer, engine.model.config.vocab_size, ends)
-        answers = await self.compute(prepare)
+        answers = await self.compute(prepare, size=0 if constrained or count > 1 else len(prompts[0]))
         self.check_ready()
         context = edited_for(served.lm.model, names, answers) if names else nullcontext()
         unread = self.limits.max_unread, self.worker.wait_for_client
@@ -177,6 +181,7 @@ class Service:
         current().jobs.append(job)
         self.jobs.add(job)
         account.ends.callback(self.cancel, job)
+        account.arrive()
         self.worker.add(job)
         return job
 
@@ -193,11 +198,11 @@ class Service:
         return body(updates)
 
     def stream(
-        self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[str]]
+        self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[bytes]]
     ) -> Response:
         """A stream of server-sent events."""
 
-        async def body() -> AsyncIterator[str]:
+        async def body() -> AsyncIterator[bytes]:
             try:
                 async for piece in events(checked(job)):
                     yield piece

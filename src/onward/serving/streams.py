@@ -7,20 +7,22 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 
-DONE = "data: [DONE]\n\n"
+DONE = b"data: [DONE]\n\n"
+ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
-def text_of(value: Any) -> str:
+def line_of(value: Any) -> bytes:
     """JSON in one line; half a character, which UTF-8 cannot encode, becomes a question mark."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(errors="replace").decode()
+    return ENCODER.encode(value).encode(errors="replace")
 
 
 class JSONReply(JSONResponse):
     """A response as JSON, which may repeat any text of its request."""
 
     def render(self, content: Any) -> bytes:
-        return text_of(content).encode()
+        return line_of(content)
 
 
-def event(value: Any, name: str = "") -> str:
-    return f"event: {name}\ndata: {text_of(value)}\n\n" if name else f"data: {text_of(value)}\n\n"
+def event(value: Any, name: str = "") -> bytes:
+    head = f"event: {name}\n".encode() if name else b""
+    return b"%bdata: %b\n\n" % (head, line_of(value))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -37,14 +37,14 @@ class Worker(threading.Thread):
     """Runs the engines until `stop`. `observe` is called after each step; functions in `spare` are called one by one
     while there is no request. Of the work in `pieces`, which runs models beside the engines, one piece is done between
     two steps, once steps have taken as long as the piece before. No client has more than `share` of the rows while
-    another one waits."""
+    another one waits. `coming` has an item for each request on its way to `add`."""
 
-    def __init__(self, observe: StepObserver, share: float = 1.0) -> None:
+    def __init__(self, observe: StepObserver, share: float = 1.0, coming: Collection[object] = ()) -> None:
         super().__init__(name="onward-engine", daemon=True)
         self.engines: Sequence[Engine] = ()
         self.files = WeightFiles()
         self.on_failure: Callable[[UserError], None] = lambda error: None  # called if the thread can go on no more
-        self.observe, self.share = observe, share
+        self.observe, self.share, self.coming = observe, share, coming
         self.inbox: deque[Callable[[], None]] = deque()
         self.pieces: deque[tuple[Future[Any], Generator[None, None, Any]]] = deque()
         self.debt = 0.0  # seconds that decoding has to catch up
@@ -142,7 +142,7 @@ class Worker(threading.Thread):
         # prompts of clients that ask at the same time are prefilled together
         end = perf_counter() + 5 * PAUSE
         self.wake.clear()
-        while perf_counter() < end and self.wake.wait(PAUSE):
+        while perf_counter() < end and self.wake.wait(PAUSE if self.coming else PAUSE / 4):
             self.wake.clear()
 
     def next_piece(self) -> None:

@@ -36,7 +36,7 @@ class ConversationCache(CacheManager):
         if not self.can_continue(row, length):
             length = 0
         kept = self.dump(row, length) if length else {}
-        super().free(row)  # NaN in slots that are not kept would reach the next request
+        super().free(row)
         super().allocate(row, tokens, rope_length, key)
         self.tokens, self.kind = tokens[:length], kind
         if length:

@@ -28,9 +28,8 @@ class CacheManager:
     """The manager of a contiguous KVCache: assigns its rows to requests.
 
     A scheduler calls `allocate` when it assigns a row to a request, `reserve` before each call of the model,
-    `register_prefix` after the call, and `free` when the request leaves the row.
-
-    A freed row is set to zero: a masked key has weight 0, but 0 * NaN is NaN.
+    `register_prefix` after the call, and `free` when the request leaves the row. A row that another request has left is
+    set to zero before it is used again: a masked key has weight 0, but 0 * NaN is NaN.
     """
 
     block_size = 1  # positions per block; a contiguous cache has no blocks
@@ -48,24 +47,30 @@ class CacheManager:
     ) -> int | None:
         """Assign `row` to a request that begins with `tokens`, with rotary positions scaled for `rope_length` tokens.
         `key` names the model and the adapter: rows share cached keys and values only if it is equal.
-
         Returns the number of leading tokens that the row already holds, always less than all of them and at most `most`
         (None: no limit); None if there is not enough free memory at present.
         """
+        self.clear(row)
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
         return 0
 
+    def clear(self, row: int) -> None:
+        for entry in self.entries() if self.used[row] else ():
+            entry[row, : self.used[row]].zero_()
+        self.used[row] = 0
+
+    def entries(self) -> list[Tensor]:
+        return [entry for cache in self.cache.layers for entry in cache.entries.values()]
+
     def reserve(self, row: int, start: int, end: int) -> bool:
         """Prepare positions `start` to `end` - 1 of a row for writing: at most `chunk` positions (a limit of the
-        cache), directly after the positions that the row holds.
-
-        Returns False, and changes nothing, if memory is short.
+        cache), directly after the positions that the row holds. Returns False, and changes nothing, if memory is short.
         """
         if end > self.cache.capacity:
             unchecked(KVCache.grow)(self.cache, end)
         self.starts[row] = start
-        self.used[row] = max(self.used[row], start + self.cache.chunk)
+        self.used[row] = max(self.used[row], end if self.cache.rows == 1 else start + self.cache.chunk)  # with padding
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
@@ -73,10 +78,6 @@ class CacheManager:
 
     def free(self, row: int) -> None:
         """Free a row, whose request has left, and its memory."""
-        for cache in self.cache.layers:
-            for entry in cache.entries.values():
-                entry[row, : self.used[row]].zero_()
-        self.starts[row] = self.used[row] = 0
         self.cache.states.forget(row)
 
     def can_continue(self, row: int, position: int) -> bool:
@@ -86,12 +87,12 @@ class CacheManager:
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of row `source`, its states and its rope_length, to row `target`."""
+        self.clear(target)
         self.cache.rope_length[target] = self.cache.rope_length[source]
         self.cache.states.copy([source], [target])
         self.starts[target], self.used[target] = self.starts[source], self.used[source]
-        for cache in self.cache.layers:
-            for entry in cache.entries.values():
-                entry[target, :length] = entry[source, :length]
+        for entry in self.entries():
+            entry[target, :length] = entry[source, :length]
 
     def move(self, source: int, target: int) -> None:
         """Move the contents of row `source` to row `target`, which is free."""
@@ -101,8 +102,7 @@ class CacheManager:
     def reorder(self, index: Sequence[int]) -> None:
         """Copy row index[i] to row i for every i, as beam search does; `index` may omit or repeat rows."""
         rows = torch.tensor(index, device=self.cache.rope_length.device)
-        entries = (entry for cache in self.cache.layers for entry in cache.entries.values())
-        for tensor in [self.cache.rope_length, *entries]:
+        for tensor in [self.cache.rope_length, *self.entries()]:
             tensor[: len(rows)] = tensor[rows]
         self.cache.states.copy(index, range(len(index)))
         self.starts[: len(index)] = [self.starts[row] for row in index]

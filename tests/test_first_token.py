@@ -1,0 +1,103 @@
+"""What a call costs beside the forward pass: nothing that grows with the model, and no weights are read again."""
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from unittest.mock import patch
+
+import pytest
+import torch
+
+import onward
+from onward import Decoder, DecoderConfig, LanguageModel
+from onward.compiled import fingerprint
+from onward.compiled.fingerprint import Snapshot
+
+FORWARD = {Decoder.hidden_of_checked.__code__, Decoder.logits.__code__}
+
+
+def made(lm: LanguageModel, layers: int = 2, vocabulary: int = 0, context: int = 64) -> LanguageModel:
+    size = vocabulary or lm.config.vocab_size
+    config = DecoderConfig(vocab_size=size, d_model=16, n_layers=layers, n_heads=2, context_length=context)
+    torch.manual_seed(0)
+    return LanguageModel(Decoder(config).eval(), lm.tokenizer)
+
+
+def num_calls(run: Callable[[], object]) -> int:
+    """The Python functions that a call enters outside of the forward pass."""
+    count, inside = 0, 0
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count, inside
+        if event == "call" and (inside or frame.f_code in FORWARD):
+            inside += 1
+        elif event == "return" and inside:
+            inside -= 1
+        elif event == "call":
+            count += 1
+
+    for _ in range(2):
+        run()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def calls_of(lm: LanguageModel) -> Iterator[int]:
+    lm.tokenizer.templates["default"] = "{{ messages[0].content }}"  # type: ignore[union-attr]
+    yield num_calls(lambda: lm.generate("The cat", 1, temperature=0))
+    yield num_calls(lambda: lm.complete(["The cat sat on the mat.", "A dog"], 1, seed=1))
+    yield num_calls(lambda: list(lm.stream("The cat", 1, temperature=0)))
+    yield num_calls(lambda: lm.chat("The cat", 1, temperature=0))
+
+
+@pytest.mark.parametrize("larger", [{"layers": 6}, {"vocabulary": 5000}, {"context": 4096}], ids=str)
+def test_a_call_does_as_much_beside_the_forward_pass_of_any_model(lm: LanguageModel, larger: dict[str, int]) -> None:
+    small, large = made(lm), made(lm, **larger)
+    assert [*calls_of(small)] == pytest.approx([*calls_of(large)], abs=8)  # a text may need other pieces
+
+
+def test_calls_neither_describe_the_model_again_nor_read_its_weights(lm: LanguageModel) -> None:
+    lm = made(lm, context=256)
+    asked = ["The cat sat on the mat, and " * 3 + end for end in ("the dog sat beside it.", "then it ran.")]
+    with (
+        patch.object(Snapshot, "__init__", autospec=True, side_effect=Snapshot.__init__) as described,
+        patch.object(fingerprint, "checksum", side_effect=fingerprint.checksum) as read,
+    ):
+        first = lm.complete(asked, 20, temperature=0)
+        found = described.call_count, read.call_count
+        assert min(found) > 0
+        again = [lm.complete(asked, 20, temperature=0) for _ in range(2)]
+        assert (described.call_count, read.call_count) == found
+    assert [[a.tokens for a in one] for one in first] == [[a.tokens for a in one] for one in again[1]]
+
+
+def test_an_engine_is_lent_again_only_to_the_model_and_tokenizer_it_was_made_for(lm: LanguageModel) -> None:
+    lm = made(lm)
+    ask = lambda of: of.generate("The cat", 4, temperature=0)
+    before = ask(lm)
+    [engine] = lm.idle.values()
+    assert ask(lm) == before
+    assert [*lm.idle.values()] == [engine]
+    assert ask(copy.deepcopy(lm)) == before
+
+    stream = lm.stream("The cat", 4, temperature=0)
+    next(stream)
+    assert ask(lm) == before, "while another answer grows"
+    [other] = lm.idle.values()
+    assert other is not engine
+    stream.close()
+    assert [*lm.idle.values()] == [other], "an engine that was left amid an answer is not lent"
+
+    with torch.no_grad():
+        lm.model.blocks[0].mlp.down.weight.mul_(-9)
+    assert ask(lm) == ask(onward.LanguageModel(copy.deepcopy(lm.model), lm.tokenizer))
+    lm.model.to(torch.bfloat16)
+    assert ask(lm) == ask(onward.LanguageModel(copy.deepcopy(lm.model), lm.tokenizer))
+    assert other not in lm.idle.values()
+    lm.generate("The cat", 2, lookup=2)
+    assert not lm.idle
