@@ -33,6 +33,7 @@ MODULES = {  # in the order of the page, with the guide to each
     "onward.reports": "pictures.md",
     "onward.measuring": "planning.md",
     "onward.serving": "serving.md",
+    "onward.learn": "learn/03-decoder-only.md",
 }
 VALUES = {  # public names without a docstring
     "IDEAS": "The pictures of `onward draw`, as functions by name.",
