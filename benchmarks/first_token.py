@@ -44,7 +44,7 @@ PARTS = {  # name, as module:attribute
 
 
 class Timer:
-    """Adds up the seconds of each part in its thread, without those of parts that it calls."""
+    """Adds up the seconds of each part, without those of parts that it calls."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -54,11 +54,11 @@ class Timer:
         def call(*args: Any, **kwargs: Any) -> Any:
             inside = self.local.__dict__.setdefault("inside", [0.0])
             inside.append(0.0)
-            start = time.process_time() if part == "forward" else time.thread_time()
+            start = time.process_time()
             try:
                 return function(*args, **kwargs)
             finally:
-                taken = (time.process_time() if part == "forward" else time.thread_time()) - start
+                taken = time.process_time() - start
                 self.seconds[part] += taken - inside.pop()
                 inside[-1] += taken
 
@@ -76,13 +76,13 @@ class Timer:
                 for one in classes:
                     owner = getattr(owner, one)
                 patches.append(patch.object(owner, name, self.around(part, getattr(owner, name))))
-        for one in patches:
-            one.start()
+        for each in patches:
+            each.start()
         try:
             yield
         finally:
-            for one in patches:
-                one.stop()
+            for each in patches:
+                each.stop()
 
 
 def request(address: str, prompt: str) -> float:
@@ -130,14 +130,23 @@ def main() -> None:
     tokenizer.templates["default"] = "{{ messages[0].content }}"
     torch.manual_seed(0)
     heads = max(1, options.width // 64)
-    sizes: dict[str, int] = {"d_model": options.width, "n_layers": options.layers, "n_heads": heads}
-    config = onward.DecoderConfig(vocab_size=options.vocabulary, context_length=options.context, **sizes)
+    config = onward.DecoderConfig(
+        vocab_size=options.vocabulary,
+        d_model=options.width,
+        n_layers=options.layers,
+        n_heads=heads,
+        context_length=options.context,
+    )
     lm = onward.LanguageModel(onward.Decoder(config).eval(), tokenizer)
     prompt = tokenizer.decode(tokenizer.encode("".join(documents[200:210]))[: options.prompt])
 
     engine = engine_for(lm, EngineOptions(rows=4), None, 1 << 30)
     served, addresses, ready = Served("model", "model", lm, engine), list[str](), threading.Event()
-    note = lambda address, _: (addresses.append(address), ready.set())
+
+    def note(address: str, _: object) -> None:
+        addresses.append(address)
+        ready.set()
+
     with patch("onward.serving.worker.Worker.compile_when_idle"):
         run_server = lambda: serve(Listening(port=0), lambda: [served], note)
         threading.Thread(target=run_server, daemon=True).start()
@@ -145,7 +154,7 @@ def main() -> None:
 
     cases: dict[str, Callable[[], Any]] = {
         "generate": lambda: lm.generate(prompt, 1, temperature=0),
-        "stream": lambda: next(iter(lm.stream(prompt, 1, temperature=0)), ""),
+        "stream": lambda: list(lm.stream(prompt, 1, temperature=0)),
         "chat": lambda: lm.chat(prompt, 1, temperature=0),
         "server": lambda: request(addresses[0], prompt),
     }

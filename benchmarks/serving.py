@@ -27,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, quantiles
 from tempfile import TemporaryDirectory
+from typing import Any
 
 USERS, SYSTEM = 32, 400  # who share the tokens of a system prompt
 TABLES = "speed", "shared", "stall"
@@ -47,60 +48,62 @@ class Load:
         return self.tokens / self.seconds
 
 
-async def answer(client, url: str, prompt: Sequence[int] | str, new: int, load: Load, model: str) -> None:  # type: ignore[no-untyped-def]
-    start, last = time.perf_counter(), 0.0
+async def answer(url: str, prompt: Sequence[int] | str, new: int, load: Load, model: str) -> None:
+    """Stream one answer. Reads lines of the connection: a library for HTTP would take a core from the servers."""
+    host, _, port = url.removeprefix("http://").partition(":")
     body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
     if not isinstance(prompt, str):
         body |= {"ignore_eos": True, "stream_options": {"include_usage": True}}
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as reply:
-        assert reply.status_code == 200, await reply.aread()
-        async for line in reply.aiter_lines():
-            if not line.startswith("data: {"):
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    start, last = time.perf_counter(), 0.0
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
+    try:
+        writer.write(f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content)
+        status = await reader.readline()
+        assert b" 200 " in status, status + await reader.read()
+        async for line in reader:
+            if not line.startswith(b"data: {"):
                 continue
-            event = json.loads(line[6:])
+            event: dict[str, Any] = json.loads(line[6:]) if b'"usage"' in line else {"choices": [0]}
             if event.get("usage"):
                 load.tokens += event["usage"]["completion_tokens"]
             if event["choices"]:
                 now = time.perf_counter()
                 (load.between if last else load.first).append(now - (last or start))
                 last = now
+    finally:
+        writer.close()
 
 
 async def measure(url: str, prompts: Sequence[Sequence[int] | str], new: int, at_a_time: int, model: str) -> Load:
     """Answer all prompts, this many at a time."""
-    import httpx
-
     load, waiting = Load(), list(prompts)
-    limits = httpx.Limits(max_connections=at_a_time, max_keepalive_connections=0)  # some servers close them at once
-    async with httpx.AsyncClient(timeout=600, limits=limits) as client:
 
-        async def one() -> None:
-            while waiting:
-                await answer(client, url, waiting.pop(), new, load, model)
+    async def one() -> None:
+        while waiting:
+            await answer(url, waiting.pop(), new, load, model)
 
-        start, used = time.perf_counter(), time.process_time()
-        await asyncio.gather(*(one() for _ in range(at_a_time)))
-        load.seconds = time.perf_counter() - start
-        load.client = (time.process_time() - used) / load.seconds
+    start, used = time.perf_counter(), time.process_time()
+    await asyncio.gather(*(one() for _ in range(at_a_time)))
+    load.seconds = time.perf_counter() - start
+    load.client = (time.process_time() - used) / load.seconds
     return load
 
 
 async def stall(url: str, prompt: Sequence[int], whole: Sequence[int], model: str) -> tuple[float, float]:
     """Return the median seconds between tokens of two answers, before and while the prompt `whole` is read."""
-    import httpx
-
     before, during = Load(), Load()
-    async with httpx.AsyncClient(timeout=600) as client:
-        one = lambda new, load: answer(client, url, prompt, new, load, model)
-        await asyncio.gather(one(128, before), one(128, before))
-        others = [asyncio.ensure_future(one(1500, during)) for _ in range(2)]
-        while len(during.between) < 60:
-            await asyncio.sleep(0.01)
-        skipped = len(during.between)
-        await answer(client, url, whole, 1, Load(), model)
-        for other in others:
-            other.cancel()
-        return median(before.between), median(during.between[skipped:])
+    one = lambda new, load: answer(url, prompt, new, load, model)
+    await asyncio.gather(one(128, before), one(128, before))
+    others = [asyncio.ensure_future(one(1500, during)) for _ in range(2)]
+    while len(during.between) < 60:
+        await asyncio.sleep(0.01)
+    skipped = len(during.between)
+    await answer(url, whole, 1, Load(), model)
+    for other in others:
+        other.cancel()
+    return median(before.between), median(during.between[skipped:])
 
 
 def ready(process: subprocess.Popen[str]) -> str:

@@ -213,9 +213,12 @@ class BlockManager(CacheManager):
             return False
         for window, pool in self.pools.items():
             new, copied = pool.reserve(row, start, end)
-            for cache in self.cache.layers if new else ():
+            if not new:
+                continue
+            index = torch.tensor(new, device=self.cache.rope_length.device)
+            for cache in self.cache.layers:
                 for entry in cache.entries.values() if cache.window == window else ():
-                    entry[new] = 0  # a mask does not hide NaN of an earlier row, see CacheManager
+                    entry.index_fill_(0, index, 0)  # a mask does not hide NaN of an earlier row, see CacheManager
                     if copied:
                         entry[copied[1]] = entry[copied[0]]
         del self.hashes[row][1 + start // self.block_size :]
