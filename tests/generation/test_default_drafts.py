@@ -22,7 +22,8 @@ QUOTING = [7, 3, 9, 4, 11, 5, 7, 3, 9, 4]
 class Fixed:
     """Proposes as many tokens as there is room for."""
 
-    num_draft_tokens, manager = LENGTHS[-1], None
+    num_draft_tokens = LENGTHS[-1]
+    manager: CacheManager | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         pass
