@@ -9,6 +9,7 @@ import torch
 import onward
 from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling
 from onward.generation import Proposal
+from onward.generation.drafts import paced
 from onward.generation.drafts.paced import BEGIN, COST, EXPERTS, LENGTHS, SHARE, PacedDraft, default_draft
 from onward.kernels.llvm.products import TILE
 from onward.transforms.quantize import quantize_model
@@ -17,6 +18,11 @@ from support.decoders import DECODERS
 from support.plain_generation import GREEDY, MODELS, decoder, plainly
 
 QUOTING = [7, 3, 9, 4, 11, 5, 7, 3, 9, 4]
+
+
+@pytest.fixture(autouse=True)
+def small_models_draft_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced, "SMALLEST", 0)
 
 
 class Fixed:
