@@ -7,9 +7,9 @@ from support.walks import counted
 MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer writes it down
     "forward pass": (1968, 14),
     "forward pass, kernels off": (1851, 13),
-    "engine step": (1216, 7),
-    "lm.generate": (4443, 31),
-    "onward generate": (7345, 57),
+    "engine step": (1226, 7),
+    "lm.generate": (4746, 35),
+    "onward generate": (7691, 61),
     "training step": (1782, 12),
     "loss": (469, 3),
     "sampler": (444, 4),

@@ -10,6 +10,8 @@ import onward
 from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling
 from onward.generation import Proposal
 from onward.generation.drafts.paced import BEGIN, COST, EXPERTS, LENGTHS, SHARE, PacedDraft, default_draft
+from onward.kernels.llvm.products import TILE
+from onward.transforms.quantize import quantize_model
 
 from support.decoders import DECODERS
 from support.plain_generation import GREEDY, MODELS, decoder, plainly
@@ -77,7 +79,7 @@ def processor(tokens: object, logits: torch.Tensor) -> torch.Tensor:
 def test_nothing_is_drafted_where_refused_tokens_would_be_seen(reason: str) -> None:
     model = decoder(context_length=64)
     sampling = Sampling(temperature=0, processors=processor if reason[0] == "f" else ())  # type: ignore[arg-type]
-    engine = Engine(model, rows=1, draft=default_draft(model.config, None))
+    engine = Engine(model, rows=1, draft=default_draft(model, None))
     request = engine.add(Request(QUOTING, sampling, 30))
     if reason == "a trace":
         with onward.trace(model, "blocks.0"):
@@ -89,12 +91,17 @@ def test_nothing_is_drafted_where_refused_tokens_would_be_seen(reason: str) -> N
 
 
 def test_decoders_that_draft_by_default() -> None:
-    of = lambda config, cache=None: default_draft(config, cache)
-    assert of(MODELS["recurrent"].config) is None  # of parts from outside the package
+    of = lambda config, cache=None: default_draft(Decoder(config), cache)
+    assert default_draft(MODELS["recurrent"], None) is None  # of parts from outside the package
     assert of(DECODERS["gated delta"]) is None
     long = replace(DECODERS["llama"], context_length=64)
     assert of(long, KVCache(long, 1, 64, chunk=LENGTHS[-1])) is None
     assert isinstance(of(long, KVCache(long, 1, 64, chunk=LENGTHS[-1] + 1)), PacedDraft)
+    model = Decoder(long)
+    quantize_model(model, "int8")
+    found = default_draft(model, None)
+    assert found is not None
+    assert (1 + found.num_draft_tokens) * found.most_rows < TILE
     experts = replace(long, mlp=onward.Experts(count=4, top_k=2))
     found = of(experts)
     assert found is not None
@@ -104,7 +111,7 @@ def test_decoders_that_draft_by_default() -> None:
 def test_draft_tokens_yield_where_memory_is_short() -> None:
     model: Decoder = decoder(context_length=64)
     cache = BlockManager(PagedKVCache(model.config, 1, 64, 16, blocks=4, block_size=8))  # for 32 tokens
-    engine = Engine(model, cache=cache, draft=default_draft(model.config, cache.cache))
+    engine = Engine(model, cache=cache, draft=default_draft(model, cache.cache))
     request = engine.add(Request(QUOTING, GREEDY, 20))
     engine.finish()
     assert request.tokens == plainly(model, Request(QUOTING, GREEDY, 20))
@@ -118,7 +125,7 @@ def test_steps_of_several_widths_are_compiled_together(rows: int) -> None:
     engine = Engine(
         model,
         cache=CacheManager(KVCache(model.config, rows, 200, 64)),
-        draft=default_draft(model.config, None),
+        draft=default_draft(model, None),
         compile_after=0,
     )
     answers = [[*QUOTING[i:], 1 + i] * 12 if i < 2 else list(range(40)) * 3 for i in range(rows)]

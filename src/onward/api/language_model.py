@@ -279,7 +279,7 @@ class LanguageModel(TextModel):
         elif lookup is None:
             kv = cache.cache if cache else None
             proposals = head_draft(self.model, self.draft_head, kv) if self.draft_head else None
-            proposals = proposals or default_draft(self.config, kv)
+            proposals = proposals or default_draft(self.model, kv)
         return unchecked(Engine)(
             self.model,
             rows=rows,

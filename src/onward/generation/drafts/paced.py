@@ -8,16 +8,18 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from onward.base.own import own_parts
-from onward.config.decoder import DecoderConfig, at
+from onward.config.decoder import at
 from onward.config.feedforward_parts import Experts
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.proposal import Draft, Proposal
 from onward.generation.request import Request
 from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
 from onward.model.rows import OPEN
 
 LENGTHS = 3, 7  # tokens of a proposal: few lengths, since a step is compiled for each
+OF_INTEGERS = (2,)  # the same with integer weights
 BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
@@ -26,17 +28,27 @@ COST = 0.06  # of each further token in a step, in steps: measured for dense mod
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
 
 
-def default_draft(config: DecoderConfig, cache: KVCache | None) -> PacedDraft | None:
+def has_integers(model: Decoder) -> bool:
+    """Return whether the layers of a model have integer weights."""
+    return any(hasattr(module, "precision") for module in model.blocks[-1].modules())
+
+
+def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
     since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
-    not known; and for a `cache` that takes fewer tokens in a call."""
+    not known; and for a `cache` that takes fewer tokens in a call. With integer weights, few tokens are proposed, to
+    one request at a time: a product of four rows and more rounds otherwise than one of fewer."""
+    config = model.config
     layers = range(config.n_layers)
     if own_parts(config) or any(at(config.attention, layer).states(config) for layer in layers):
         return None
     if (cache.chunk if cache else config.context_length) <= LENGTHS[-1]:
         return None
     experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
-    return PacedDraft(LookupDraft(LENGTHS[-1], ngram=4, least=2), EXPERTS if experts else COST)
+    lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)
+    if has_integers(model):
+        return PacedDraft(lookup, COST, lengths=OF_INTEGERS, most_rows=1)
+    return PacedDraft(lookup, EXPERTS if experts else COST)
 
 
 @dataclass
@@ -44,7 +56,7 @@ class Account:
     """The balance of a request, in plain decoding steps, and its last proposal."""
 
     balance: float = BEGIN
-    level: int = 0  # index in LENGTHS of the next proposal's length
+    level: int = 0  # index in `lengths` of the next proposal's length
     tokens: int = 0  # tokens of the answer at the last step
     proposed: int = 0  # tokens of the last proposal
     accepted: int = 0  # accepted tokens of the request before it
@@ -54,16 +66,16 @@ class Account:
 class PacedDraft:
     """A draft that proposes what another `draft` does, as long as this saves time.
 
-    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens; `own` is the cost of proposing
-    one. Each accepted token saves a step. A request whose balance is used up decodes plainly until SHARE for each of
-    its tokens allows another attempt, so that refused proposals cost at most about SHARE of its time. Costs are
-    estimated, not measured, so that a request takes the same steps whenever it is repeated.
+    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens, and each accepted token saves
+    a step. A proposal has one of `lengths` tokens; nothing is proposed while more than `most_rows` requests decode. A
+    request whose balance is used up decodes plainly until SHARE for each of its tokens allows another attempt, so that
+    refused proposals cost at most about SHARE of its time. Costs are estimated, not measured, so that a request takes
+    the same steps whenever it is repeated.
     """
 
-    def __init__(self, draft: Draft, cost: float, own: float = 0.0) -> None:
-        self.draft, self.cost, self.own = draft, cost, own
-        self.lengths = [n for n in LENGTHS if n <= draft.num_draft_tokens] or [draft.num_draft_tokens]
-        self.num_draft_tokens = self.lengths[-1]
+    def __init__(self, draft: Draft, cost: float, lengths: Sequence[int] = LENGTHS, most_rows: int = MOST_ROWS) -> None:
+        self.draft, self.cost, self.lengths, self.most_rows = draft, cost, lengths, most_rows
+        self.num_draft_tokens = lengths[-1]
         self.accounts: WeakKeyDictionary[Request, Account] = WeakKeyDictionary()
 
     @property
@@ -74,20 +86,20 @@ class PacedDraft:
         self.draft.start(rows, length, chunk, vocab_size)
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of one of LENGTHS tokens for each request for which it pays."""
+        """Return a proposal of one of `lengths` tokens for each request for which it pays."""
         accounts = [self.settled(request) for request in requests]
         wanted = [self.length(*each) for each in zip(requests, accounts, room)]
-        if len(requests) > MOST_ROWS or not any(wanted):
+        if len(requests) > self.most_rows or not any(wanted):
             return [Proposal() for _ in requests]
         found = self.draft.propose(requests, wanted)
         found = [proposal if len(proposal.tokens) == n else Proposal() for proposal, n in zip(found, wanted)]
         if width := max(len(proposal.tokens) for proposal in found):
-            tokens = [1 + width] * len(requests)  # rows are as wide as the widest
-            excess = self.cost * (sum(tokens) - len(tokens)) / (1 + self.cost * (len(tokens) - 1))
-            share = len(requests) / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
+            rows = len(requests)  # which are all as wide as the widest
+            excess = self.cost * rows * width / (1 + self.cost * (rows - 1))
+            share = rows / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
             for account, request, proposal in zip(accounts, requests, found):
                 account.proposed, account.accepted = len(proposal.tokens), request.num_accepted
-                account.cost = share * (excess + self.own * width)
+                account.cost = share * excess
         return found
 
     def settled(self, request: Request) -> Account:
