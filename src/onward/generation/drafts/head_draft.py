@@ -132,9 +132,7 @@ class PacedHead(HeadDraft):
         best = max(gains, key=gains.__getitem__)
         if count > self.most_rows or gains[best] < LEAST_GAIN:
             return [Proposal() for _ in requests]
-        fitting = [
-            max((n for n in self.lengths if n <= min(most, best)), default=0) for most in room
-        ]  # steps are compiled
+        fitting = [max((n for n in self.lengths if n <= min(most, best)), default=0) for most in room]
         return super().propose(requests, fitting)
 
     def time(self, length: int, rows: int) -> float:
