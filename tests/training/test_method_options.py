@@ -56,6 +56,9 @@ VALUES: dict[str, Any] = {  # of each field, a value that is not its default
     "discount": 0.5,
     "gae_lambda": 0.2,
     "value_weight": 0.0,
+    "depth": 2,
+    "falloff": 0.1,
+    "units": 8,
 }
 NEEDED = {"teacher": "other", "reward": reward_of("length(characters=5)")}
 CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
@@ -79,7 +82,7 @@ def needed(kind: str) -> dict[str, Any]:
 def rows_of(kind: str) -> list[dict[str, Any]]:
     if issubclass(METHODS[kind], PolicyMethod):
         return ROWS["prompt"]
-    return ROWS[{"classify": "class", "sft": "text", "distill": "text"}.get(kind, "pair")]
+    return ROWS[{"classify": "class", "sft": "text", "distill": "text", "draft": "text"}.get(kind, "pair")]
 
 
 def test_every_field_of_a_method_has_a_case() -> None:

@@ -43,7 +43,7 @@ def is_draft_head(folder: Path) -> bool:
     if foreign := [name for name in map(str, config.get("architectures") or ()) if "eagle" in name.lower()]:
         raise UserError(
             f"Cannot read the draft {folder}, because it is of the kind {foreign[0]}: make one for your model with "
-            "onward finetune MODEL --method draft"
+            "onward finetune MODEL DATA --method draft"
         )
     return config.get("model_type") == KIND
 
@@ -83,8 +83,8 @@ def mismatch(folder: Path, base: Path) -> str:
         return ""
     differs = "another tokenizer" if known[:1] == now[:1] else "other weights"
     return (
-        f"the draft {folder} was made for another model than {base}, which has {differs}: make a new one with onward "
-        f"finetune {base} --method draft"
+        f"the draft {folder} was made for another model than {base}, which has {differs}: remove it, and make one "
+        f"with onward finetune {base} DATA --method draft"
     )
 
 

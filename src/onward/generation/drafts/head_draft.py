@@ -17,7 +17,7 @@ from onward.compiled.function import CompiledFunction
 from onward.compiled.interface import NotCompilable
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.guesses import Guesses
-from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS
+from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS, has_integers
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.times import expected_tokens
 from onward.generation.request import Request, inverse_temperature, is_plain
@@ -115,7 +115,9 @@ class PacedHead(HeadDraft):
     """
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
-        super().__init__(model, head, LENGTHS[-1])
+        integers = has_integers(model)  # whose products of four rows and more round otherwise than those of fewer
+        self.lengths, self.most_rows = (OF_INTEGERS, 1) if integers else (LENGTHS, MOST_ROWS)
+        super().__init__(model, head, self.lengths[-1])
         size = lambda module: sum(parameter.numel() for parameter in module.parameters())
         step = AROUND_STEP + size(model) - (0 if model.config.tied else size(model.embed))
         self.around = AROUND_PROPOSAL / step
@@ -126,11 +128,11 @@ class PacedHead(HeadDraft):
         count = len(requests)
         shares = [(LIKELY * TRIALS + r.num_accepted) / (TRIALS + r.num_drafted) for r in requests]
         rate = min(sum(shares) / count, 0.99)
-        gains = {n: expected_tokens(rate, n) / self.time(n, count) for n in LENGTHS}
+        gains = {n: expected_tokens(rate, n) / self.time(n, count) for n in self.lengths}
         best = max(gains, key=gains.__getitem__)
-        if count > MOST_ROWS or gains[best] < LEAST_GAIN:
+        if count > self.most_rows or gains[best] < LEAST_GAIN:
             return [Proposal() for _ in requests]
-        fitting = [max((n for n in LENGTHS if n <= min(most, best)), default=0) for most in room]  # steps are compiled
+        fitting = [max((n for n in self.lengths if n <= min(most, best)), default=0) for most in room]
         return super().propose(requests, fitting)
 
     def time(self, length: int, rows: int) -> float:
