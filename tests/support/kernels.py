@@ -199,8 +199,8 @@ def attentions(memory: Allocator) -> Found:
             cached = [layer.entries[name] for name in ("k", "v")]
             scales = [layer.entries[name + SCALE] for name in ("k", "v")] if quantized else []
             given = *cached, positions, layer.table, None, scales
-            reach: Any = context.mask.reach
-            plain = plain_attend(q, *given, slopes=context.mask.slopes, **options, **reach)
+            all_options: dict[str, Any] = options | context.mask.reach
+            plain = plain_attend(q, *given, slopes=context.mask.slopes, **all_options)
             yield found, plain, 2 * DTYPES[dtype]
 
 
