@@ -103,7 +103,7 @@ def test_curves_and_bars_show_their_numbers() -> None:
 
 
 def test_arrows_are_as_strong_as_the_weights_of_each_query() -> None:
-    panel = arrows("", ["the", "cat", "it"], [[1, 0, 0], [0.5, 0.5, 0], [0.04, 0.9, 0.06]])
+    panel = arrows("", ["the", "cat", "it"], np.array([[1, 0, 0], [0.5, 0.5, 0], [0.04, 0.9, 0.06]]))
     assert re.findall(r"<title>(.*?)</title>", panel.body) == ["cat to the: 0.50", "it to cat: 0.90"]  # 0.04 has none
     assert [line.split(" → ")[1] for line in panel.text] == ["the 1.00", "the 0.50, cat 0.50", "cat 0.90, it 0.06"]
     for pieces, weights, message in (("a" * 65, np.eye(65), "at most 64 tokens"), ("ab", np.eye(3), "(2, 2), got")):
@@ -233,7 +233,10 @@ def test_every_filter_of_a_png_is_undone(filters: tuple[int, ...]) -> None:
 FORMS = {  # a panel, and rows of its numbers
     "cells": (cells("c", np.eye(2), ["a", "b"], ["x", "y"]), ["c,a,x,1.0", "c,a,y,0.0"]),
     "curves": (curves("c", [1, 2], {"loss": [3.0, 4.0]}, x_name="step"), ["c,loss,1,3.0", "c,loss,2,4.0"]),
-    "arrows": (arrows("c", ["a", "b"], [[1, 0], [0.25, 0.75]]), ["c,a,a,1.0", "c,a,b,0.0", "c,b,a,0.25", "c,b,b,0.75"]),
+    "arrows": (
+        arrows("c", ["a", "b"], np.array([[1, 0], [0.25, 0.75]])),
+        ["c,a,a,1.0", "c,a,b,0.0", "c,b,a,0.25", "c,b,b,0.75"],
+    ),
     "bars": (bars("c", {"one, two": 0.5}), ['c,"one, two",,0.5']),
 }
 
