@@ -28,11 +28,6 @@ COST = 0.06  # of each further token in a step, in steps: measured for dense mod
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
 
 
-def has_integers(model: Decoder) -> bool:
-    """Return whether the layers of a model have integer weights."""
-    return any(hasattr(module, "precision") for module in model.blocks[-1].modules())
-
-
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
     since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
@@ -46,7 +41,7 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
         return None
     experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
     lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)
-    if has_integers(model):
+    if any(hasattr(module, "precision") for module in model.blocks[-1].modules()):  # of quantized layers
         return PacedDraft(lookup, COST, lengths=OF_INTEGERS, most_rows=1)
     return PacedDraft(lookup, EXPERTS if experts else COST)
 
@@ -66,24 +61,32 @@ class Account:
 class PacedDraft:
     """A draft that proposes what another `draft` does, as long as this saves time.
 
-    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens, and each accepted token saves
-    a step. A proposal has one of `lengths` tokens; nothing is proposed while more than `most_rows` requests decode. A
-    request whose balance is used up decodes plainly until SHARE for each of its tokens allows another attempt, so that
-    refused proposals cost at most about SHARE of its time. Costs are estimated, not measured, so that a request takes
-    the same steps whenever it is repeated.
+    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens, and proposing one `own` steps;
+    each accepted token saves a step. A proposal has one of `lengths` tokens; nothing is proposed while more than
+    `most_rows` requests decode. A request whose balance is used up decodes plainly until SHARE for each of its tokens
+    allows another attempt, so that refused proposals cost at most about SHARE of its time. Costs are estimated, not
+    measured, so that a request takes the same steps whenever it is repeated.
     """
 
-    def __init__(self, draft: Draft, cost: float, lengths: Sequence[int] = LENGTHS, most_rows: int = MOST_ROWS) -> None:
-        self.draft, self.cost, self.lengths, self.most_rows = draft, cost, lengths, most_rows
-        self.num_draft_tokens = lengths[-1]
+    manager: CacheManager | None = None
+
+    def __init__(
+        self,
+        draft: Draft,
+        cost: float,
+        own: float = 0.0,
+        lengths: Sequence[int] = LENGTHS,
+        most_rows: int = MOST_ROWS,
+    ) -> None:
+        self.draft, self.cost, self.own, self.most_rows = draft, cost, own, most_rows
+        self.lengths = [n for n in lengths if n <= draft.num_draft_tokens] or [draft.num_draft_tokens]
+        self.num_draft_tokens = self.lengths[-1]
         self.accounts: WeakKeyDictionary[Request, Account] = WeakKeyDictionary()
 
-    @property
-    def manager(self) -> CacheManager | None:
-        return self.draft.manager
-
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
+        """Prepare the draft; see `Draft.start`."""
         self.draft.start(rows, length, chunk, vocab_size)
+        self.manager = self.draft.manager
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of one of `lengths` tokens for each request for which it pays."""
@@ -99,7 +102,7 @@ class PacedDraft:
             share = rows / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
             for account, request, proposal in zip(accounts, requests, found):
                 account.proposed, account.accepted = len(proposal.tokens), request.num_accepted
-                account.cost = share * excess
+                account.cost = share * (excess + self.own * width)
         return found
 
     def settled(self, request: Request) -> Account:
