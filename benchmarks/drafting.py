@@ -13,6 +13,7 @@ import argparse
 import random
 import subprocess
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -106,7 +107,7 @@ def compared(lm: onward.LanguageModel, requests: list[tuple[list[int], dict[str,
         done[name] = [lm.complete([prompt], lookup=lookup, seed=1, **options)[0][0] for prompt, options in requests]  # type: ignore[arg-type]
         return perf_counter() - start, process_time() - cpu
 
-    times = in_turns({name: lambda name=name: run(name) for name in ("without", "with")}, rounds)
+    times = in_turns({name: partial(run, name) for name in ("without", "with")}, rounds)
     assert [one.tokens for one in done["with"]] == [one.tokens for one in done["without"]], "a draft changed a text"
     total = lambda name: sum(getattr(one, name) for one in done["with"])
     tokens = sum(len(one.tokens) for one in done["with"])

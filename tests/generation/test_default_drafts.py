@@ -9,6 +9,7 @@ import torch
 import onward
 from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling
 from onward.generation import Proposal
+from onward.generation.drafts import paced
 from onward.generation.drafts.paced import BEGIN, COST, EXPERTS, LENGTHS, SHARE, PacedDraft, default_draft
 from onward.kernels.llvm.products import TILE
 from onward.transforms.quantize import quantize_model
@@ -19,10 +20,16 @@ from support.plain_generation import GREEDY, MODELS, decoder, plainly
 QUOTING = [7, 3, 9, 4, 11, 5, 7, 3, 9, 4]
 
 
+@pytest.fixture(autouse=True)
+def small_models_draft_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced, "SMALLEST", 0)
+
+
 class Fixed:
     """Proposes as many tokens as there is room for."""
 
-    num_draft_tokens, manager = LENGTHS[-1], None
+    num_draft_tokens = LENGTHS[-1]
+    manager: CacheManager | None = None
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         pass

@@ -62,6 +62,8 @@ def guesses(model: Decoder, draft: Decoder, context: list[int], count: int) -> l
 class Recorded(HiddenDraft):
     """Notes each context and what was proposed after it."""
 
+    compile_after: int | None = None
+
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         super().start(rows, length, chunk, vocab_size)
         self.runner.compile_after = self.compile_after

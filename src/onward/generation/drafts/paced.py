@@ -25,19 +25,23 @@ SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
 COST = 0.06  # of each further token in a step, in steps: measured for dense models of 30 and 124 million parameters
+SMALLEST = 4_000_000  # weights of a step, below which its time is mostly the work around the products
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
 
 
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
     since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
-    not known; and for a `cache` that takes fewer tokens in a call. With integer weights, few tokens are proposed, to
+    not known; for small models, whose steps take little longer than a proposal; and for a `cache` that takes fewer
+    tokens in a call. With integer weights, few tokens are proposed, to
     one request at a time: a product of four rows and more rounds otherwise than one of fewer."""
     config = model.config
     layers = range(config.n_layers)
     if own_parts(config) or any(at(config.attention, layer).states(config) for layer in layers):
         return None
     if (cache.chunk if cache else config.context_length) <= LENGTHS[-1]:
+        return None
+    if config.d_model * (config.n_layers * (4 * config.d_model + 3 * config.d_ff) + config.vocab_size) < SMALLEST:
         return None
     experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
     lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)

@@ -47,13 +47,13 @@ class ShapedSampler:
             r.constraint.copy() if p.tokens and r.constraint else r.constraint for r, p in zip(requests, proposals)
         ]
         result: list[list[int] | Exception] = [[] for _ in requests]
-        open_, step, drawn = list(range(len(requests))), 0, logits
+        open_, step, last = list(range(len(requests))), 0, logits
         while open_:
             prefixes = [(i, proposals[i].tokens[:step]) for i in open_]
             rows = logits if len(logits) == len(requests) else logits[[first[i] + step for i in open_]]
-            drawn, errors = self.draw(rows, requests, prefixes, states)
+            last, drawn, errors = self.draw(rows, requests, prefixes, states)
             accepted = list[int]()
-            for row, (i, token) in enumerate(zip(open_, drawn.tolist())):
+            for row, (i, token) in enumerate(zip(open_, drawn)):
                 new = result[i]
                 if row in errors:
                     result[i] = new or errors[row]  # after an accepted draft token, the next step fails at once
@@ -63,8 +63,8 @@ class ShapedSampler:
                         accepted.append(i)
             open_, step = accepted, step + 1
         if len(logits) > len(requests):
-            drawn = torch.tensor([0 if isinstance(new, Exception) else new[-1] for new in result])
-        return result, drawn.to(logits.device)
+            last = torch.tensor([0 if isinstance(new, Exception) else new[-1] for new in result])
+        return result, last.to(logits.device)
 
     def sample_plain(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
@@ -84,8 +84,9 @@ class ShapedSampler:
         requests: Sequence[Request],
         prefixes: Sequence[tuple[int, Sequence[int]]],
         states: Sequence[Constraint | None],
-    ) -> tuple[Tensor, dict[int, Exception]]:
-        """Draw a token (N,) from each row of logits (N, V); also returns the exceptions of rows that have none.
+    ) -> tuple[Tensor, list[int], dict[int, Exception]]:
+        """Draw a token (N,) from each row of logits (N, V), returned as a tensor and as a list; also returns the
+        exceptions of rows that have none.
 
         `prefixes` are the index of each row's request and its accepted draft tokens, after which `states` are the
         states of the requests' constraints."""
@@ -98,10 +99,12 @@ class ShapedSampler:
         device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
         p = p.to(device)
         seeds, index = tensor_on(device, [[request.seed, index] for request, _, index in places]).unbind(1)
-        for row, finite in enumerate(p.isfinite().all(-1).tolist()):
-            if not finite and row not in errors:
+        tokens = draw(p, seeds, index, DRAW)
+        drawn, finite = torch.stack([tokens, p.isfinite().all(-1).long()]).tolist()
+        for row in range(len(drawn)):
+            if not finite[row] and row not in errors:
                 errors[row] = NotANumber() if bool(logits[row].isnan().any()) else UserError(NOTHING_ALLOWED)
-        return draw(p, seeds, index, DRAW), errors
+        return tokens, drawn, errors
 
 
 def goes_on(state: Constraint | None, token: int) -> bool:
