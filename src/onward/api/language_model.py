@@ -278,7 +278,7 @@ class LanguageModel(TextModel):
             proposals = ModelDraft(draft.model) if isinstance(draft, LanguageModel) else self.mtp_draft()
         elif lookup is None:
             kv = cache.cache if cache else None
-            own = head_draft(self.model, self.draft_head, kv) if self.draft_head else None
+            own: Draft | None = head_draft(self.model, self.draft_head, kv) if self.draft_head else None
             proposals = own or default_draft(self.model, kv)
         return unchecked(Engine)(
             self.model,

@@ -17,7 +17,7 @@ from onward.compiled.function import CompiledFunction
 from onward.compiled.interface import NotCompilable
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.guesses import Guesses
-from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS, has_integers
+from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.times import expected_tokens
 from onward.generation.request import Request, inverse_temperature, is_plain
@@ -25,6 +25,7 @@ from onward.kernels.drawn_tokens import drawn_tokens  # noqa: F401  # which regi
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
+from onward.transforms.quantize import is_quantized
 
 NUM_DRAFT_TOKENS = LENGTHS[-1]  # of a proposal, unless another number is given
 AROUND_PROPOSAL, AROUND_STEP = 1_100_000, 4_000_000  # weights that are read in the time around a proposal, and a step
@@ -115,8 +116,9 @@ class PacedHead(HeadDraft):
     """
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
-        integers = has_integers(model)  # whose products of four rows and more round otherwise than those of fewer
-        self.lengths, self.most_rows = (OF_INTEGERS, 1) if integers else (LENGTHS, MOST_ROWS)
+        integers = is_quantized(model)  # whose products of four rows and more round otherwise than those of fewer
+        self.lengths: Sequence[int] = OF_INTEGERS if integers else LENGTHS
+        self.most_rows = 1 if integers else MOST_ROWS
         super().__init__(model, head, self.lengths[-1])
         size = lambda module: sum(parameter.numel() for parameter in module.parameters())
         step = AROUND_STEP + size(model) - (0 if model.config.tied else size(model.embed))

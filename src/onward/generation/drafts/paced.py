@@ -29,11 +29,6 @@ SMALLEST = 4_000_000  # weights of a step, below which its time is mostly the wo
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
 
 
-def has_integers(model: Decoder) -> bool:
-    """Return whether the layers of a model have integer weights."""
-    return any(hasattr(module, "precision") for module in model.blocks[-1].modules())
-
-
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
     since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
@@ -50,7 +45,7 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
         return None
     experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
     lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)
-    if has_integers(model):
+    if any(hasattr(module, "precision") for module in model.blocks[-1].modules()):  # of quantized layers
         return PacedDraft(lookup, COST, lengths=OF_INTEGERS, most_rows=1)
     return PacedDraft(lookup, EXPERTS if experts else COST)
 
