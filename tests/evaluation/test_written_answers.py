@@ -150,7 +150,7 @@ def test_options_of_the_command_are_tasks(
     assert [row["score"] for row in json.loads(printed.out)["results"]][1] == 0.5
     assert "2 answers were reused" in printed.err
     assert main([*words, "--judge", "http://127.0.0.1:9/v1"]) == 2
-    assert "as --judge-model" in capsys.readouterr().err
+    assert "name its model with --judge-model" in capsys.readouterr().err
 
 
 def test_examples_that_do_not_fit_are_counted(lm: LanguageModel, tmp_path: Path) -> None:

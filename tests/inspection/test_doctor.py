@@ -86,7 +86,7 @@ def test_cheap_half_names_a_bug_before_the_first_step_only() -> None:
 def before_training(model: nn.Module, step: int = 0) -> list[str]:
     """What `onward train` says of a model."""
     said: list[str] = []
-    run: Any = SimpleNamespace(model=model, step=step, fresh=True, processes=Processes())
+    run: Any = SimpleNamespace(config=None, model=model, step=step, fresh=True, processes=Processes())
     examine_run(run, lambda sentence: said.append(str(sentence)))
     return said
 

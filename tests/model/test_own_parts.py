@@ -155,7 +155,8 @@ class Redefined(PreNormModule):
     """The module of a block, which a cell of a notebook defines again."""
 
 
-class Cell(Own, kind="cell"):
+@dataclass(frozen=True)
+class Cell(Own, kind="cell", internal=True):
     def build(self, config: onward.DecoderConfig, layer: int) -> Any:
         return Redefined(*build_branches(config, layer))
 

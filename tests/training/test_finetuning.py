@@ -157,7 +157,7 @@ ROWS = {
 
 
 ALONE = [  # no other model, no samples
-    name for name, one in Method.choices().items() if name != "distill" and not issubclass(one, PolicyMethod)
+    *(n for n, one in Method.choices().items() if n not in ("distill", "draft") and not issubclass(one, PolicyMethod))
 ]
 
 

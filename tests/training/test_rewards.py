@@ -185,7 +185,7 @@ WRONG = {  # notations, and what is said of them
     "regex": "regex.pattern is missing",
     "regex(pattern='(')": "not a regular expression: missing",
     "regex(pattern='(a{2000}){1000}')": "repeats a part more than 1,000,000 times",
-    "format(template='a')": "write {} where",
+    "format(template='a')": "write {} in the place of the text",
     "2 * (exact + number)": "write it as name",
     "exact + exact": "has the term exact twice",
     "code(seconds=0)": "must be a number from 0.001",

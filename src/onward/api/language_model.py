@@ -23,7 +23,6 @@ from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import SIZE, PrefixFiles
-from onward.generation.drafts.head_draft import head_draft
 from onward.generation.drafts.hidden_draft import HiddenDraft
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
@@ -36,6 +35,7 @@ from onward.generation.prompts import Prompt, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.model.attachments import ATTACHMENTS
+from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
@@ -275,11 +275,10 @@ class LanguageModel(TextModel):
             raise UserError("Cannot draft tokens by draft and by lookup: choose one")
         proposals: Draft | None = LookupDraft(lookup) if lookup else None
         if draft is not None:
-            proposals = ModelDraft(draft.model) if isinstance(draft, LanguageModel) else self.mtp_draft()
+            proposals = ModelDraft(draft.model) if isinstance(draft, LanguageModel) else mtp_draft(self)
         elif lookup is None:
             kv = cache.cache if cache else None
-            own: Draft | None = head_draft(self.model, self.draft_head, kv) if self.draft_head else None
-            proposals = own or default_draft(self.model, kv)
+            proposals = (trained_draft(self, kv) if self.draft_head else None) or default_draft(self.model, kv)
         return unchecked(Engine)(
             self.model,
             rows=rows,
@@ -292,15 +291,6 @@ class LanguageModel(TextModel):
             prefill_budget=prefill_budget,
         )
 
-    def mtp_draft(self) -> HiddenDraft:
-        """Return the draft that is the model's own layer for multi-token prediction, which is loaded at the first
-        call. Raises a UserError if there is none."""
-        if self.path is None:
-            raise UserError("Cannot draft by mtp, because this model was not loaded from files: load it by onward.load")
-        if self.model not in PREDICTIONS:
-            PREDICTIONS[self.model] = load_prediction(self.path, self.model)
-        return HiddenDraft(PREDICTIONS[self.model])
-
     @checked
     def submit(self, engine: Engine, prompts: Sequence[Prompt], options: GenerationOptions) -> dict[Request, Answer]:
         """Add `options.n` requests for each prompt to an engine of this model; return the Answer of each request, whose
@@ -309,6 +299,23 @@ class LanguageModel(TextModel):
 
 
 # The methods above check their arguments, once; these functions do what several of them share.
+
+
+def mtp_draft(lm: LanguageModel) -> Draft:
+    """Return the draft that is the model's own layer for multi-token prediction, which is loaded at the first call.
+    Raises a UserError if there is none."""
+    if lm.path is None:
+        raise UserError("Cannot draft by mtp, because this model was not loaded from files: load it by onward.load")
+    if lm.model not in PREDICTIONS:
+        PREDICTIONS[lm.model] = load_prediction(lm.path, lm.model)
+    return HiddenDraft(PREDICTIONS[lm.model])
+
+
+def trained_draft(lm: LanguageModel, cache: KVCache | None) -> Draft | None:
+    """Return the draft that is the head trained beside the model; None if it cannot draft for this cache."""
+    from onward.generation.drafts.head_draft import head_draft
+
+    return head_draft(lm.model, lm.draft_head, cache) if lm.draft_head else None
 
 
 def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Engine:

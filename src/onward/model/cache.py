@@ -22,11 +22,15 @@ from onward.model.no_states import NoStates
 from onward.model.states import RowStates
 
 
-@lru_cache(maxsize=64)
 def kept_by(config: DecoderConfig) -> list[Kept]:
     """Return what each layer keeps: as its attention declares it or, with parts from outside the package, found."""
+    return tried(config) if own_parts(config) else declared(config)
+
+
+@lru_cache(maxsize=64)
+def declared(config: DecoderConfig) -> list[Kept]:
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
-    return tried(config) if own_parts(config) else [Kept(p.window, p.entries(config), p.states(config)) for p in parts]
+    return [Kept(part.window, part.entries(config), part.states(config)) for part in parts]
 
 
 def empty_entries(

@@ -11,7 +11,7 @@ from onward.base.own import own_parts
 from onward.checkpoint.source import SizeLimit
 from onward.config.decoder import DecoderConfig, at
 from onward.model.build import build_block
-from onward.model.cache import kept_by
+from onward.model.cache import declared
 from onward.model.calls import Kept
 from onward.model.decoder import Decoder
 from onward.model.experts import ExpertsModule
@@ -79,7 +79,7 @@ def owner(path: list[str]) -> str:
 
 def kept(config: DecoderConfig) -> list[Kept]:
     """Return what each layer keeps of earlier tokens, without a trial of parts from outside the package."""
-    return known(config) if own_parts(config) else kept_by(config)
+    return known(config) if own_parts(config) else declared(config)
 
 
 def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, length: float = 0) -> int:
