@@ -27,8 +27,9 @@ from onward import (
     SoftmaxRouting,
     YaRNScaling,
 )
-from onward.config.attention_options import SoftplusGate
+from onward.config.attention_options import Indexer, SharedIndexer, SoftplusGate
 from onward.config.decoder import XIELU, AttentionAndMamba2
+from onward.config.scaling import yarn_magnitude
 from onward.families.bitnet import NormedAttention, NormedGated
 from onward.families.falcon_h1 import ScaledGated
 from onward.families.llama4_text import InputWeightedExperts
@@ -167,6 +168,23 @@ COMPUTED |= {
         mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting(scale=2.5), d_shared=32)] * 2),
         n_layers=3,
         norm=RMSNorm(1e-5),
+    ),
+}
+INDEXED = replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 64))  # with fewer heads, more scores are 0: ties
+SHARED = replace(INDEXED, indexer=SharedIndexer())
+COMPUTED |= {
+    "deepseek32": small(
+        attention=INDEXED, mlp=(Gated(), Experts(8, 2, 32, SigmoidRouting(True, 2.5, 4, 2), d_shared=32))
+    ),
+    "deepseek32: YaRN, dense": small(
+        attention=replace(INDEXED, scale=yarn_magnitude(4.0, 0.7) ** 2 * 24**-0.5),
+        position=Rotary(500.0, scaling=YaRNScaling(4.0, 8, attention_factor=1.0)),
+        tied=True,
+    ),
+    "glm-dsa": small(
+        attention=(INDEXED, SHARED, INDEXED, SHARED),
+        mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting(True, 2.5), d_shared=32)] * 3),
+        n_layers=4,
     ),
 }
 FOLDED = small(  # a Falcon-H1 whose factors end up in the file's weights
