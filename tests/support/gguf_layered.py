@@ -11,6 +11,7 @@ from onward import (
     FeedForwardOnly,
     Gated,
     GatedDeltaNet,
+    Indexer,
     LatentAttention,
     LayerNorm,
     LogScale,
@@ -22,12 +23,13 @@ from onward import (
     RMSNorm,
     Rotary,
     SelfAttention,
+    SharedIndexer,
     SharedNorm,
     SigmoidRouting,
     SoftmaxRouting,
     YaRNScaling,
 )
-from onward.config.attention_options import Indexer, SharedIndexer, SoftplusGate
+from onward.config.attention_options import SoftplusGate
 from onward.config.decoder import XIELU, AttentionAndMamba2
 from onward.config.scaling import yarn_magnitude
 from onward.families.bitnet import NormedAttention, NormedGated

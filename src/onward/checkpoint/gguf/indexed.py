@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from onward.base.errors import UserError
 from onward.checkpoint.gguf.architecture import Parts
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.latent import (
@@ -50,12 +49,9 @@ class IndexedArchitecture(LatentArchitecture):
 
 def indexed_attention(keys: Keys) -> LatentAttention:
     indexer = Indexer(**{our: keys.number(f"attention.indexer.{their}") for our, their in INDEXER.items()})
-    if indexer.d_head < 64 or indexer.d_head & (indexer.d_head - 1):
-        raise UserError(
-            f"attention.indexer.key_length is {indexer.d_head}, and llama.cpp needs 64, 128 or a higher power of two"
-        )
+    width = max(64, 1 << (int(indexer.d_head) - 1).bit_length())  # of the Hadamard matrix: llama.cpp has no other
     part = latent_attention(keys, keys.number("attention.q_lora_rank"), keys.number("attention.value_length_mla"))
-    return replace(part, indexer=indexer)
+    return replace(part, indexer=replace(indexer, d_head=width))
 
 
 def indexed_keys(c: DecoderConfig) -> dict[str, Any]:
