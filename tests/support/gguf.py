@@ -14,7 +14,6 @@ from onward import (
     FeedForwardOnly,
     Gated,
     GatedDeltaNet,
-    Indexer,
     LatentAttention,
     LayerNorm,
     Learned,
@@ -373,10 +372,6 @@ REFUSED = {
         ),
         "deepseek2 differs in attention.d_query_latent (24 here, 0 there)",
     ),
-    "an indexer's width": (
-        small(attention=replace(LATENT, d_query_latent=24, indexer=Indexer(4, 16, 96))),
-        "deepseek32 differs in attention.indexer.d_head (96 here, 128 there)",
-    ),
     "part of a head": (small(position=Rotary(fraction=0.5), attention=NORMED), "position.fraction (0.5 here, 1 there)"),
     "Gemma's scale": (small(**{**GEMMA, "embed_scale": 2.0}), "gemma differs in embed_scale (2 here, 5.65685 there)"),
     "Gemma, untied": (small(**{**GEMMA, "tied": False}), "gemma differs in tied (no here, yes there)"),
@@ -396,3 +391,4 @@ REFUSED = {
     "a final norm of its own": (small(final_norm=LayerNorm()), "final_norm"),
     "a bias of the head": (small(head_bias=True, attention=NORMED), "qk_norm (head here, none there)"),
 }
+REFUSED |= gguf_layered.REFUSED

@@ -199,3 +199,13 @@ FOLDED = small(  # a Falcon-H1 whose factors end up in the file's weights
     tied=True,
     n_kv_heads=2,
 )
+REFUSED = {
+    "an epsilon of latents": (
+        small(attention=replace(KIMI, norm_eps=1e-6)),
+        "attention.norm_eps (1e-06 here, 1e-05 there): keep the model as a folder, or accept the difference with --acc",
+    ),
+    "an indexer's width": (
+        small(attention=replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 96))),
+        "deepseek32 differs in attention.indexer.d_head (96 here, 128 there)",
+    ),
+}
