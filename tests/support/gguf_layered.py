@@ -153,7 +153,8 @@ DELTA = GatedDeltaNet(4, 4, 16, 16, decay="element", gate="sigmoid", rank=16, no
 KIMI = LatentAttention(d_latent=32, d_nope=8, d_rope=16, d_value=12, norm_eps=1e-5)
 COMPUTED |= {
     "mistral4": small(
-        attention=replace(KIMI, d_query_latent=24, query_scale=LogScale(0.1, 8)),
+        attention=replace(KIMI, d_query_latent=24, query_scale=LogScale(0.1, 8), scale=yarn_magnitude(4, 0.7) ** 2 / 5),
+        position=Rotary(500.0, scaling=YaRNScaling(4.0, 8, attention_factor=1.2)),
         mlp=Experts(6, 3, 32, d_shared=32),
     ),
     "minicpm3": small(
