@@ -90,6 +90,17 @@ def test_affine_integers_of_mlx(bits: int, size: int, shape: tuple[int, int], tm
     check(tmp_path, {"quantization": {"group_size": size, "bits": bits, "mode": "affine"}}, meant)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mode", ["mxfp4", "mxfp8", "nvfp4"])
+def test_floats_of_mlx(mode: str, shape: tuple[int, int], tmp_path: Path) -> None:
+    mx = pytest.importorskip("mlx.core")
+    words, scales = mx.quantize(mx.array(linear(*shape).weight.detach().numpy()), mode=mode)
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), {"layer.weight": words, "layer.scales": scales})
+    meant = torch.tensor(mx.dequantize(words, scales, mode=mode).astype(mx.float32).tolist())
+    sizes = {"group_size": 16 if mode == "nvfp4" else 32, "bits": 8 if mode == "mxfp8" else 4}
+    check(tmp_path, {"quantization": {**sizes, "mode": mode}}, meant)
+
+
 def grid(weight: Tensor, size: int, bits: int, *, symmetric: bool = False) -> tuple[Tensor, Tensor]:
     """Scales and zero points (O, G) of each group of inputs."""
     groups = weight.unflatten(1, (-1, size))

@@ -25,6 +25,7 @@ from onward.families import read
 from onward.transforms.quantize import QuantizedLinear
 
 from support.decoders import decoder
+from support.mlx_weights import Case, Stored, integers, mlx, mlx_floats, nvfp4_in_fp64
 
 WIDE = DecoderConfig(vocab_size=40, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=96)
 EXPERTS = Qwen3MoeConfig(
@@ -41,12 +42,6 @@ EXPERTS = Qwen3MoeConfig(
     max_position_embeddings=12,
 ).to_dict()
 TOKENS = torch.arange(12)[None]
-Stored = dict[str, Tensor]  # by the ending of the name of a layer's tensor
-Case = tuple[dict[str, Any], Callable[[int, int], tuple[Stored, Tensor]]]  # config, stored and meant by (O, I)
-
-
-def integers(least: int, end: int, *shape: int) -> Tensor:
-    return torch.randint(least, end, shape)
 
 
 def words(codes: Tensor, bits: int, dim: int) -> Tensor:
@@ -77,18 +72,6 @@ def gptq(bits: int, size: int, version: str = "gptq", *, desc_act: bool = False,
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": size, "checkpoint_format": version}
     return config | {"desc_act": desc_act, "sym": sym}, make
-
-
-def mlx(bits: int, size: int, **other: Any) -> Case:
-    def make(outputs: int, inputs: int) -> tuple[Stored, Tensor]:
-        groups = inputs // size
-        codes, (scales, biases) = integers(0, 1 << bits, outputs, inputs), torch.randn(2, outputs, groups).half()
-        stream = (codes[..., None] >> torch.arange(bits) & 1).flatten(1).unflatten(1, (-1, 32))  # bits of each row
-        words = (stream << torch.arange(32)).sum(-1).to(torch.uint32)
-        spread = lambda t: t.double().repeat_interleave(size, 1)
-        return {".weight": words, ".scales": scales, ".biases": biases}, codes * spread(scales) + spread(biases)
-
-    return {"group_size": size, "bits": bits, **other}, make
 
 
 def awq(size: int) -> Case:
@@ -124,14 +107,6 @@ def compressed(form: str, make_stored: Callable[[int, int], Stored], **weights: 
 
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": groups}, make
-
-
-def nvfp4_in_fp64(packed: Tensor, scales: Tensor, factor: Tensor) -> Tensor:
-    """By the definition of E2M1, the low half of a byte first."""
-    codes = torch.stack([packed % 16, packed // 16], -1).flatten(1).double()
-    sign, exponent, mantissa = 1 - 2 * (codes // 8), codes // 2 % 4, codes % 2
-    numbers = sign * torch.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2 ** (exponent - 1))
-    return numbers * scales.double().repeat_interleave(16, 1) / factor.double()
 
 
 def scaled(dtype: torch.dtype, grid: Callable[[int, int], tuple[int, ...]], **options: Any) -> Case:
@@ -261,6 +236,7 @@ CASES: dict[str, Case] = {
     "mlx": mlx(4, 32),
     "mlx of 6 bits": mlx(6, 16, mode="affine"),
     "mlx of 3 bits": mlx(3, 32),
+    **{f"{mode} of mlx": mlx_floats(mode) for mode in ("mxfp4", "mxfp8", "nvfp4")},
     "nf4": four_bits("nf4", 64, double=False),
     "nf4 with double quantization": four_bits("nf4", 64, double=True),
     "fp4 in blocks across rows": four_bits("fp4", 80, double=True),
@@ -343,7 +319,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "down_proj.weight is stored as",
     ),
     "a rotation": ("gptq", {"rotation": "hadamard"}, "rotation 'hadamard'"),
-    "another mode of MLX": ("mlx", {"mode": "mxfp4"}, "mode 'mxfp4'"),
+    "another mode of MLX": ("mlx", {"mode": "nvfp8"}, "mode 'nvfp8'"),
+    "integers of MLX as floats": ("mlx", {"mode": "mxfp4"}, "in mode mxfp4 with 4 bits in groups of 32"),
+    "other groups of MXFP4": ("mxfp4 of mlx", {"group_size": 64}, "mode 'mxfp4', bits 4 and group_size 64"),
     "other bits of MLX": ("mlx", {"bits": 5}, "with 5 bits in groups of 32"),
     "sparse weights": ("nvfp4", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
 }
@@ -390,6 +368,6 @@ def test_a_module_of_mlx_may_have_sizes_of_its_own(tmp_path: Path) -> None:
     _, make = mlx(8, 16)
     tensors, meant = make(16, 64)
     save_file({f"layer{ending}": tensor for ending, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    config = {"group_size": 64, "bits": 4, "layer": {"group_size": 16, "bits": 8}}
+    config = {"group_size": 32, "bits": 4, "mode": "mxfp4", "layer": {"group_size": 16, "bits": 8}}
     stored = dequantized({"quantization": config}, stored_tensors(tmp_path))
     torch.testing.assert_close(stored["layer.weight"].rows(2, 9).double(), meant[2:9], rtol=1e-6, atol=1e-6)

@@ -391,3 +391,4 @@ REFUSED = {
     "a final norm of its own": (small(final_norm=LayerNorm()), "final_norm"),
     "a bias of the head": (small(head_bias=True, attention=NORMED), "qk_norm (head here, none there)"),
 }
+REFUSED |= gguf_layered.REFUSED

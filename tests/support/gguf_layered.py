@@ -11,6 +11,7 @@ from onward import (
     FeedForwardOnly,
     Gated,
     GatedDeltaNet,
+    Indexer,
     LatentAttention,
     LayerNorm,
     LogScale,
@@ -22,6 +23,7 @@ from onward import (
     RMSNorm,
     Rotary,
     SelfAttention,
+    SharedIndexer,
     SharedNorm,
     SigmoidRouting,
     SoftmaxRouting,
@@ -29,6 +31,7 @@ from onward import (
 )
 from onward.config.attention_options import SoftplusGate
 from onward.config.decoder import XIELU, AttentionAndMamba2
+from onward.config.scaling import yarn_magnitude
 from onward.families.bitnet import NormedAttention, NormedGated
 from onward.families.falcon_h1 import ScaledGated
 from onward.families.llama4_text import InputWeightedExperts
@@ -150,7 +153,8 @@ DELTA = GatedDeltaNet(4, 4, 16, 16, decay="element", gate="sigmoid", rank=16, no
 KIMI = LatentAttention(d_latent=32, d_nope=8, d_rope=16, d_value=12, norm_eps=1e-5)
 COMPUTED |= {
     "mistral4": small(
-        attention=replace(KIMI, d_query_latent=24, query_scale=LogScale(0.1, 8)),
+        attention=replace(KIMI, d_query_latent=24, query_scale=LogScale(0.1, 8), scale=yarn_magnitude(4, 0.7) ** 2 / 5),
+        position=Rotary(500.0, scaling=YaRNScaling(4.0, 8, attention_factor=1.2)),
         mlp=Experts(6, 3, 32, d_shared=32),
     ),
     "minicpm3": small(
@@ -169,6 +173,23 @@ COMPUTED |= {
         norm=RMSNorm(1e-5),
     ),
 }
+INDEXED = replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 64))  # with fewer heads, more scores are 0: ties
+SHARED = replace(INDEXED, indexer=SharedIndexer())
+COMPUTED |= {
+    "deepseek32": small(
+        attention=INDEXED, mlp=(Gated(), Experts(8, 2, 32, SigmoidRouting(True, 2.5, 4, 2), d_shared=32))
+    ),
+    "deepseek32: YaRN, dense": small(
+        attention=replace(INDEXED, scale=yarn_magnitude(4.0, 0.7) ** 2 * 24**-0.5),
+        position=Rotary(500.0, scaling=YaRNScaling(4.0, 8, attention_factor=1.0)),
+        tied=True,
+    ),
+    "glm-dsa": small(
+        attention=(INDEXED, SHARED, INDEXED, SHARED),
+        mlp=(Gated(), *[Experts(6, 3, 32, SigmoidRouting(True, 2.5), d_shared=32)] * 3),
+        n_layers=4,
+    ),
+}
 FOLDED = small(  # a Falcon-H1 whose factors end up in the file's weights
     attention=AttentionAndMamba2(
         SelfAttention(scale=0.1, value_scale=0.8), replace(MAMBA, scales=(0.5, 0.7, 1.2, 0.9, 0.8)), 0.6
@@ -179,3 +200,13 @@ FOLDED = small(  # a Falcon-H1 whose factors end up in the file's weights
     tied=True,
     n_kv_heads=2,
 )
+REFUSED = {
+    "an epsilon of latents": (
+        small(attention=replace(KIMI, norm_eps=1e-6)),
+        "attention.norm_eps (1e-06 here, 1e-05 there): keep the model as a folder, or accept the difference with --acc",
+    ),
+    "an indexer's width": (
+        small(attention=replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 96))),
+        "deepseek32 differs in attention.indexer.d_head (96 here, 128 there)",
+    ),
+}

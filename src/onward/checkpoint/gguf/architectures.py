@@ -17,7 +17,7 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.checkpoint.gguf import dense, gemma4, latent, layered, mamba, recurrent, sparse
+from onward.checkpoint.gguf import dense, gemma4, indexed, latent, layered, mamba, recurrent, sparse
 from onward.checkpoint.gguf.architecture import (
     Architecture,
     Parts,
@@ -187,7 +187,17 @@ SEEING = {  # decoders of models that also see images, which compute the same fo
     "paddleocr": "ernie4_5",
     "hunyuan_vl": "hunyuan-dense",
 }
-EVERY = (*dense.ALL, *OTHERS, *sparse.ALL, *recurrent.ALL, *mamba.ALL, *gemma4.ALL, *layered.ALL, *latent.ALL)
+EVERY = (
+    *dense.ALL,
+    *OTHERS,
+    *sparse.ALL,
+    *recurrent.ALL,
+    *mamba.ALL,
+    *gemma4.ALL,
+    *layered.ALL,
+    *latent.ALL,
+    *indexed.ALL,
+)
 ARCHITECTURES = {kind.name: kind for kind in sorted(EVERY, key=lambda kind: kind.name not in FIRST)}
 
 

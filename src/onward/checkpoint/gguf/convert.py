@@ -54,13 +54,14 @@ LAYER = re.compile(r"blk\.(\d+)\.")
 UNUSED = Gated()  # in place of the feed-forwards of blocks without one
 TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
 ACCEPTABLE = {  # differences that a user may accept, by name
+    "epsilon": re.compile(r"attention\.norm_eps \([\d.e-]+ here, [\d.e-]+ there\)"),  # of the norms of latents; GLM-5
     "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # about 1e-3 of a log-probability
     "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # of YaRN, rounded to whole pairs
     "phimoe": re.compile(r"(norm|mlp\.router) \((layer_norm|sparse_mixer) here, \w+ there\)"),  # of Phi-3.5-MoE
     "step": re.compile(r"attention\.step_min \([\d.e-]+ here, 0 there\)"),  # of Mamba-2; small steps hardly change it
     "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # none while texts are shorter than it
 }
-Accept = Literal["gelu", "phimoe", "ramp", "step", "window"]
+Accept = Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from onward.checkpoint.gguf.architecture import Architecture, Parts, rms
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.recurrent import log_of
 from onward.checkpoint.gguf.rope import LONG, SHORT, rotary
-from onward.checkpoint.gguf.sparse import routed, routed_keys
+from onward.checkpoint.gguf.sparse import SOFTMAX, routed, routed_keys
 from onward.checkpoint.names import same
 from onward.checkpoint.weights import StoredTensor
 from onward.config.attention_options import LogScale
@@ -113,23 +113,46 @@ def latent_attention(keys: Keys, queries: int, d_value: int) -> LatentAttention:
 
 
 def deepseek2(keys: Keys, sizes: Parts) -> Parts:
-    layers, rope_dim = sizes["n_layers"], keys.number("rope.dimension_count")
+    weight = yarn_weight(keys)
+    return without_indexer(keys, sizes, weight, weight or 1.0)
+
+
+def mistral4(keys: Keys, sizes: Parts) -> Parts:
+    return without_indexer(keys, sizes, yarn_weight(keys), 1.0)
+
+
+def without_indexer(keys: Keys, sizes: Parts, weight: float, own: float) -> Parts:
+    layers = sizes["n_layers"]
     lite = layers in (26, 27) or (layers == 48 and sizes["vocab_size"] == 128_256)
     d_value = keys.number("attention.value_length_mla", keys.number("attention.value_length"))
     part = latent_attention(keys, 0 if lite else keys.number("attention.q_lora_rank"), d_value)
-    if weight := keys.number("attention.temperature_scale", 0.0):
-        part = replace(part, query_scale=LogScale(weight, keys.number("attention.temperature_length")))
-    position = rotary(keys, sizes | {"d_head": rope_dim})
+    if temperature := keys.number("attention.temperature_scale", 0.0):
+        part = replace(part, query_scale=LogScale(temperature, keys.number("attention.temperature_length")))
+    return latent_parts(keys, sizes, part, weight, own)
+
+
+def yarn_weight(keys: Keys) -> float:
+    """The weight of YaRN's magnitude in the scores, `mscale_all_dim` of the published models."""
+    return float(10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0))
+
+
+def latent_parts(
+    keys: Keys, sizes: Parts, part: LatentAttention, weight: float, own: float, gating: int = SOFTMAX
+) -> Parts:
+    """The parts of a decoder with this attention, before YaRN, and DeepSeek's feed-forwards. `weight` and `own` are
+    those of YaRN's magnitude in the scores and in the rotation, `mscale_all_dim` and `mscale` of the published
+    models; `gating` is the routing of a file that names none."""
+    layers = sizes["n_layers"]
+    position = rotary(keys, sizes | {"d_head": part.d_rope})
     sparse = layers > keys.number("leading_dense_block_count", 0)
     if sparse and not keys.has(f"blk.{layers - 1}.ffn_up_shexp.weight"):
         raise UserError("llama.cpp needs a shared expert in this architecture")
-    mlp = routed(keys, layers) if sparse else Gated()
+    mlp = routed(keys, layers, gating) if sparse else Gated()
     if isinstance(scaling := position.scaling, YaRNScaling | LinearScaling):
         # the factor of YaRN's magnitude is in the rotation and, squared, in the scale of the scores
-        weight = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
         magnitude = keys.number("rope.scaling.attn_factor", 1.0)
         if isinstance(scaling, YaRNScaling):
-            magnitude *= 1.0 if weight else yarn_magnitude(scaling.factor)
+            magnitude *= yarn_magnitude(scaling.factor, own) / yarn_magnitude(scaling.factor, weight)
             position = replace(position, scaling=replace(scaling, attention_factor=magnitude))
         else:
             magnitude *= yarn_magnitude(scaling.factor)
@@ -139,6 +162,14 @@ def deepseek2(keys: Keys, sizes: Parts) -> Parts:
 
 
 def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
+    keys, position = latent_keys(c), at(c.position, 0)
+    scaling = position.scaling if isinstance(position, Rotary) else None
+    if keys.get("rope.scaling.yarn_log_multiplier") and isinstance(scaling, YaRNScaling):
+        keys["rope.scaling.attn_factor"] = scaling.magnitude  # llama.cpp has one weight for both here
+    return keys
+
+
+def latent_keys(c: DecoderConfig) -> dict[str, Any]:
     part = at(c.attention, 0)
     if not isinstance(part, LatentAttention):
         return {}
@@ -160,7 +191,7 @@ def deepseek2_keys(c: DecoderConfig) -> dict[str, Any]:
     if isinstance(scaling, YaRNScaling) and part.scale and (unit := yarn_magnitude(scaling.factor) - 1):
         total = math.sqrt(abs(part.scale) * math.sqrt(part.d_nope + part.d_rope))
         weight = (total / scaling.magnitude - 1) / unit
-        own = scaling.magnitude / (1.0 if weight else 1 + unit)
+        own = total / (1 + unit)
         keys |= {"rope.scaling.yarn_log_multiplier": 0.1 * weight, "rope.scaling.attn_factor": own}
     return keys
 
@@ -275,7 +306,7 @@ ALL = (
         deepseek2_keys,
         layer=latent_layer,
     ),
-    LatentArchitecture("mistral4", ("mistral4",), deepseek2, deepseek2_keys, layer=latent_layer),
+    LatentArchitecture("mistral4", ("mistral4",), mistral4, latent_keys, layer=latent_layer),
     LatentArchitecture(
         "minicpm3",
         ("minicpm3",),

@@ -13,7 +13,7 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
     "it answers by diffusion, not token by token": "dream llada llada-moe rnd1",
     "it drafts for another model, from whose hidden states it reads": "gemma4-assistant eagle3 dflash",
     "its attention selects tokens with an indexer, whose tensors Onward does not read from GGUF": (
-        "deepseek32 glm-dsa deepseek4 hy_v4 dots3note minimax-m3 qwen4exp glm5-next"
+        "deepseek4 hy_v4 dots3note minimax-m3 qwen4exp glm5-next"
     ),
     "it has recurrent layers that Onward does not have": (
         "mamba jamba plamo2 rwkv6 rwkv6qwen2 rwkv7 arwkv7 minimax-01 bailingmoe3 kimi-k3"
@@ -34,7 +34,13 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
 UNREAD = {name: reason for reason, names in ARCHITECTURES_UNREAD.items() for name in names.split()}
 FAMILIES_WITHOUT = {  # model_types of which llama.cpp has no architecture, or one that is not read
     *("aria_text", "axk1", "beam", "biogpt", "codegen", "cohere_compass_text", "cosmos3_edge_text", "ctrl"),
-    *("deepseek_ocr2_text", "deepseek_v32", "diffllama", "flex_olmo", "flint", "gemma3n_text", "glm_moe_dsa"),
+    *(
+        "deepseek_ocr2_text",
+        "diffllama",
+        "flex_olmo",
+        "flint",
+        "gemma3n_text",
+    ),
     *("gpt_neo", "gpt_neox_japanese", "gptj", "helium", "hyperclovax", "kolibri1", "modernbert-decoder"),
     *("muse_glimmer_text", "nanochat", "olmo_hybrid", "onward", "openai-gpt", "opt", "persimmon", "step3p5"),
     *("vaultgemma", "xglm"),

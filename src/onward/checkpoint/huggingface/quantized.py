@@ -41,7 +41,7 @@ METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of
     "modelopt": [Format((".weight", ".weight_scale", ".weight_scale_2"), float4.nvfp4), ELEMENTS],
     "gptq": [Format((".qweight", ".qzeros", ".scales"), words.gptq, (".g_idx",))],
     "awq": [Format((".qweight", ".qzeros", ".scales"), words.awq)],
-    "mlx": [Format((".weight", ".scales", ".biases"), mlx.affine)],
+    "mlx": [Format((".weight", ".scales"), mlx.matrix, (".biases",))],
     "bitsandbytes": [
         Format(
             (".weight", ".weight.absmax", ".weight.quant_map"),

@@ -52,7 +52,7 @@ class Options:
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
     importance: str = ""  # text file, on which weights that matter more are found for q4_k_m, q5_k_m and q6_k
     to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
-    accept: tuple[Literal["gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # write GGUF despite this difference
+    accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences GGUF may have
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
     from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
