@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -97,7 +98,8 @@ def test_the_loss_of_a_draft_head_is_its_formula_in_fp64() -> None:
     head = draft_head_of(model).double()
     tokens = token_ids(model.config)
     targets = tokens[:, 1:].masked_fill(tokens[:, 1:] < 3, -100)
-    loss, reported, shares = DraftingLoss(2, 0.5, 1.0, 8, tokenizer())(model, onward.Batch(tokens[:, :-1], targets))
+    result: Any = DraftingLoss(2, 0.5, 1.0, 8, tokenizer())(model, onward.Batch(tokens[:, :-1], targets))
+    loss, reported, shares = result
     with torch.no_grad():
         hidden, wanted, shared = model.hidden(tokens[:, :-1]), 0.0, [0.0, 0.0]
         for row in range(len(tokens)):
