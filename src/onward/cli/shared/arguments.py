@@ -56,8 +56,8 @@ def arguments(cls: type) -> Iterator[Argument]:
     are options too, and so is `--import`."""
     if part := getattr(cls, "part", None):
         for name, kind in field_types(part).items():
-            default = getattr(part, name, None)
-            yield Argument(name, kind, fields.docs(part).get(name, ""), f"options of {part.kind}", default, of_part=True)
+            default, about = getattr(part, name, None), fields.docs(part).get(name, "")
+            yield Argument(name, kind, about, f"options of {part.kind}", default, of_part=True)
     types, docs = field_types(cls), fields.docs(cls)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     positional = getattr(cls, "positional", ())
