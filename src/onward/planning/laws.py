@@ -118,7 +118,7 @@ class Optimum:
     tokens_per_parameter: float
     loss: float | None  # nats per token; None for a law that predicts only sizes
     source: str
-    extrapolated: bool  # whether flops lies outside the range of runs that the laws were fitted to
+    extrapolated: bool  # whether flops lies outside FITTED
 
 
 def optimum(law: Law, flops: float) -> Optimum:

@@ -29,8 +29,8 @@ def optimum_picture(flops: float) -> Picture:
     ratios = {name: points[:, 1] / points[:, 0] for name, points in best.items()}
     caption = (
         "For each compute budget C = 6 N D, the number of parameters N and of tokens D with the lowest loss by the "
-        f"published laws. The laws were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs; beyond this range "
-        "they are extrapolations, and differ."
+        f"published laws. Hoffmann et al. compared sizes at {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs; beyond this "
+        "range, the laws are extrapolations, and differ."
     )
     panels = [
         curves("parameters", powers.tolist(), sizes, x_name=x_name, log=True, marks=mark),

@@ -119,7 +119,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
     )
     if any(row["extrapolated"] for row in result["laws"]):
         console.print(
-            f"\nThe laws were fitted on runs of {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: this is an extrapolation.",
+            f"\nHoffmann et al. compared sizes at {FITTED[0]:.0e} to {FITTED[1]:.0e} FLOPs: this is an extrapolation.",
             soft_wrap=True,
         )
     if models := result.get("smaller_models"):
