@@ -21,7 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import Any
 from unittest.mock import patch
@@ -68,21 +68,15 @@ class Timer:
     def running(self) -> Iterator[None]:
         import importlib
 
-        patches = []
-        for part, places in PARTS.items():
-            for module, _, path in (place.partition(":") for place in places):
-                owner: Any = importlib.import_module(module)
-                *classes, name = path.split(".")
-                for one in classes:
-                    owner = getattr(owner, one)
-                patches.append(patch.object(owner, name, self.around(part, getattr(owner, name))))
-        for each in patches:
-            each.start()
-        try:
+        with ExitStack() as stack:
+            for part, places in PARTS.items():
+                for module, _, path in (place.partition(":") for place in places):
+                    owner: Any = importlib.import_module(module)
+                    *classes, name = path.split(".")
+                    for one in classes:
+                        owner = getattr(owner, one)
+                    stack.enter_context(patch.object(owner, name, self.around(part, getattr(owner, name))))
             yield
-        finally:
-            for each in patches:
-                each.stop()
 
 
 def request(address: str, prompt: str) -> float:

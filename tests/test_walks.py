@@ -9,7 +9,7 @@ MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer 
     "forward pass, kernels off": (1855, 13),
     "engine step": (1226, 7),
     "lm.generate": (4481, 31),
-    "onward generate": (7541, 58),
+    "onward generate": (7537, 58),
     "training step": (1781, 12),
     "loss": (468, 3),
     "sampler": (444, 4),

@@ -1,7 +1,7 @@
 """Where the time of a prompt goes: the parts of the model and of the engine, each without the time of parts inside."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -61,18 +61,11 @@ class Timer:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        patches = [
-            patch.object(owner, name, self.around(part, getattr(owner, name)))
-            for part, places in TIMED.items()
-            for owner, name in places
-        ]
-        for each in patches:
-            each.start()
-        try:
+        with ExitStack() as stack:
+            for part, places in TIMED.items():
+                for owner, name in places:
+                    stack.enter_context(patch.object(owner, name, self.around(part, getattr(owner, name))))
             yield
-        finally:
-            for each in patches:
-                each.stop()
 
 
 def parts(bench: Bench) -> Table:

@@ -99,3 +99,29 @@ def test_where_nothing_can_be_compiled_the_plain_steps_give_the_same_tokens(
     assert "Traceback" not in done.stderr
     assert main(words[:-1]) == 0
     assert done.stdout == capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", first(1, BROKEN))
+def test_where_nothing_can_be_compiled_a_server_starts_and_a_draft_head_guesses_by_plain_steps(name: str) -> None:
+    code = f"""import sys
+def broken(): raise RuntimeError('no machine code here')
+{BROKEN[name]}
+import onward.serving.models
+from onward.generation.drafts.head_draft import COMPILE_AFTER, HeadDraft
+from onward.serving.last_words import say_at_bus_error
+from onward.transforms.draft_head import add_draft_head, draft_head_of
+from onward import Decoder, DecoderConfig, Engine, Request, Sampling
+
+say_at_bus_error()
+model = Decoder(DecoderConfig(vocab_size=23, d_model=16, n_layers=2, n_heads=2, context_length=256))
+add_draft_head(model, 16)
+options = dict(sampling=Sampling(temperature=1.0), max_new_tokens=6 * COMPILE_AFTER, seed=1)
+request, plain = (Request([1, 2, 3], **options) for _ in range(2))
+for one, draft in ((request, HeadDraft(model, draft_head_of(model), 1)), (plain, None)):
+    engine = Engine(model, draft=draft)
+    engine.add(one)
+    engine.finish()
+assert request.num_drafted > COMPILE_AFTER and request.tokens == plain.tokens
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

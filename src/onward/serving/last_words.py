@@ -8,6 +8,8 @@ import ctypes
 import signal
 from typing import Any
 
+from onward.kernels.available import unavailable
+
 SENTENCE = (
     "onward: Cannot go on, because a file of weights became shorter while a step read it, or its disk failed: start "
     "the server again, and replace files instead of writing to them, or use --no-mmap\n"
@@ -26,14 +28,12 @@ KEPT = list[Any]()  # the memory of the handler
 
 
 def say_at_bus_error(sentence: str = SENTENCE, status: int = 2) -> None:
-    """End the process with a sentence on standard error, and with `status`, at a SIGBUS; systems without this signal
-    stay as they are."""
-    if not hasattr(signal, "SIGBUS") or KEPT:
+    """End the process with a sentence on standard error, and with `status`, at a SIGBUS; systems without this signal,
+    and machines that cannot compile, stay as they are."""
+    if not hasattr(signal, "SIGBUS") or KEPT or unavailable():
         return
     import llvmlite.binding as llvm
 
-    llvm.initialize_native_target()
-    llvm.initialize_native_asmprinter()
     text = sentence.encode()
     code = CODE.format(size=len(text), text="".join(f"\\{byte:02x}" for byte in text), status=status)
     machine = llvm.Target.from_default_triple().create_target_machine()

@@ -78,9 +78,8 @@ def glm_dsa(keys: Keys, sizes: Parts) -> Parts:
         own = keys.by_layer(key, layers)
     elif sizes["context_length"] < SHARING:
         own = [True] * layers
-    parts = latent_parts(
-        keys, sizes, indexed_attention(keys), 0.0, 1.0, SIGMOID
-    )  # llama.cpp reads no weight of YaRN here
+    # llama.cpp reads no weight of YaRN here
+    parts = latent_parts(keys, sizes, indexed_attention(keys), 0.0, 1.0, SIGMOID)
     full = parts["attention"]
     shared = replace(full, indexer=SharedIndexer())
     return parts | {"attention": tuple(full if one else shared for one in own)}

@@ -77,7 +77,7 @@ def main(argv: Sequence[str]) -> None:
     warn_of_temperature(options.temperature)
     lm = load(options.model, options)
     if lm.draft_head:
-        tell_draft(lm, options.model)
+        tell_draft(options.model)
     conversation, typed = TerminalChat(lm, options), sys.stdin.isatty()
     if options.compile:
         compile_steps(lm.engine(rows=1, cache=conversation.empty_cache()), [1])

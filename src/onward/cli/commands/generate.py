@@ -126,7 +126,7 @@ def main(argv: Sequence[str]) -> None:
             prompt_cache=options.prompt_cache,
         )
         if lm.draft_head and not given.keys() & {"draft", "lookup"}:
-            tell_draft(lm, options.model)
+            tell_draft(options.model)
         if options.compile:
             compile_steps(engine, [min(len(prompts) * options.n, engine.scheduler.rows)])
         sample(lm, prompts, options, engine)

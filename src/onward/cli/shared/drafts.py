@@ -23,6 +23,6 @@ def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
     return True
 
 
-def tell_draft(lm: LanguageModel, model: str) -> None:
+def tell_draft(model: str) -> None:
     """Say that the draft head beside a model guesses its tokens."""
     console.print(f"drafts come from {model}/draft (--lookup 0: no drafts)", markup=False, soft_wrap=True)

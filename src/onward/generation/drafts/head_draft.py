@@ -13,19 +13,18 @@ import torch
 from torch import Tensor
 
 from onward.base.errors import UserError
-from onward.compiled.function import CompiledFunction
 from onward.compiled.interface import NotCompilable
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.guesses import Guesses
-from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS
+from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS, has_integer_weights
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.times import expected_tokens
 from onward.generation.request import Request, inverse_temperature, is_plain
+from onward.kernels.available import unavailable
 from onward.kernels.drawn_tokens import drawn_tokens  # noqa: F401  # which registers the operation
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
-from onward.transforms.quantize import is_quantized
 
 NUM_DRAFT_TOKENS = LENGTHS[-1]  # of a proposal, unless another number is given
 AROUND_PROPOSAL, AROUND_STEP = 1_100_000, 4_000_000  # weights that are read in the time around a proposal, and a step
@@ -96,7 +95,7 @@ class HeadDraft:
         """Return a compiled chain of `count` guesses for as many requests, None before COMPILE_AFTER uncompiled ones,
         or if the guesses depend on more than the temperature."""
         shape = len(requests), count
-        if self.model.device.type != "cpu" or not all(map(is_plain, requests)):
+        if self.model.device.type != "cpu" or not all(map(is_plain, requests)) or unavailable():
             return None
         plain = PLAIN.setdefault(self.head, Counter())
         if plain[shape] < COMPILE_AFTER:
@@ -116,7 +115,7 @@ class PacedHead(HeadDraft):
     """
 
     def __init__(self, model: Decoder, head: DraftHead) -> None:
-        integers = is_quantized(model)  # whose products of four rows and more round otherwise than those of fewer
+        integers = has_integer_weights(model)
         self.lengths: Sequence[int] = OF_INTEGERS if integers else LENGTHS
         self.most_rows = 1 if integers else MOST_ROWS
         super().__init__(model, head, self.lengths[-1])
@@ -148,6 +147,8 @@ class Chain:
     it."""
 
     def __init__(self, model: Decoder, head: DraftHead, rows: int, count: int) -> None:
+        from onward.compiled.function import CompiledFunction  # it imports the compiler
+
         self.state = torch.zeros(rows, model.config.d_model, dtype=model.dtype)
         self.numbers = torch.zeros(3, rows, dtype=torch.int64)  # last tokens, seeds, lengths of the answers
         self.factors, self.temperatures = torch.zeros(rows), [0.0] * rows

@@ -25,29 +25,32 @@ SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
 COST = 0.06  # of each further token in a step, in steps: measured for dense models of 30 and 124 million parameters
-SMALLEST = 4_000_000  # weights of a step, below which its time is mostly the work around the products
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
+SMALLEST = 4_000_000  # weights of a step, below which its time is mostly the work around the products
 
 
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
     since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
     not known; for small models, whose steps take little longer than a proposal; and for a `cache` that takes fewer
-    tokens in a call. With integer weights, few tokens are proposed, to
-    one request at a time: a product of four rows and more rounds otherwise than one of fewer."""
+    tokens in a call. With integer weights, few tokens are proposed, to one request at a time."""
     config = model.config
-    layers = range(config.n_layers)
-    if own_parts(config) or any(at(config.attention, layer).states(config) for layer in layers):
+    layers, chunk = range(config.n_layers), cache.chunk if cache else config.context_length
+    size = config.d_model * (config.n_layers * (4 * config.d_model + 3 * config.d_ff) + config.vocab_size)
+    if chunk <= LENGTHS[-1] or size < SMALLEST or own_parts(config):
         return None
-    if (cache.chunk if cache else config.context_length) <= LENGTHS[-1]:
-        return None
-    if config.d_model * (config.n_layers * (4 * config.d_model + 3 * config.d_ff) + config.vocab_size) < SMALLEST:
+    if any(at(config.attention, layer).states(config) for layer in layers):
         return None
     experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
     lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)
-    if any(hasattr(module, "precision") for module in model.blocks[-1].modules()):  # of quantized layers
+    if has_integer_weights(model):
         return PacedDraft(lookup, COST, lengths=OF_INTEGERS, most_rows=1)
     return PacedDraft(lookup, EXPERTS if experts else COST)
+
+
+def has_integer_weights(model: Decoder) -> bool:
+    """Return whether layers are quantized: a product of four rows and more then rounds otherwise than one of fewer."""
+    return any(hasattr(module, "precision") for module in model.blocks[-1].modules())
 
 
 @dataclass
@@ -65,24 +68,17 @@ class Account:
 class PacedDraft:
     """A draft that proposes what another `draft` does, as long as this saves time.
 
-    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens, and proposing one `own` steps;
-    each accepted token saves a step. A proposal has one of `lengths` tokens; nothing is proposed while more than
-    `most_rows` requests decode. A request whose balance is used up decodes plainly until SHARE for each of its tokens
-    allows another attempt, so that refused proposals cost at most about SHARE of its time. Costs are estimated, not
-    measured, so that a request takes the same steps whenever it is repeated.
+    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens; each accepted token saves a
+    step. A proposal has one of `lengths` tokens; nothing is proposed while more than `most_rows` requests decode. A
+    request whose balance is used up decodes plainly until SHARE for each of its tokens allows another attempt, so that
+    refused proposals cost at most about SHARE of its time. Costs are estimated, not measured, so that a request takes
+    the same steps whenever it is repeated.
     """
 
     manager: CacheManager | None = None
 
-    def __init__(
-        self,
-        draft: Draft,
-        cost: float,
-        own: float = 0.0,
-        lengths: Sequence[int] = LENGTHS,
-        most_rows: int = MOST_ROWS,
-    ) -> None:
-        self.draft, self.cost, self.own, self.most_rows = draft, cost, own, most_rows
+    def __init__(self, draft: Draft, cost: float, lengths: Sequence[int] = LENGTHS, most_rows: int = MOST_ROWS) -> None:
+        self.draft, self.cost, self.most_rows = draft, cost, most_rows
         self.lengths = [n for n in lengths if n <= draft.num_draft_tokens] or [draft.num_draft_tokens]
         self.num_draft_tokens = self.lengths[-1]
         self.accounts: WeakKeyDictionary[Request, Account] = WeakKeyDictionary()
@@ -106,7 +102,7 @@ class PacedDraft:
             share = rows / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
             for account, request, proposal in zip(accounts, requests, found):
                 account.proposed, account.accepted = len(proposal.tokens), request.num_accepted
-                account.cost = share * (excess + self.own * width)
+                account.cost = share * excess
         return found
 
     def settled(self, request: Request) -> Account:
