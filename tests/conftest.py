@@ -27,6 +27,8 @@ from support.ranks import Ranks
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("onward")
+for name in "CI", "BUILD_NUMBER":  # with which pytest shows whole differences: of two long lists in hours
+    os.environ.pop(name, None)
 os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test loses its power
 gc.disable()  # until all tests are collected: imports make millions of objects and little garbage
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and its children
