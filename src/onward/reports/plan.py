@@ -137,7 +137,7 @@ class Planned:
         yield line("training", training_flops(config, self.context, self.recompute), again)
         yield line("training by the rule 6 N", 6 * active, "6 x parameters" + ", active ones" * (active != count))
         rest = active - sum(part.active for part in part_sizes(config) if part.name in ("embedding", "positions"))
-        yield line("6 N without embeddings", 6 * rest, "6 x parameters of layers and untied head (Kaplan)")
+        yield line("6 N without embeddings", 6 * rest, "6 x parameters of layers and untied head")
 
     def generation_lines(self) -> Iterator[Line]:
         section = f"memory of generation, {self.batch} x {self.context:,} tokens"

@@ -85,7 +85,7 @@ def window() -> Picture:
         f"With a window of {width}, a token sees itself and the {width - 1} tokens before it, so that a layer needs "
         f"memory and time for {width} keys only. Layers add up: a token of the second layer reads vectors that "
         f"have read {width - 1} tokens further back, so that L layers reach L x {width - 1} tokens back. Models such "
-        "as Gemma and GPT-OSS alternate layers with and without a window.",
+        "as Gemma 2 and GPT-OSS alternate layers with and without a window.",
         panels,
     )
 
