@@ -56,7 +56,7 @@ def ask(
     """Write examples of the passages of documents to out/examples.jsonl, and every tenth to out/held-out.jsonl.
 
     The questions are written by the judge behind an address (a model there, `judge_model`), else by `model` if it has a
-    chat template; without either, and where a reply is no question, they are made of headings. Answers fit into the
+    chat template; without either, and where a reply is not a question, headings become questions. Answers fit into the
     context of `model`. `most`: number of examples at most, evenly spaced (0: all)."""
     if judge:
         if not judge_model:

@@ -141,7 +141,7 @@ def functions_of(value: object) -> list[FunctionType]:
 
 
 def is_foreign(cls: type, function: FunctionType) -> bool:
-    """Return whether a function in a class of Onward or PyTorch was defined elsewhere, that is, patched in."""
+    """Return whether a function in a class of Onward or PyTorch was patched in, that is, defined in another module."""
     ours, package = {"onward", "torch"}, (function.__module__ or "").partition(".")[0]
     return cls.__module__.partition(".")[0] in ours and package not in ours | sys.stdlib_module_names
 

@@ -79,7 +79,7 @@ class Encoder:
         tokens = self.tokenizer.begin([])
         for i, text in enumerate(texts):
             check_text(text, "text or pair")
-            begins = self.end or i == 0  # a text after an end token begins anew, a text after a line break goes on
+            begins = self.end or i == 0  # a text after a line break continues the last one
             tokens = tokens + (
                 self.tokenizer.encode(text, special=False) if begins else self.tokenizer.encode_inside(text)
             )

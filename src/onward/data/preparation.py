@@ -95,7 +95,7 @@ class Preparation:
             number += 1
 
     def documents(self, unit: WorkUnit, found: Extraction | None = None) -> list[tuple[str, str]]:
-        """(name of the file, text) of each document; what is extracted is added to `found`."""
+        """(name of the file, text) of each document; counts of extracted files are added to `found`."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.reading.field, found)]
 
     def inspect(self, unit: WorkUnit) -> None:

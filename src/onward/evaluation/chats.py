@@ -54,7 +54,7 @@ class AnswerLosses:
 
 
 def ratio_error(totals: np.ndarray, counts: np.ndarray) -> float:
-    """Standard error of sum(totals) / sum(counts) over independent examples, of which each has several tokens (Cochran
+    """Standard error of sum(totals) / sum(counts) over independent examples of several tokens each (Cochran
     1977, equation 6.13)."""
     residuals = totals - totals.sum() / counts.sum() * counts
     n = len(counts)

@@ -1,4 +1,4 @@
-"""Answered requests of an evaluation, kept in a file: a repeated evaluation goes on where the first one ended."""
+"""Answered requests of an evaluation, kept in a file: a repeated evaluation continues where the first one ended."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onward.compiled.fingerprint import fingerprint
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
-LARGEST = 1 << 26  # bytes of a file, to which nothing more is added then
+LARGEST = 1 << 26  # bytes at which a file counts as full
 FOLDER = 1 << 28  # bytes of the folder; of more, the files used longest ago are deleted
 ENDING = ".jsonl"
 PACKAGES = "onward", "torch", "tokenizers"  # that compute results

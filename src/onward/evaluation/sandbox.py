@@ -11,8 +11,8 @@ It prints the secret with the number of each test that passes. Before the code r
   elsewhere other processes and threads by setrlimit, unless the user is root;
 - the capabilities of root are dropped.
 
-Where the system lacks one of these, the others hold. This is no virtual machine: defects of the kernel stay open, and
-code that means to deceive its tests can do so, since it runs in their interpreter.
+Where the system lacks one of these, the others hold. This is not a virtual machine: it does not protect against defects
+of the kernel, and code that means to deceive its tests can do so, since it runs in their interpreter.
 """
 
 import ctypes
@@ -35,7 +35,7 @@ CAPABILITY_VERSION = 0x20080522
 MACHINES = {"x86_64": (0xC000003E, 0, 56), "aarch64": (0xC00000B7, 1, 220)}  # for seccomp, column below, clone
 CLONE_THREAD = 1 << 16
 REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: there is none
-    "processes": ((57, -1), (58, -1), (435, 435)),  # fork, vfork, clone3, in place of which clone is tried
+    "processes": ((57, -1), (58, -1), (435, 435)),  # fork, vfork and clone3; programs then try clone
     "programs": ((59, 221), (322, 281)),  # execve, execveat
     "signals": ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240), (424, 424)),  # kill, ..., pidfd_send_signal
     "memory of others": ((101, 117), (310, 270), (311, 271)),  # ptrace, process_vm_readv, process_vm_writev

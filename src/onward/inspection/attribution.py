@@ -34,7 +34,7 @@ class LogitAttribution:
     position of a text. They sum to `logit` up to rounding."""
 
     tokens: list[int]
-    position: int  # position from which the token is predicted
+    position: int  # position at which the token is predicted
     target: int  # id of the token whose logit is attributed
     against: int | None  # id of the token whose logit is subtracted; None: no token
     logit: float  # logit before any scale or cap

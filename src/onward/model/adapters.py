@@ -179,7 +179,7 @@ class Adapter(nn.Module):
 
 class TokenRows(nn.Module):
     """Trained rows (N, D) of an embedding, which replace those of the tokens `ids` (N,), in ascending order. An output
-    head that shares its weight with the embedding shares the rows too."""
+    head that shares its weight with the embedding also shares the rows."""
 
     ids: Tensor
 

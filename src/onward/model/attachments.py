@@ -212,8 +212,8 @@ def without(kind: str, module: nn.Module, method: str) -> Callable[..., Any]:
 
 
 def version(model: nn.Module) -> int:
-    """Return a number that every change of what is attached to a model raises; 0 if nothing was ever attached. The
-    choice among adapters for one call (`Selection.use`) is no change."""
+    """Return a number that every change of what is attached to a model raises; 0 if nothing was ever attached. Choosing
+    among adapters for one call (`Selection.use`) is not a change."""
     attachments: Attachments | None = model.__dict__.get(ATTACHMENTS)
     return 0 if attachments is None else attachments.version
 

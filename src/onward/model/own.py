@@ -270,8 +270,8 @@ class Trial:
 
 
 def stacked(plain: Tensor, y: Tensor, starts: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the outputs (N, D) of the tokens of each row, of which there are `counts` from `starts` on in `plain`, and
-    from 0 on in y."""
+    """Return the outputs (N, D) of the tokens of each row: `counts` tokens, which begin at `starts` in `plain` and at 0
+    in y."""
     rows = range(len(y))
     return (
         torch.cat([plain[i, starts[i] : starts[i] + counts[i]] for i in rows]),

@@ -133,7 +133,7 @@ class Pipeline:
         many as stages. Returns the sum that `module`, the loss, reports in the last stage.
 
         `count` divides the losses, `precision` makes the context of a forward, and `auxiliary` returns the auxiliary
-        loss of the experts of a stage in its last forward. Raises a UserError for a loss that reports other sums, too.
+        loss of the experts of a stage in its last forward. Raises a UserError for a loss that reports further sums.
         """
         rows, length = batches[0].tokens.shape
         key = len(batches), rows, length

@@ -3,7 +3,7 @@ layer (Shoeybi et al. 2019, Megatron-LM).
 
 A branch (the attention or the feed-forward of a block) receives all tokens and returns a part of its output, which is
 summed over the processes. In the backward the gradient of its input is such a sum. So inside a branch a gradient is a
-part of a sum, and the gradient of a parameter that all processes have whole is summed too. Between branches each
+part of a sum; the gradient of a parameter that every process has whole is therefore also summed. Between branches each
 process has a part of the tokens (`stream.py`). The final norm is computed by each process for itself; the embedding and
 the head are divided (`vocabulary.py`).
 

@@ -183,7 +183,8 @@ def dry_step(
 
     kinds = kinds_of_layers(config)
     chosen = sorted({*kinds})
-    # a formula holds for one kind of block in one precision; fake tensors run the code of every part, users' too
+    # a formula holds for one kind of block in one precision; fake tensors run the code of every part, including users'
+    # parts
     fake, live = FakeTensorMode(), LiveBytes()
     cuts: list[Segment] = []
     cut: Any = lambda *_: cuts.append(live.cut())

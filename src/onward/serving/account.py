@@ -22,7 +22,7 @@ class Account:
         self.ends.callback(self.arrive)
 
     def arrive(self) -> None:
-        """Note that the answers are in the hands of the engines' thread, or that there are none."""
+        """Note that the engines' thread now has the answers, or that there are none."""
         self.accounts.coming.discard(self)
 
     def grow(self, size: int) -> None:

@@ -38,7 +38,6 @@ class AdapterToUnload(Body):
     """The body of a request of /v1/unload_lora_adapter."""
 
     lora_name: str = Field(min_length=1)
-    lora_int_id: int | None = Field(None, description="Not used, as in vLLM.")
 
 
 class ModelName(Body):
@@ -117,7 +116,7 @@ async def unload_model(body: ModelName, http: Request) -> dict[str, Any]:
 def administered(http: Request, body: Body) -> Service:
     """The service of a request; raises an ApiError unless it has the key of an administrator."""
     check_admin(http.scope["key"])
-    check_others(body.model_extra or {})
+    check_others(body)
     service = service_of(http)
     service.check_ready()
     return service

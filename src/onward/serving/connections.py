@@ -54,7 +54,7 @@ class Connections:
         self.open.discard(one)
         self.waiting.pop(one, None)
         if self.full and len(self.open) < 0.9 * self.most:
-            LOG.warning("%d connections are open: the limit of %d is no longer reached", len(self.open), self.most)
+            LOG.warning("%d connections are open, below the limit of %d again", len(self.open), self.most)
             self.full = False
 
 

@@ -319,7 +319,7 @@ def in_block(text: MaskedString) -> bool:
 
 
 def taught(message: Message) -> bool:
-    """Whether a message holds something that a model can learn to write."""
+    """Whether a message contains text or calls that a model can learn to write."""
     content = message.get("content")
     return bool(content.strip() if isinstance(content, str) else content) or any(message.get(n) for n in TAUGHT[1:])
 

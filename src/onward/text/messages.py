@@ -57,8 +57,8 @@ class Messages:
         return result
 
     def render(self, add_generation_prompt: bool) -> MaskedString:
-        """Render the first of the messages' readings of which the template writes each message and tool call;
-        `messages` become this reading. Raises the error of the first reading if there is none."""
+        """Render the first reading of the messages in which the template writes every message and tool call; `messages`
+        become this reading. Raises the error of the first reading if there is none."""
         first: UserError | None = None
         for messages in [*self.readings()]:
             self.messages = messages

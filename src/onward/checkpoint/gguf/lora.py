@@ -47,7 +47,7 @@ def write_adapter(
         plain = dict(Decoder(model.config).named_parameters())
     try:
         kind = matching(model.config, plain, "model", family).architecture
-    except UserError:  # a base of which the user accepts differences
+    except UserError:  # a base whose differences the user has accepted
         kind = matching(model.config, plain, "model", family, get_args(Accept)).architecture
     check(model, name, kind.folded(model.config) != model.config)
     adapters = joined_adapters(model, name)

@@ -42,7 +42,7 @@ NO_SPLITS = {"String": " "}, {"Regex": LINES}  # without spaces; between lines, 
 MERGED = "sarvam-moe"  # tokenizer.ggml.pre of merges over the text itself
 KEPT = {"<unk>", "<s>", "<|endoftext|>"}  # tokens of Phi 3 after which white space is kept
 PHI3 = {*KEPT, "</s>"}
-END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it whether or not its configuration has it end answers
+END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it even if its configuration has other end tokens
 OUT_OF_REACH = -10_000.0  # the score of tokens that are never formed by merges
 
 

@@ -24,7 +24,7 @@ class Format:
 
 
 ELEMENTS = Format((".weight", ".weight_scale"), scaled.elements, (".weight_zero_point",))
-METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of which all tensors are there holds
+METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format whose tensors all exist is used
     "mxfp4": [Format(("_blocks", "_scales"), float4.experts_mxfp4, weight="")],
     "fp8": [Format(("", "_scale_inv"), scaled.fp8, weight=""), ELEMENTS],
     "fbgemm_fp8": [ELEMENTS],

@@ -109,7 +109,7 @@ def settle(options: Options, out: Path) -> None:
             raise UserError(f"{out} was begun with another {' and '.join(differ)}: give the same, or another --out")
         return
     if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} holds something else: choose another --out")
+        raise UserError(f"{out} contains other files: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_json(file, settings)
 
@@ -175,7 +175,7 @@ def trained(options: Options, out: Path) -> int:
 
 
 def called(options: Options, command: str, words: Sequence[str]) -> dict[str, Any]:
-    """Run a command; return what it prints with --json, if this command has it too, else {}."""
+    """Run a command; return the JSON that it prints, or {} if it has no option --json."""
     main = module_of(command).main
     words = [*words, *(["--json"] if options.json and command == "evaluate" else [])]
     say(f"$ {join(['onward', command, *words])}")

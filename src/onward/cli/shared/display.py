@@ -35,7 +35,7 @@ class NoSamples(UserWarning):
 
 
 class Display:
-    """The progress of a run: on a terminal as a picture that is redrawn after steps, elsewhere as lines at each
+    """The progress of a run: on a terminal as a picture that is redrawn after steps, otherwise as lines at each
     validation."""
 
     def __init__(self, run: Run) -> None:

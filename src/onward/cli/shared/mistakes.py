@@ -13,7 +13,7 @@ from onward.hub.folder import is_model
 
 
 def swapped(first: str, others: Sequence[str | Sequence[str]], prog: str) -> str:
-    """The message for a first argument that is no model, if one of the `others` is; else ""."""
+    """The message for a first argument that is not a model, if one of the `others` is a model; otherwise ""."""
     words = [word for one in others for word in ([one] if isinstance(one, str) else one)]
     if model := next((word for word in words if is_model(word)), None):
         rest = [first if word == model else word for word in words]

@@ -106,8 +106,8 @@ def folder_of(values: Mapping[str, Any], kind: str) -> str:
 
 
 class Shown:
-    """The progress of the runs: on a terminal as a bar, elsewhere as a line at the end of each. If several groups of
-    processes share the runs, the first process shows the bar, and the first of each group the line."""
+    """The progress of the runs: on a terminal as a bar, otherwise as a line at the end of each run. If several groups
+    of processes share the runs, the first process shows the bar, and the first of each group the line."""
 
     def __init__(self, first: bool) -> None:
         columns = (

@@ -132,7 +132,7 @@ class Extraction:
     kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes, bytes of their text
     lines: int = 0  # number of repeated lines that were left out
     empty: list[str] = field(default_factory=list)  # files without text
-    odd: list[str] = field(default_factory=list)  # pages of HTML that are not UTF-8 and do not say what they are
+    odd: list[str] = field(default_factory=list)  # HTML pages that are not UTF-8 and declare no encoding
 
     def add(self, kind: str, name: str, size: int, text: str, lines: int, odd: bool = False) -> None:
         counts = self.kinds.setdefault(kind, [0, 0, 0])

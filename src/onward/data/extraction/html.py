@@ -1,7 +1,7 @@
 """The text of HTML in Markdown's notation: headings, lists, tables as rows, and code in fences.
 
-Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`), only that
-is read; else headers, footers and asides are left out, too. Any page is read, however broken.
+Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`), only this
+content is read; otherwise headers, footers and asides are left out. Any page is read, however broken.
 """
 
 import re
@@ -37,7 +37,7 @@ ANCHORS = " ¶#§🔗"  # links from a heading to itself
 
 
 class Element(NamedTuple):
-    """An open element, with what it has from those around it."""
+    """An open element, with the properties that it inherits from its ancestors."""
 
     tag: str = ""
     hidden: bool = False  # whether its text is left out

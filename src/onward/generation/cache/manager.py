@@ -21,7 +21,7 @@ from onward.model.layer_cache import LayerCache
 from onward.model.paged import PagedKVCache
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
-STEP = 256  # slots by which a cache grows
+STEP = 256  # number of slots by which a cache grows
 
 
 class CacheManager:

@@ -30,7 +30,7 @@ SMALLEST = 4_000_000  # weights of a step, below which its time is mostly the wo
 
 
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
-    """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
+    """Return an engine's default draft: lookup, used while it saves time. None for recurrent layers,
     since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
     not known; for small models, whose steps take little longer than a proposal; and for a `cache` that takes fewer
     tokens in a call. With integer weights, few tokens are proposed, to one request at a time."""

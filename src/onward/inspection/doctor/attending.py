@@ -117,7 +117,10 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if variation(v, 2) > allowed:
-        return f"values of equal tokens differ between positions by {variation(v, 2):.1%}: values are rotated too", True
+        return (
+            f"values of equal tokens differ between positions by {variation(v, 2):.1%}: the values are rotated as well",
+            True,
+        )
     moves = [name for name, x in (("queries", q), ("keys", k)) if variation(x, 2) > allowed]
     if not moves:
         return bias_mistake(w)

@@ -170,7 +170,7 @@ class Operations(TorchDispatchMode):
             if name in SOFTMAXES or descends:
                 self.soft.add(id(out))
         if name in ("add", "sub") and known and all(id(x) in self.direct for x in known):
-            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products is one, too
+            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products also counts
         elif len(known) != 1 or known[0] is out:
             self.mark_read(*known)
         if len(known) != 1 or known[0] is out:

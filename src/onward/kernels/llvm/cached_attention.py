@@ -220,8 +220,8 @@ class HeadGroup:
         return vector
 
     def key_scales(self, vector: Any, keys: int) -> list[Any]:
-        """Emit code for the scales of `keys` adjacent keys, the first of which has the index `vector` among these
-        vectors: for each part of the keys a vector in which they are repeated; empty if the cache is not quantized."""
+        """Emit code for the scales of `keys` adjacent keys, starting with index `vector` among these vectors: for each
+        part of the keys a vector that repeats its scales; empty if the cache is not quantized."""
         code, result = self.code, list[Any]()
         for key in self.keys if self.form.quantized else ():
             scales = ZEROS

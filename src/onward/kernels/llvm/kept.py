@@ -31,8 +31,8 @@ def private_folder(folder: str | Path) -> Path | None:
     """Return the absolute path of a folder for machine code to which no other user has access; create it if it is
     missing. Returns None, with a warning that gives the reason, if others have access.
 
-    Symlinks above the folder are resolved. From the root down, each folder lets no other user rename the next one, so
-    that the path leads to the same folder later.
+    Symlinks above the folder are resolved. No folder on the path lets another user rename the next one, so that the
+    path always leads to the same folder.
     """
     try:
         path = Path(os.path.abspath(folder))

@@ -41,7 +41,7 @@ EXERCISE = Exercise(
         Mistake(
             "triu(past + 1)",
             "triu(past)",
-            "the mask is off by one: a new token sees itself too",
+            "the mask is off by one: a new token must also see itself",
         ),
         Mistake("triu(past + 1)", "triu(past + 2)", "the mask is off by one: each new token sees the next"),
         Mistake(

@@ -42,7 +42,7 @@ class Tokens:
         return Tokens(**{n: t.gather(3, index.expand(*t.shape[:3], -1, t.size(4))) for n, t in self.each().items()})
 
     def only(self, real: Tensor) -> Tokens:
-        """Return these tokens, of which those where `real` (B, T) is False leave the state as it is."""
+        """Return these tokens; a token where `real` (B, T) is False leaves the state as it is."""
         padding = ~real[:, None, None, :, None]
         changed = {n: t.masked_fill(padding, 0) for n, t in self.each().items() if n in ("v", "decay", "beta")}
         return Tokens(**self.each() | changed)

@@ -172,7 +172,7 @@ class Valley:
         if 0 < place < len(self.numbers) - 1 or len(self.numbers) == 1:
             return ""
         more = "smaller" if place == 0 else "larger"
-        return f"the best {self.field}, {value}, is at the edge of the values tried: try {more} ones too"
+        return f"the best {self.field}, {value}, is at the edge of the values tried: also try {more} ones"
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:

@@ -102,7 +102,7 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
     shortened = 0.0 if given else evaluation
     costs = replace(costs, end=evaluation + REPORT, evaluation=shortened, start=spent)
     left = (1.0 if by_clock else SLACK) * time_left(limit, spent + costs.end) - costs.validation  # before step 1
-    if every := config.validate_every:  # the last step is validated too
+    if every := config.validate_every:  # the last step is also validated
         steps = max(1, int((left - costs.validation) / (costs.step + costs.validation / every)))
     else:
         count = max(1, min(20, int(left / OPTIONAL / costs.validation))) if costs.validation else 20

@@ -27,8 +27,8 @@ from onward.training.studies.variants import Variant
 BUDGETS, SIZES = 4, 3  # of operations, and models of each
 RATIO = 3.0  # of one budget to the one before; sizes are its root apart, so that budgets share them
 BEST = 20.0  # tokens per parameter around which sizes lie
-BASE = 64  # width from which the learning rate is carried over
-BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens of a batch for 1e6 tokens in all, and the exponent by which it grows
+BASE = 64  # width for which the learning rate was tuned
+BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens per batch for 1e6 training tokens, and the exponent of its growth
 LEAST_STEPS = 16  # of a run
 FEW_STEPS = 100  # in shorter runs, a loss depends more on the first steps than on size and length
 TIMED = 3  # steps, after one to warm up
