@@ -145,7 +145,7 @@ def stage(pages: Path) -> list[dict[str, object]]:
 
 
 def unpublished(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the files and folders of a folder of docs/ that are no part of the site."""
+    """Return the files and folders of a folder of docs/ that are not part of the site."""
     files = {name for name in names if Path(folder, name).is_file() and not name.endswith(PUBLISHED)}
     return files | ({*names} & {SITE.name})
 
@@ -186,7 +186,7 @@ def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
         target = Path(os.path.normpath(source.parent / match[1]))
         anchor = match[2] or ""
         if not target.is_relative_to(ROOT) or not target.is_file():
-            raise SystemExit(f"{source.relative_to(ROOT)} links to {match[1]}, which is no file")
+            raise SystemExit(f"{source.relative_to(ROOT)} links to {match[1]}, which is not a file")
         place = target.relative_to(ROOT)
         if place.parts[0] == "docs":
             staged = pages / place.relative_to("docs")

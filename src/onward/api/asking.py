@@ -26,7 +26,7 @@ PROMPT = (
     "{place}\n\n{text}"
 )
 ANSWER_TOKENS, QUESTION_TOKENS = 512, 64  # most tokens of an answer, and of a question
-TEMPLATE = "plain"  # of a model without a chat template
+TEMPLATE = "plain"  # template for a model without a chat template
 ROW = 1024  # most tokens of an example
 HELD_OUT = 10  # every tenth example is held out
 

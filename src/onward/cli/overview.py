@@ -53,7 +53,7 @@ GROUPS = {
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
-IN_PROCESSES = "quickstart", "train", "finetune", "evaluate", "compare", "sweep"  # that torchrun may start
+IN_PROCESSES = "quickstart", "train", "finetune", "evaluate", "compare", "sweep"  # commands that torchrun may start
 SYNONYMS = {  # names of commands in other programs -> ours
     **dict.fromkeys(("talk", "ask", "repl"), "chat"),
     **dict.fromkeys(("server", "api", "host"), "serve"),

@@ -24,7 +24,7 @@ class AnswerEvaluation:
     """The figures of a model on the answers of examples."""
 
     loss: float  # mean negative log-probability of an answer's token, in nats
-    standard_error: float | None  # of the loss, over examples; None for a single one
+    standard_error: float | None  # standard error of the loss over examples; None for one example
     perplexity: float  # exp(loss)
     tokens: int  # number of tokens of the answers
     examples: int

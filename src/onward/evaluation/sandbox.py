@@ -29,7 +29,7 @@ from typing import Any
 FILE_SIZE, OPEN_FILES = 1 << 24, 64  # bytes of each file, number
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, the same on all machines
 WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE = (1 << bit for bit in (1, 2, 3, 5, 8, 14))
-RIGHTS = (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1  # that the versions 1, 2 and 3 of Landlock know
+RIGHTS = (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1  # all access rights of Landlock's versions 1, 2 and 3
 SIGNAL_OF_PARENT, NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 1, 38, 22, 2  # arguments of prctl
 CAPABILITY_VERSION = 0x20080522
 MACHINES = {"x86_64": (0xC000003E, 0, 56), "aarch64": (0xC00000B7, 1, 220)}  # for seccomp, column below, clone
@@ -138,7 +138,7 @@ def run(job: dict[str, Any], results: int) -> None:
     for number, test in enumerate(job["tests"]):
         try:
             exec(compile(test, "test", "exec"), dict(names))
-        except BaseException:  # of the test, which exits or fails
+        except BaseException:  # the test exits or fails
             continue
         os.write(results, f"{job['secret']} {number}\n".encode())
 

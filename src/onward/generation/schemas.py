@@ -65,7 +65,7 @@ class Prepared:
             path, name = culprit(self.schema, message)
             self.check(message, path, name)
             self.schema = without(self.schema, {(path, name)})
-            later += [f"{path}/{escaped(name)}"] * (name != "format")  # which is an annotation
+            later += [f"{path}/{escaped(name)}"] * (name != "format")  # `format` is only an annotation
             if len(later) > MOST + len(weakened.later):
                 raise UserError(
                     f"{what} cannot be used: more than {MOST} keywords, such as {later[-1]}, are not supported"

@@ -48,7 +48,7 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
             return download(model, commit, paths, missing)
     except UserError:
         raise
-    except Exception as error:  # of the HTTP client, whose name differs by version, of the disk, of the hub
+    except Exception as error:  # raised by the HTTP client (its class differs by version), the disk or the hub
         raise UserError(reason(model, error, local, begun)) from error
 
 

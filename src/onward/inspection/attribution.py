@@ -70,7 +70,7 @@ def logit_attribution(
         last = hidden[:, position, None]
         logit, direction = logit_and_direction(model, last, target, against)
     size = exact(last).norm() * direction.norm()
-    constant = logit - float(exact(last)[0, 0] @ direction)  # of the bias of the head
+    constant = logit - float(exact(last)[0, 0] @ direction)  # contribution of the head's bias
     at = lambda name: exact(t[name][0, position])
     modules = dict(model.named_modules())
 

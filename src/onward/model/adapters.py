@@ -1,8 +1,8 @@
 """Low-rank adapters of weights (LoRA, Hu et al. 2021): W + scaling B A, with W frozen.
 
 They are added to a finished model from outside: a layer keeps its class, its names and its forward, and a forward hook
-adds the low-rank product to its output. Stacks of experts, whose weights are no layers, ask `adapted` for their weight.
-Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V vocabulary.
+adds the low-rank product to its output. Stacks of experts, whose weights are not layers, ask `adapted` for their
+weight. Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V vocabulary.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Adapter(nn.Module):
         low = self.scaling * linear(linear(dropped.to(a.dtype), a), b)
         if self.magnitude is None:
             return (y + low).to(y.dtype)
-        weight: Any = layer.weight  # of a quantized layer, dequantized here
+        weight: Any = layer.weight  # dequantized here if the layer is quantized
         bias: Any = layer.bias
         scale = self.magnitude / self.row_norms(weight)
         if dropped is not x:

@@ -66,7 +66,8 @@ class RowStates(NoStates):
         return True
 
     def view(self, rows: slice, counts: Tensor | None) -> RowStates:
-        """Return the states of some rows; `counts` (B,) is how many tokens of each are no padding in the next call."""
+        """Return the states of some rows; `counts` (B,) is the number of tokens per row that are not padding in the
+        next call."""
         layers = [{n: t[rows] for n, t in layer.items()} for layer in self.layers]
         return RowStates(layers, self.held[rows], counts, self.own)
 

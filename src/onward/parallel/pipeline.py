@@ -150,9 +150,7 @@ class Pipeline:
         self.sum_tied()
         sums = [one["loss"] for one in step.reported]
         if others := [name for one in step.reported[:1] for name in one if name != "loss"]:
-            raise UserError(
-                f"Cannot report {others[0]} from a pipeline, which reports the loss alone: use another mesh"
-            )
+            raise UserError(f"Cannot report {others[0]} from a pipeline, which reports only the loss: use another mesh")
         loss = torch.stack([torch.zeros((), device=self.model.device), *sums]).sum().double()
         distributed.broadcast(loss, group=self.group, group_src=self.stages - 1)
         return {"loss": loss}

@@ -119,7 +119,7 @@ EXPERTS: dict[str, Any] = {
     "down_bias": ONCE,
     **{f"shared.{name}": rule for name, rule in FEED_FORWARD.items()},
 }
-TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and its own parameters
+TABLE: dict[type[nn.Module], dict[str, Any]] = {  # per branch: its layers and its own parameters
     SelfAttentionModule: SELF_ATTENTION,
     ExtendedSelfAttentionModule: SELF_ATTENTION,
     LateNormSelfAttentionModule: SELF_ATTENTION,
@@ -143,7 +143,9 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and 
 def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
     """How `n` processes hold a parameter of a branch (attention or feed-forward), by its name in it, such as
     q.weight."""
-    weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
+    weight, adapter, own = name.partition(
+        "_lora."
+    )  # adapters are called name.weight_lora.adapter.a or stack_lora.adapter.a
     table, path = TABLE.get(type(branch), {}), weight.split(".")
     known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
     key = next((one for one in known if one in table), None)
@@ -168,7 +170,7 @@ class LocalParameter:
     owner: nn.Module
     name: str
     rule: Rule | None  # None outside branches
-    stream: Stream | None = None  # that the parameter belongs to, such as a norm's weight
+    stream: Stream | None = None  # stream that the parameter, such as a norm's weight, belongs to
 
     def of(self, mesh: DeviceMesh) -> Tensor:
         parameter: Any = self.owner._parameters[self.name]

@@ -65,7 +65,7 @@ class LossFit:
         residual of a random run, since a new run also deviates from its law."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
-        with np.errstate(over="ignore", invalid="ignore"):  # of resampled laws that their runs do not determine
+        with np.errstate(over="ignore", invalid="ignore"):  # some resampled runs do not determine a law
             losses = [law.loss(n, d) * np.exp(error) for law, error in zip(self.resampled, noise)]
             losses = [math.inf if np.isnan(loss) else loss for loss in losses]  # A / N ** alpha is inf / inf
             low, high = np.percentile(losses, [2.5, 97.5], method="nearest") if losses else (np.nan, np.nan)

@@ -40,7 +40,7 @@ class Accounts:
         self.max_queue, self.share, self.num_rows = limits.max_queue, limits.share, num_rows
         self.pending = 0  # answers, or other pieces of work
         self.of_client = Counter[str]()
-        self.coming = set[Account]()  # of requests that are read, and have not reached the engines' thread
+        self.coming = set[Account]()  # accounts of requests that were read but have not reached the engines' thread
 
     @property
     def most(self) -> int:

@@ -80,7 +80,7 @@ async def load_model(body: ModelName, http: Request) -> dict[str, Any]:
     if not body.model:
         raise ApiError("model is missing: name a folder, or a model on the hub", param="model")
     if service.load_more is None:
-        raise ApiError("Cannot load models here, because the program of this server has no way to", 400)
+        raise ApiError("Cannot load models here, because this server's program does not support it", 400)
     load, name = service.load_more, body.model
     more = await asyncio.wrap_future(in_thread(lambda: load(name)))
     for one in more:

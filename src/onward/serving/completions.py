@@ -25,7 +25,7 @@ from onward.serving.usage import of_completion, usage_of
 from onward.text.media import refuse_media
 
 router = APIRouter(tags=["OpenAI"])
-DEFAULT_TOKENS = 16  # of an answer, as OpenAI's API has it, or as many as the context has room for
+DEFAULT_TOKENS = 16  # tokens of an answer by default, as in OpenAI's API, or fewer if the context is full
 MOST_LOGPROBS = 100
 
 

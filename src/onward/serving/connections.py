@@ -90,7 +90,7 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # which may begin the next request
+        super().on_response_complete()  # this may begin the next request
         if self in self.all.open and not self.answering:
             self.all.waiting[self] = None
 
@@ -115,13 +115,13 @@ class Connection(H11Protocol):
         if self.cycle is None or not self.cycle.response_started:
             self.transport.write(REFUSAL % status)
         self.transport.close()
-        self.within(self.limits.send_timeout, self.transport.abort)  # of a client that does not read even this
+        self.within(self.limits.send_timeout, self.transport.abort)  # for a client that does not read even this
 
 
 def descriptors() -> int:
     """The number of descriptors that this process may have; raises its soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # of a system that has a lower limit
+    with suppress(ValueError, OSError):  # some systems have a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft

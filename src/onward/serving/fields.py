@@ -73,7 +73,7 @@ NEUTRAL: dict[str, Any] = {  # likewise, unless they are null or have this value
     "thinking_token_budget": None,
     "parse_special": None,
 }
-INSTEAD = {  # of a refused field: the field with its meaning
+INSTEAD = {  # the supported field with the meaning of a refused one
     **{f"guided_{form}": f"structured_outputs.{form}" for form in ("json", "regex", "choice", "grammar")},
     "response_format": "structured_outputs",
     "n_probs": "logprobs",
@@ -82,10 +82,10 @@ INSTEAD = {  # of a refused field: the field with its meaning
     "function_call": "tool_choice",
     "prompt_logprobs": "echo with logprobs",
 }
-MOST_ITEMS = 16_384  # of a list of objects, such as messages and tools, or a list or table of options
+MOST_ITEMS = 16_384  # most items of a list of objects, such as messages or tools, and of a list or table of options
 WORKABLE_STOPS = 64  # stop texts of a request
-FORM_CHARACTERS = 100_000  # of a regular expression, grammar or schema, as JSON
-unknown_fields: set[str] = set()  # those that the log has named
+FORM_CHARACTERS = 100_000  # most characters of a regular expression, grammar or schema, as JSON
+unknown_fields: set[str] = set()  # names that were already logged
 
 
 class Structured(BaseModel):
@@ -184,7 +184,7 @@ class SamplingFields(SamplingOptions):
         for name in "max_new_tokens", "top_k", "seed":
             if values.get(name) == -1:  # no limit, a random seed
                 del values[name]
-        if values.get("top_p") == 0:  # of tokens that reach no probability, the likeliest is left
+        if values.get("top_p") == 0:  # top_p 0 leaves only the likeliest token
             del values["top_p"]
             values["temperature"] = 0
         return values

@@ -100,7 +100,7 @@ class Usage:
     """The usage of one key."""
 
     running: int = 0
-    allowances: dict[str, Allowance] = field(default_factory=dict)  # of requests, and of tokens
+    allowances: dict[str, Allowance] = field(default_factory=dict)  # allowances for requests and for tokens
 
     def allowance(self, what: str, limit: int, now: float) -> Allowance:
         one = self.allowances.setdefault(what, Allowance(limit, limit, now))

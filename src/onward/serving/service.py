@@ -33,11 +33,11 @@ from onward.serving.worker import StepObserver, Worker
 
 T = TypeVar("T")
 LOG = logging.getLogger("onward.serving")
-PROMPTS = 2048  # of a request, at most
+PROMPTS = 2048  # most prompts of a request
 ANSWERS = 128  # for each prompt, at most
 TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most; log-probabilities count as tokens
 SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
-BRIEF = 2_048  # of one that is tokenized in less time than another thread takes to begin
+BRIEF = 2_048  # characters that are tokenized in less time than another thread takes to start
 
 
 class Service:

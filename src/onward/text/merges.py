@@ -61,7 +61,7 @@ OF_MODELS = {
 }
 OF_MODEL = {model_type: name for name, types in OF_MODELS.items() for model_type in types.split()}
 MISNAMED = {"qwen2", *OF_MODELS["Qwen3_5Tokenizer"].split()}  # published with the names of other classes
-GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # which say nothing of the rules
+GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # these classes do not say how texts are split
 
 
 def class_name(tables: Tables) -> str:

@@ -39,7 +39,7 @@ class Messages:
     ) -> None:
         check_messages(given)
         self.template = template
-        self.sources: dict[tuple[int, str], int] = {}  # of the texts in a field of a message
+        self.sources: dict[tuple[int, str], int] = {}  # message and field of each text
         try:
             self.values = {name: sourced(token, TEMPLATE) for name, token in names.items()}
             self.values |= marked({"tools": None, "documents": None} | dict(variables), OTHER)

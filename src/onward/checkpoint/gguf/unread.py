@@ -24,7 +24,7 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
     "its images are tokens of the vocabulary": "chameleon",
     "its layers have other weights for images": "cogvlm",
     "its adapters are chosen by a layer of their own": "graniteswitch",
-    "llama.cpp has the name alone": "gptj",
+    "llama.cpp has only the name": "gptj",
     "Onward does not have its family": (
         "arctic baichuan bailingmoe bailingmoe2 codeshell deepseek deepseek2-ocr exaone grok grovemoe internlm2 jais "
         "maincoder maple minicpm nanbeige orion pangu-embedded plamo plamo3 plm qwen refact "

@@ -225,8 +225,8 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
 
 
 def compare_ends(keys: Mapping[str, Any], tokens: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Warn of tokens that end answers in llama.cpp only, which knows some by their names, or in Onward only: a file has
-    keys for three."""
+    """Warn of tokens that end answers only in llama.cpp, which recognizes some by name, or only in Onward, since a file
+    has keys for only three."""
     theirs, ours = end_ids(keys, tokens), tokenizer.end_ids
     if keys["model"] == "gpt2" and tokenizer.eos_id is None and len(tokens) > ANY_TOKEN:
         theirs.append(ANY_TOKEN)

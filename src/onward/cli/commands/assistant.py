@@ -54,7 +54,7 @@ class Options:
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
-    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+    repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     device: str = "auto"  # auto, cpu, cuda, mps
     seed: int = 0  # seed of the data order
     serve: bool = False  # serve the result at the end

@@ -42,11 +42,11 @@ class Display:
         self.run = run
         self.lm = LanguageModel(run.model, run.tokenizer, run.hf)
         prompt = run.config.prompt or run.inputs.opening(run.tokenizer)
-        self.tokens: Prompt = prompt  # which the model continues
+        self.tokens: Prompt = prompt  # prompt that the model continues
         self.prompt = prompt if isinstance(prompt, str) else run.tokenizer.decode(prompt)
         self.samples = Journal(run.folder / "samples.jsonl")
         self.losses: deque[float] = deque(maxlen=20)  # of the last steps
-        self.scores: dict[str, deque[float]] = {}  # of the last steps, by name
+        self.scores: dict[str, deque[float]] = {}  # scores of the last steps, by name
         self.validation: float | None = None
         self.tokens_per_second = 0.0
         self.sample = Text()

@@ -61,7 +61,7 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.open = [Element()]
         self.blocks: list[Block] = []
-        self.parts: list[str] = []  # of the block that is being read
+        self.parts: list[str] = []  # texts of the block that is being read
         self.prefix, self.gap = "", "\n\n"
         self.title: list[str] = []
         self.items = [0]  # numbers of the last items of the open lists

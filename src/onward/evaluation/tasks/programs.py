@@ -16,7 +16,7 @@ from onward.evaluation.tasks.files import rows
 from onward.evaluation.tasks.task import Question, Task
 from onward.generation.options import GenerationOptions
 
-KS = 1, 10, 100  # of pass@k, as in Chen et al. (2021)
+KS = 1, 10, 100  # k of pass@k, as in Chen et al. (2021)
 ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\nassert ", "\n```")  # texts that follow a function
 
 

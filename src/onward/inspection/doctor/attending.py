@@ -84,7 +84,7 @@ def positions(s: Subject) -> Outcome:
                 return "failed", f"{measured}; positions {same} add the same vector to a token", where
             return "noted", f"{measured}: positions are absolute" if layer is traced_layers[0] else measured
         attention = dict(s.model.named_modules()).get(layer[0].module.rpartition(".")[0])
-        if isinstance(attention, LateNormSelfAttentionModule):  # whose scores depend on more than distances
+        if isinstance(attention, LateNormSelfAttentionModule):  # its scores depend on more than distances
             return "noted", f"{measured}: queries and keys are normalized after their rotation"
         wrong, sees = position_mistake(s, layer)
         if wrong:

@@ -134,7 +134,7 @@ class Operations(TorchDispatchMode):
             return
         self.mark_read(left, right)
         T = self.length
-        if self.current_module() in self.recurrent:  # whose products of queries and keys decay, and are no attention
+        if self.current_module() in self.recurrent:  # its products of queries and keys decay: it is not attention
             return
         if out.size(-1) == T and not out.size(-2) % T and left.size(-1) % T:
             self.scores = left, right

@@ -25,7 +25,7 @@ class Carried:
     call: StateIndices | None
     documents: Tensor | None  # (B, T), index of the packed document of each token; None: one in each row
     positions: Tensor  # (B or 1, T)
-    suffix: str = ""  # of the names of the states, if this is not the first call in its layer: @1, @2, ...
+    suffix: str = ""  # added to state names from the layer's second call on: @1, @2, ...
 
     @staticmethod
     def of(context: AttentionContext) -> Carried:

@@ -176,7 +176,7 @@ class Valley:
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
-    """Draw the measure over the first field, one curve per value of the second; bars if values are no numbers."""
+    """Draw the measure over the first field, one curve per value of the second; bars if the values are not numbers."""
     title = f"{UNITS[measure]} after {length}"
     numbers = valley.numbers
     caption = f"Each point is a run of {length}, evaluated on the validation text."

@@ -61,7 +61,7 @@ class Check:
 def serve(connection: Connection) -> None:
     """Take vocabularies, given by their arguments, and tasks, each with the connection of its child."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child stays behind as a zombie
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server ends first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent by the terminal: the server must end first
     vocabularies: list[Vocabulary] = []
     while True:
         try:

@@ -38,7 +38,9 @@ from onward.text.tokenizer import Tokenizer
 
 STEP = 2.0  # seconds in which the mask of the next token must be computed
 FAILED = 256  # constraints that are known to be too large
-Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocabulary and size, kind, text, end tokens
+Key = tuple[
+    Tokenizer, int, str, str, tuple[int, ...]
+]  # key of a constraint: vocabulary and size, kind, text, end tokens
 
 
 class Constraints:
@@ -149,7 +151,7 @@ class Parent:
         self.lock = threading.Lock()
         self.connection: Connection | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.vocabularies: list[tuple[Tokenizer, int]] = []  # that it has, in this order
+        self.vocabularies: list[tuple[Tokenizer, int]] = []  # vocabularies that the process has, in this order
 
     def fork(self, task: Callable[[], Task | Check]) -> Connection:
         """Start a child for a task; return the connection to it."""
@@ -203,7 +205,7 @@ class Child:
         self.connection: Connection | None = None
         self.pid, self.failure = 0, ""
         self.users: WeakSet[RemoteConstraint] = WeakSet()
-        self.ids, self.unused = count(1), deque[int]()  # of states; those that are forgotten with the next message
+        self.ids, self.unused = count(1), deque[int]()  # ids of states, and ids to drop with the next message
 
     def prepare(self, parent: Parent) -> None:
         """Start the process and wait for it. Raises a UserError for a constraint that is too large, or cannot be

@@ -38,13 +38,13 @@ from onward.training.step.validation import validate
 T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
 
-TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and this part of the time
+TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps, in seconds and as a fraction of the budget
 FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
 REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
 COMPILATION = 1.0  # seconds that the kernels of a training step in another precision take, at most
-TIMED_TOKENS = 4096  # of the validation text, at most, whose evaluation is timed
+TIMED_TOKENS = 4096  # most tokens of the validation text whose evaluation is timed
 
 
 def calibrated(

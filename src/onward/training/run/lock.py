@@ -78,7 +78,9 @@ class Hold:
 
 
 KEEPING = ContextVar("KEEPING", default=False)
-HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # of this process, by folder
+HELD: weakref.WeakValueDictionary[Path, Hold] = (
+    weakref.WeakValueDictionary()
+)  # the locks that this process holds, by folder
 
 
 @contextmanager
