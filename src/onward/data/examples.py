@@ -255,9 +255,8 @@ class Examples:
             texts = [text.encode() for text in self.columns]
             arrays["columns"] = np.frombuffer(b"".join(texts), np.uint8)
             arrays["column_ends"] = np.cumsum([len(text) for text in texts])
-        arrays = {
-            name: np.ascontiguousarray(values) for name, values in arrays.items()
-        }  # the library requires contiguous arrays
+        # the library requires contiguous arrays
+        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         with atomic_write(path) as new:
             save_file(arrays, new, {"per_example": str(self.per_example)})
 

@@ -27,9 +27,7 @@ class Score:
 
     tokens: list[int]
     pieces: list[str]  # each token as readable text
-    logprobs: list[
-        float | None
-    ]  # log-probability of each token given the tokens before it, in nats; None for a token without context
+    logprobs: list[float | None]  # of each token given those before it, in nats; None for a token without context
     total: float  # exact sum: the log-probability of the text
 
 

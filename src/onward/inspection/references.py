@@ -22,12 +22,7 @@ from onward.model.decoder import Decoder
 
 F32 = 0  # llama.cpp's number of the type of keys and values
 STREAM, LAST = "l_out-", "result_norm"  # llama.cpp's names of a block's result and of the final norm's
-ROUNDING = {
-    "F32": 2e-5,
-    "F16": 1e-2,
-    "BF16": 5e-2,
-    "Q8_0": 1e-1,
-}  # tolerance relative to the largest logit, by weight type
+ROUNDING = {"F32": 2e-5, "F16": 1e-2, "BF16": 5e-2, "Q8_0": 1e-1}  # tolerance by weight type, of the largest logit
 QUANTIZED = 0.5  # tolerance for all other types
 
 

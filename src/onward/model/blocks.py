@@ -16,9 +16,7 @@ from onward.model.activations import Declarations
 from onward.model.context import AttentionContext
 from onward.model.layers import NewNorm, PreNormModule
 
-Weights = tuple[
-    tuple[float, float], tuple[float, float]
-]  # weights of the stream and the branch in both additions of a block
+Weights = tuple[tuple[float, float], tuple[float, float]]  # of the stream and the branch, in both additions of a block
 EQUAL: Weights = ((1.0, 1.0), (1.0, 1.0))
 
 

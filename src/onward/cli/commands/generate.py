@@ -50,7 +50,7 @@ class Speculation:
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
     lookup: SizeOrZero | None = (
-        None  # tokens to draft by looking up the last tokens; 0: none; default: while it pays off
+        None  # tokens to draft by looking up the last tokens; 0: none; default: if it saves time
     )
 
 

@@ -25,16 +25,7 @@ if TYPE_CHECKING:
     from onward.training.studies.variants import Length, Moment, Outcome, Variant
 
 LENGTHS = "time", "steps", "tokens", "flops"
-COMMON_OF_VARIANTS = (
-    "time",
-    "tokens",
-    "flops",
-    "steps",
-    "seeds",
-    "out",
-    "config",
-    *COMMON,
-)  # options that `--help` shows
+COMMON_OF_VARIANTS = "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON  # shown by `--help`
 
 
 @dataclass(frozen=True)

@@ -39,10 +39,7 @@ class PrefixFiles:
 
     def __init__(self, folder: Path, model: Decoder, size: int = SIZE) -> None:
         self.folder, self.model, self.size = folder, model, size
-        self.sizes, self.changed = (
-            dict[str, int](),
-            0,
-        )  # file sizes in the last listing; time of the folder's last change
+        self.sizes, self.changed = dict[str, int](), 0  # of the last listing; the time of the last change of the folder
 
     def list(self) -> dict[str, int]:
         """Bytes of each file by its name, the one that was used longest ago first. The folder is listed again only if

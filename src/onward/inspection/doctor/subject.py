@@ -30,11 +30,8 @@ BATCHES = 64  # the most of the user's batches that are used
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
 POSITION_NAMES = "position_ids", "positions"
-TOLERANCE = {
-    torch.bfloat16: 5e-2,
-    torch.float16: 1e-2,
-    torch.float64: 1e-10,
-}  # relative to the largest logit; fp32: 1e-4
+# relative to the largest logit; fp32: 1e-4
+TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}
 
 
 class About(TypedDict, total=False):

@@ -115,9 +115,7 @@ class GradientWatch:
         self.ever = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         self.steps = self.backward = 0
         self.optimized: set[int] = set()
-        self.cosines: list[
-            tuple[float, float]
-        ] = []  # cosines of the optimizer's gradients with `since` and with `ever`
+        self.cosines: list[tuple[float, float]] = []  # of the optimizer's gradients with `since` and with `ever`
         self.eval = False
 
     def gradient(self, name: str) -> Callable[[Tensor], None]:

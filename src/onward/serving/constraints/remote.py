@@ -38,9 +38,7 @@ from onward.text.tokenizer import Tokenizer
 
 STEP = 2.0  # seconds in which the mask of the next token must be computed
 FAILED = 256  # constraints that are known to be too large
-Key = tuple[
-    Tokenizer, int, str, str, tuple[int, ...]
-]  # key of a constraint: vocabulary and size, kind, text, end tokens
+Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocabulary and size, kind, text, end tokens
 
 
 class Constraints:

@@ -78,9 +78,7 @@ class Hold:
 
 
 KEEPING = ContextVar("KEEPING", default=False)
-HELD: weakref.WeakValueDictionary[Path, Hold] = (
-    weakref.WeakValueDictionary()
-)  # the locks that this process holds, by folder
+HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # by this process, by folder
 
 
 @contextmanager

@@ -74,9 +74,7 @@ class Balance:
         loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its weight, f an expert's share
         of the assignments, and P its mean share in the softmax. It equals `loss` if all experts have the same share.
         """
-        if (
-            self.processes and self.processes.context is not None and self.assignments
-        ):  # counts over the tokens of all processes
+        if self.processes and self.processes.context is not None and self.assignments:  # of the tokens of all processes
             assignments = torch.cat(self.assignments)
             distributed.all_reduce(assignments, group=self.processes.context)
             self.assignments = [*assignments.split([len(f) for f in self.assignments])]
