@@ -42,7 +42,7 @@ class Inventory:
         self.tensor_attributes: list[tuple[dict[str, Any], str, Tensor]] = []  # attributes that are tensors
         self.containers: list[Iterable[object]] = []  # lists, and views of the values of other dicts
         self.hooks = list(GLOBAL_HOOKS)
-        self.has_own_methods = False  # whether an object has a method of its own in place of its class's
+        self.has_own_methods = False  # whether an object overrides a method of its class
         self.all_tensors: list[Tensor] = []  # as often as they are met
         self.numbers: dict[int, int] = {}  # of objects in the order of the walk, by id
         self.types: dict[type, None] = {}

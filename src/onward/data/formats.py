@@ -78,7 +78,7 @@ class SourcePiece:
     ends: bool = True  # whether the last document ends in this piece
     kind: str = ""  # kind of markup from which `text` is extracted; see `kind_of`
     odd: bool = False  # whether it is a page of HTML with bytes that are not UTF-8
-    repeated: frozenset[int] = frozenset()  # keys of the lines that are left out then
+    repeated: frozenset[int] = frozenset()  # keys of the lines that are then left out
     raw: bool = False  # whether texts that are pages of HTML stay as they are
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, and tests of it. A program of its own, which imports the standard library alone:
+"""Runs code that a model wrote, and tests of it. A separate program, which imports only the standard library:
 
     python -I sandbox.py < JOB    JOB is JSON: code, tests, secret, seconds, memory (bytes)
 

@@ -73,6 +73,6 @@ def by_kernel(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None
     return y
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # an operation of its own is one record of a decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # as a single operation, this is one record of a decoding step
 LIBRARY.define("chosen_linear(Tensor x, Tensor experts, Tensor weights, Tensor? biases) -> Tensor")
 LIBRARY.impl("chosen_linear", chosen_linear, "CompositeExplicitAutograd")

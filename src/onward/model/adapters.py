@@ -311,6 +311,6 @@ def rows_of(numbers: Tensor, number: int, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(numbers == number, x, y)
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # an operation of its own is one record of a decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # as a single operation, this is one record of a decoding step
 LIBRARY.define("rows_of(Tensor numbers, int number, Tensor x, Tensor y) -> Tensor")
 LIBRARY.impl("rows_of", rows_of, "CompositeExplicitAutograd")

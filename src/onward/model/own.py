@@ -185,7 +185,7 @@ def trial(config: DecoderConfig, seed: int) -> str:
             plain = model.double().hidden(tokens[0])
         except Exception:  # user code may support only fp32
             plain, tolerance = model.float().hidden(tokens[0]), 1e-3
-        if not plain.isfinite().all():  # noise takes a weight out of its range, such as that of a logarithm
+        if not plain.isfinite().all():  # noise takes a weight out of its valid range
             for parameter, values in zip(model.parameters(), initial):
                 parameter.copy_(values)
             plain = model.hidden(tokens[0])

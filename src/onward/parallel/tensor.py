@@ -63,7 +63,7 @@ class Rule:
     by default each has all of it, and its gradient is summed over the processes.
 
     `split` is the dimension of the parameter that is divided, None for none. `inputs`: this dimension is that of a
-    layer's inputs, so that the processes' outputs must be summed. `heads` > 0: dimension 0 consists of so many heads,
+    layer's inputs, so that the processes' outputs must be summed. `heads` > 0: dimension 0 consists of this many heads,
     fewer than processes; each process holds all heads and uses one. `once`: only one process uses the parameter; for
     the others it is 0.
     """

@@ -140,7 +140,7 @@ async def finished(service: Service, uses: Callable[[Job], bool]) -> None:
 
 
 def in_thread(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own, which ends: OpenMP keeps threads for each thread that has computed."""
+    """Call a function in a separate thread, which ends: OpenMP keeps threads for each thread that has computed."""
     future: Future[T] = Future()
 
     def run() -> None:

@@ -23,8 +23,9 @@ REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class Connections:
-    """All open connections, at most `limits.max_connections` and as many as this process may have descriptors. Beyond
-    them, the connection that has waited longest without a complete request is closed in favor of a new one."""
+    """All open connections: at most `limits.max_connections`, and at most the number of descriptors that this process
+    may have. Beyond them, the connection that has waited longest without a complete request is closed in favor of a new
+    one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits

@@ -26,7 +26,7 @@ class TokenizerClass:
     """The rules of a class of transformers for byte-level vocabularies."""
 
     split: str = ""  # a regular expression in place of GPT-2's, by which a text is split
-    digits: bool = False  # whether each digit is a part of its own, before GPT-2's splits
+    digits: bool = False  # whether digits are split one by one before GPT-2's splits
     composed: bool = False  # whether a text is normalized to NFC
     names: Mapping[str, str] = field(default_factory=dict)  # the control tokens, such as bos_token
 

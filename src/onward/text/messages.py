@@ -23,7 +23,7 @@ TEXTS = ("text", "input_text", "output_text")  # types of content parts that are
 
 class Messages:
     """The messages of a conversation, and other `variables`, as a chat template takes them; `names` are those of
-    control tokens. Each text in a field of a message has a source of its own (see MaskedString), so that the rendered
+    control tokens. Each text in a field of a message has its own source (see MaskedString), so that the rendered
     text shows which fields the template wrote, and where.
 
     `messages` differ from those given: the reasoning of a message has each of the names that templates use, text parts

@@ -52,7 +52,7 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
 
 
 def meant_option(name: str, table: Sequence[Argument]) -> str:
-    """The option that is probably meant by the unknown option `name`, with the value that `name` is of it, such as
+    """The option that the unknown option `name` probably means, with its value where `name` is one, such as
     `--model.position rotary` for `--rope`; "" if none is similar."""
     flags = [argument.flag for argument in table if not argument.positional]
     if close := same_meaning(name.lstrip("-"), flags):

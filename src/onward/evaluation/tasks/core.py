@@ -179,7 +179,7 @@ def common(sequences: Sequence[Sequence[int]]) -> int:
 
 def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """The CORE metric and its standard error: the mean over tasks of centered scores, (score - chance) / (1 - chance),
-    which is 0 for guessing and 1 if all is right. Errors of tasks count as independent."""
+    which is 0 for guessing and 1 if all answers are right. Errors of tasks count as independent."""
     centered = [(score - chance) / (1 - chance) for score, _, chance in scores]
     errors = [error / (1 - chance) for _, error, chance in scores]
     return math.fsum(centered) / len(scores), math.hypot(*errors) / len(scores)

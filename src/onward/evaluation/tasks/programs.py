@@ -25,7 +25,7 @@ class Programs(Task, kind="programs"):
     """Rows with the beginning of a program and tests, as HumanEval has them (Chen et al. 2021): pass@k, the probability
     that one of k programs passes all tests of its row.
 
-    Runs code that the model writes, each program in a process of its own without network, with limits of time and
+    Runs code that the model writes, each program in a separate process without network, with limits of time and
     memory; it has to be allowed by `run_code`. Without `k` it is a task for each k of 1, 10 and 100 up to `samples`.
     """
 

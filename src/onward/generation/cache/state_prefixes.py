@@ -21,7 +21,7 @@ from onward.generation.request import Request
 from onward.model.cache import KVCache
 from onward.model.no_states import Snapshot
 
-LEAST = 4  # snapshots that are kept even if the cache is smaller, as that of a chat is
+LEAST = 4  # snapshots that are kept even in a smaller cache, such as that of a chat
 
 
 class Snapshots:

@@ -26,7 +26,7 @@ MOST = 2.0  # greatest balance, so that a text that stops being copied soon stop
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
 COST = 0.06  # of a further token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
-SMALLEST = 4_000_000  # weights of a step, below which its time is mostly the work around the products
+SMALLEST = 4_000_000  # number of weights below which the work around the matrix products dominates a step
 
 
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:

@@ -35,8 +35,8 @@ LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 @dataclass(frozen=True)
 class ScoreOptions:
     """The options of an attention kernel, constants of its code: the window in positions (0: all), whether a token sees
-    the chunk of so many positions that it is in instead, the scale of the scores, their softcap (None: no cap), and
-    whether the heads have learned sink scores and ALiBi slopes."""
+    its chunk of that many positions instead, the scale of the scores, their softcap (None: no cap), and whether the
+    heads have learned sink scores and ALiBi slopes."""
 
     window: int
     chunked: bool

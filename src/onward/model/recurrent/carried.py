@@ -38,7 +38,7 @@ class Carried:
         if segments is not None and readable and not torch.equal(segments.ids, segments.documents):
             raise UserError(
                 "Cannot compute branches of a document in one row with recurrent layers, whose state is past the "
-                "position where a branch begins: give each branch a row of its own, with its document before it"
+                "position where a branch begins: give each branch a separate row, with its document before it"
             )
         return Carried(None, None, None if segments is None else segments.documents, positions)
 

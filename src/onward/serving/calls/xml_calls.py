@@ -162,7 +162,7 @@ def parameter_rules(function: Function, number: int) -> tuple[str, str] | None:
 
 
 def within(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema inside `root` as one of its own, with `root` among its definitions if it refers to it."""
+    """A schema inside `root` as a separate schema, with `root` among its definitions if it refers to `root`."""
     if not isinstance(schema, Mapping) or '"$ref"' not in json.dumps(schema):
         return schema
     return {**moved(schema, "root"), "$defs": {"root": moved(root, "root")}}

@@ -122,7 +122,7 @@ def check(connection: Connection, task: Check) -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Let this process take so many bytes more."""
+    """Let this process allocate this many more bytes."""
     if sys.platform == "linux":  # on other systems only the time is limited
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + more

@@ -43,7 +43,7 @@ Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocab
 
 class Constraints:
     """The constraints of all requests, used in the event loop. At most `limits.max_constraints` are kept prepared,
-    each in a process of its own, which ends if it takes too much time or memory."""
+    each in a separate process, which ends if it takes too much time or memory."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
@@ -100,7 +100,7 @@ class Constraints:
 
     async def problem(self, claims: Callable[[Sequence[int]], list[Claim]], tokens: Sequence[int]) -> str:
         """Return the sentence that says why a complete answer does not hold one of its claims; "" if it holds all. A
-        process of its own checks each, with a limit of time and of memory."""
+        separate process checks each, with limits on time and memory."""
         loop = asyncio.get_running_loop()
         for claim in await loop.run_in_executor(self.checks, claims, tokens):
             if problem := await loop.run_in_executor(self.checks, self.check, claim):
