@@ -91,22 +91,25 @@ def build(folder: Path) -> Path:
         shim = Path(os.path.relpath(html / "assets/search_frame.js", page.parent)).as_posix()
         text = page.read_text("utf-8").replace(SHIM, shim)
         page.write_text(text.replace("<th></th>", "<td></td>"), encoding="utf-8")  # a header says something
+    for worker in html.glob("assets/javascripts/workers/*.js"):
+        worker.write_text(worker.read_text("utf-8") + (SITE / "search_exact.js").read_text("utf-8"), encoding="utf-8")
     for index in html / "search.json", html / "search.js":
         index.write_text(searched(index.read_text("utf-8")), encoding="utf-8")
     return html / "index.html"
 
 
 def searched(index: str) -> str:
-    """Return the index of the search with the other names of each term of the glossary, such as RoPE, in its title, and
-    with a method that classes inherit only once."""
+    """Return the index of the search with an item for each name of a term of the glossary, such as RoPE, and with a
+    method that classes inherit only once. Names in the path too make the term one of the first results."""
     start = index.index("{")
     found, end = json.JSONDecoder().raw_decode(index, start)
-    names = {entry.name: ", ".join(entry.also) for entry in glossary() if entry.also}
+    names = {entry.name: entry.names for entry in glossary()}
+    items = []
     for item in found["items"]:
-        if item["location"].startswith("glossary.html#") and item["title"] in names:
-            item["title"] += f" ({names[item['title']]})"
-    inherited = lambda item: (item["title"], item["text"]) if "python/" in item["location"] else item["location"]
-    found["items"] = list({inherited(item): item for item in reversed(found["items"])}.values())[::-1]
+        own = names.get(item["title"], ()) if item["location"].startswith("glossary.html#") else ()
+        items += [item | {"title": name, "path": ["Glossary", name]} for name in own] or [item]
+    inherited = lambda item: (item["title"], item["text"] if "python/" in item["location"] else item["location"])
+    found["items"] = list({inherited(item): item for item in reversed(items)}.values())[::-1]
     return index[:start] + json.dumps(found, ensure_ascii=False) + index[end:]
 
 
