@@ -37,7 +37,7 @@ SECONDS = (7, 3, 5, 4, 16, 24, 21, 13, 15, 2, 4, 11, 8, 4, 12, 25, 33)  # that `
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"
-SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme, for pages opened as files; ours needs no network
+SHIM = "https://unpkg.com/iframe-worker/shim"  # the theme's script for pages opened as files, replaced by one that needs no network
 CONFIG: dict[str, Any] = {
     "site_name": "Onward",
     "docs_dir": "pages",

@@ -92,7 +92,7 @@ def ask(
         "held-out": rows[step - 1 :: step],
         "examples": [row for i, row in enumerate(rows) if i % step != step - 1],
     }
-    for name, part in parts.items():  # the examples last: with them, all is there
+    for name, part in parts.items():  # the examples are written last, as a sign that all files exist
         with atomic_write(out / f"{name}.jsonl") as new:
             new.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part), encoding="utf-8")
     count = sum(question is not None for question in questions)

@@ -168,7 +168,7 @@ class StateLayerCache(LayerCache):
     base: LayerCache
     states: dict[str, Tensor]  # by name, each (rows, K + 1, ...)
     rows: RowStates  # shared by the layers
-    leads: bool  # whether it is the first layer with states, which notes each call for all
+    leads: bool  # whether this is the first layer with states, which records each call for all of them
 
     def slot_indices(self, positions: Tensor) -> StateSlots:
         call = self.rows.advance(positions) if self.leads or not self.rows.call else self.rows.call

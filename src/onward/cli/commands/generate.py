@@ -91,7 +91,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def speculative(self) -> bool:
-        """Whether a draft is asked for; one that is there by default is not reported."""
+        """Whether the options ask for a draft; the default draft is not reported."""
         return bool(self.draft or self.lookup)
 
     @property
