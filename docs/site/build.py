@@ -33,11 +33,11 @@ OUTSIDE = {  # pages of files outside docs/
 }
 PUBLISHED = (".md", ".svg", ".png")  # the kinds of files that are copied from docs/
 WORDS_A_MINUTE = 200
-SECONDS = (7, 3, 5, 4, 16, 24, 21, 13, 15, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
+SECONDS = (7, 3, 5, 4, 16, 33, 17, 13, 23, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"
-SHIM = "https://unpkg.com/iframe-worker/shim"  # the theme's script for pages opened as files, replaced by one that needs no network
+SHIM = "https://unpkg.com/iframe-worker/shim"  # a script of the theme; ours needs no network
 CONFIG: dict[str, Any] = {
     "site_name": "Onward",
     "docs_dir": "pages",
