@@ -151,7 +151,7 @@ def test_links_hold_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 EACH = (  # a short page of each kind: axe takes up to two seconds for each
     *("index", "learn/index", "learn/04-attention", "learn/09-decoding", "interchange", "commands/merge"),
-    *("options/sampling", "python/Answer", "code/examples/one_head.py"),
+    *("options/sampling", "python/Answer", "code/examples/one_head.py", "404"),
 )
 WIDE = ("glossary", "commands/train", "python/Sampling", "families", "public", "benchmarks", "decisions")
 

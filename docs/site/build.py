@@ -87,6 +87,7 @@ def build(folder: Path) -> Path:
         raise SystemExit(done.stdout + done.stderr)
     html = folder / "html"
     shutil.copy(SITE / "search_frame.js", html / "assets")
+    shutil.copy(SITE / "404.html", html)  # the theme's loads its style from the root of a host
     for page in html.rglob("*.html"):
         shim = Path(os.path.relpath(html / "assets/search_frame.js", page.parent)).as_posix()
         text = page.read_text("utf-8").replace(SHIM, shim)
