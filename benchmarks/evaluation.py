@@ -5,7 +5,7 @@
 Ten multiple-choice tasks with five examples, from files written here: those of five tasks are the same ones in front of
 each question (as in MMLU), those of the others are drawn for each question (as in ARC). The decoder has the shape of
 Llama with 124 M parameters (12 layers, width 768, 12 heads over 4 of keys and values, feed-forward of 2,048, vocabulary
-32,000; random weights), in bf16 on both sides, with two threads. Each side runs in a process of its own, whose greatest
+32,000; random weights), in bf16 on both sides, with two threads. Each side runs in a separate process, whose greatest
 memory is measured.
 """
 

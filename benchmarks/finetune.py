@@ -4,7 +4,7 @@
 
 A decoder of about 30 M parameters (8 layers, width 384, 6 heads, vocabulary 16,000, random weights) is trained on the
 same batches by Onward and by TRL (with PEFT for LoRA): SFT on 4 sequences of 256 tokens, GRPO on 4 prompts with 8
-completions of 32 tokens each. Both sides take turns, each task in a process of its own, which reports the median time
+completions of 32 tokens each. Both sides take turns, each task in a separate process, which reports the median time
 of its steps after the first, and the most memory that it had. A peer that is not installed is named and left out.
 """
 

@@ -5,7 +5,7 @@
 
 With --training, only the training steps of the quickstart's model, on its text, are timed.
 
-Each version runs in a process of its own, with one thread. Times are those of the CPU, which other programs disturb
+Each version runs in a separate process, with one thread. Times are those of the CPU, which other programs disturb
 less; the ratio is the median over the rounds, below 1 if the second version is faster. Only the public package is used,
 so that versions can be compared.
 """

@@ -25,7 +25,7 @@ contexts = [2**power for power in range(7, 18)]
 gigabytes: dict[str, list[float]] = {}
 print("model         kB per token   GB at 1,024   at 8,192   at 131,072   of the weights")
 for name in MODELS:
-    config = presets()[name].config  # only sizes: contexts beyond the model's own are computed too
+    config = presets()[name].config  # only sizes: also for contexts longer than the model's
     bytes_at = {length: cache_bytes(config, 1, length, torch.bfloat16) for length in contexts}
     gigabytes[name] = [count / 1e9 for count in bytes_at.values()]
     shown = "".join(f"{bytes_at[length] / 1e9:13.3f}" for length in (1024, 8192, 131072))

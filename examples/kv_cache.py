@@ -69,8 +69,8 @@ head = next(part.flops for part in part_sizes(config) if part.name == "head")
 
 
 def formula(length: int, cached: bool) -> float:
-    """Millions of operations: of the last token, or of all tokens with the logits of the last; each sees `length` keys,
-    as the kernel computes hidden ones, too."""
+    """Millions of operations: of the last token, or of all tokens with the logits of the last; each query is counted
+    with `length` keys, since the kernel also computes masked ones."""
     one = flops_per_token(config, length) - head
     return ((one if cached else length * one) + head) / 1e6
 

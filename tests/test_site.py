@@ -1,5 +1,6 @@
 """The documentation as a site: all links hold, every command and public name has a page, and a browser shows it."""
 
+import html
 import os
 import re
 from html.parser import HTMLParser
@@ -150,7 +151,7 @@ def test_links_hold_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
 
 EACH = (  # a short page of each kind: axe takes up to two seconds for each
     *("index", "learn/index", "learn/04-attention", "learn/09-decoding", "interchange", "commands/merge"),
-    *("options/sampling", "python/Answer", "code/examples/one_head.py"),
+    *("options/sampling", "python/Answer", "code/examples/one_head.py", "404"),
 )
 WIDE = ("glossary", "commands/train", "python/Sampling", "families", "public", "benchmarks", "decisions")
 
@@ -186,9 +187,37 @@ def test_search_finds_a_term_in_pages_opened_as_files(site: Path, browser: Any) 
     page.get_by_text("nucleus sampling draws", exact=False).first.wait_for(timeout=10_000)
     page.keyboard.press("Control+a")
     page.keyboard.type("swish", delay=30)  # another name of SiLU
-    page.get_by_text("SiLU (swish", exact=False).first.wait_for(timeout=10_000)
+    page.get_by_text("SiLU", exact=False).first.wait_for(timeout=10_000)
     page.keyboard.press("Enter")
     page.wait_for_url("**/glossary.html*", timeout=10_000)
+
+
+WORKER = """async ([program, index, queries]) => {
+  const replies = [], self = { postMessage: (reply) => replies.push(reply) }
+  new Function("self", program)(self)
+  self.onmessage({ data: { type: 0, data: JSON.parse(index) } })
+  while (!replies.length) await new Promise((done) => setTimeout(done, 10))
+  const { items } = JSON.parse(index), first = []
+  for (const input of queries) {
+    replies.length = 0
+    self.onmessage({ data: { type: 2, data: { input, filter: { input: [], values: [] } } } })
+    while (!replies.length) await null
+    first.push(items[replies[0].data.items[0]?.id]?.location)
+  }
+  return first
+}"""
+
+
+def test_search_for_each_name_of_a_term_lists_the_term_first(site: Path, browser: Any) -> None:
+    (worker,) = site.glob("assets/javascripts/workers/*.js")
+    page, index = browser.new_page(), (site / "search.json").read_text("utf-8")
+    anchors = dict(re.findall(r'<h2 id="([^"]+)">([^<]+)', (site / "glossary.html").read_text("utf-8")))
+    terms = {html.unescape(title): f"glossary.html#{anchor}" for anchor, title in anchors.items()}
+    names = [name for entry in glossary() for name in entry.names]
+    first = page.evaluate(WORKER, [worker.read_text("utf-8"), index, names])
+    plain = lambda name: re.sub(r"[\W_]+", " ", name.lower()).strip()
+    meant = {name: {terms[one.name] for one in glossary() if plain(name) in map(plain, one.names)} for name in names}
+    assert not [(name, found) for name, found in zip(names, first) if found not in meant[name]]
 
 
 def test_home_shows_the_page_the_output_and_three_doors_in_one_screen(site: Path, browser: Any) -> None:

@@ -33,11 +33,11 @@ OUTSIDE = {  # pages of files outside docs/
 }
 PUBLISHED = (".md", ".svg", ".png")  # the kinds of files that are copied from docs/
 WORDS_A_MINUTE = 200
-SECONDS = (7, 3, 5, 4, 16, 24, 21, 13, 15, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
+SECONDS = (7, 3, 5, 4, 16, 33, 17, 13, 23, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"
-SHIM = "https://unpkg.com/iframe-worker/shim"  # of the theme, for pages opened as files; ours needs no network
+SHIM = "https://unpkg.com/iframe-worker/shim"  # a script of the theme; ours needs no network
 CONFIG: dict[str, Any] = {
     "site_name": "Onward",
     "docs_dir": "pages",
@@ -87,26 +87,30 @@ def build(folder: Path) -> Path:
         raise SystemExit(done.stdout + done.stderr)
     html = folder / "html"
     shutil.copy(SITE / "search_frame.js", html / "assets")
+    shutil.copy(SITE / "404.html", html)  # the theme's loads its style from the root of a host
     for page in html.rglob("*.html"):
         shim = Path(os.path.relpath(html / "assets/search_frame.js", page.parent)).as_posix()
         text = page.read_text("utf-8").replace(SHIM, shim)
         page.write_text(text.replace("<th></th>", "<td></td>"), encoding="utf-8")  # a header says something
+    for worker in html.glob("assets/javascripts/workers/*.js"):
+        worker.write_text(worker.read_text("utf-8") + (SITE / "search_exact.js").read_text("utf-8"), encoding="utf-8")
     for index in html / "search.json", html / "search.js":
         index.write_text(searched(index.read_text("utf-8")), encoding="utf-8")
     return html / "index.html"
 
 
 def searched(index: str) -> str:
-    """Return the index of the search with the other names of each term of the glossary, such as RoPE, in its title, and
-    with a method that classes inherit only once."""
+    """Return the index of the search with an item for each name of a term of the glossary, such as RoPE, and with a
+    method that classes inherit only once. Names in the path too make the term one of the first results."""
     start = index.index("{")
     found, end = json.JSONDecoder().raw_decode(index, start)
-    names = {entry.name: ", ".join(entry.also) for entry in glossary() if entry.also}
+    names = {entry.name: entry.names for entry in glossary()}
+    items = []
     for item in found["items"]:
-        if item["location"].startswith("glossary.html#") and item["title"] in names:
-            item["title"] += f" ({names[item['title']]})"
-    inherited = lambda item: (item["title"], item["text"]) if "python/" in item["location"] else item["location"]
-    found["items"] = list({inherited(item): item for item in reversed(found["items"])}.values())[::-1]
+        own = names.get(item["title"], ()) if item["location"].startswith("glossary.html#") else ()
+        items += [item | {"title": name, "path": ["Glossary", name]} for name in own] or [item]
+    inherited = lambda item: (item["title"], item["text"] if "python/" in item["location"] else item["location"])
+    found["items"] = list({inherited(item): item for item in reversed(items)}.values())[::-1]
     return index[:start] + json.dumps(found, ensure_ascii=False) + index[end:]
 
 
@@ -145,7 +149,7 @@ def stage(pages: Path) -> list[dict[str, object]]:
 
 
 def unpublished(folder: str, names: Sequence[str]) -> set[str]:
-    """Return the files and folders of a folder of docs/ that are no part of the site."""
+    """Return the files and folders of a folder of docs/ that are not part of the site."""
     files = {name for name in names if Path(folder, name).is_file() and not name.endswith(PUBLISHED)}
     return files | ({*names} & {SITE.name})
 
@@ -186,7 +190,7 @@ def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
         target = Path(os.path.normpath(source.parent / match[1]))
         anchor = match[2] or ""
         if not target.is_relative_to(ROOT) or not target.is_file():
-            raise SystemExit(f"{source.relative_to(ROOT)} links to {match[1]}, which is no file")
+            raise SystemExit(f"{source.relative_to(ROOT)} links to {match[1]}, which is not a file")
         place = target.relative_to(ROOT)
         if place.parts[0] == "docs":
             staged = pages / place.relative_to("docs")

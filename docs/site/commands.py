@@ -73,7 +73,7 @@ def command_page(name: str) -> str:
 
 
 def methods() -> str:
-    """Return the methods of fine-tuning: for each what it is, the formula of its loss, and its options."""
+    """Return the methods of fine-tuning: the description, the formula of the loss, and the options of each."""
     lines = ["## Methods\n", "Each `--method` has options of its own.\n"]
     for kind, method in Method.choices().items():
         own = type("Options", (module_of("finetune").Options,), {"part": method})

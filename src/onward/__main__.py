@@ -11,7 +11,7 @@ FEW_COLLECTIONS = 100_000  # allocations between two of Python's collections, wh
 def main() -> int:
     """Run the command line `onward` with the arguments of this process; return the exit status. Ctrl-C at any time
     prints one line, not a traceback."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as in the background
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a process in the background may ignore it
         signal.signal(signal.SIGINT, end)
     gc.set_threshold(FEW_COLLECTIONS)
     from onward.cli import main as run

@@ -23,7 +23,8 @@ emergent abilities, in-context learning, RLHF, YaRN, loss, kv, epoch, pretrainin
 GPU, exposure bias, vanishing gradient, biases, SiLU, dead units, feed-forward network, character-level model, GPT-2,
 GPT vs Llama, LLaMA 2, GPT-4, sparse attention, maximum likelihood, initial loss, data loader, Lightning, MPS,
 acceptance rate, residual distribution, positional head, syntactic head, attention visualization, end-of-sequence,
-double the context, BooksCorpus, WebText, The Pile, FineWeb, licenses, Falcon, learning rate warmup"""
+double the context, BooksCorpus, WebText, The Pile, FineWeb, licenses, Falcon, learning rate warmup,
+loss scaling, cache memory, cache class, rotate-half, loading GPT-2, character model, open access"""
 
 
 def exists(code: str) -> bool:

@@ -18,7 +18,7 @@ from onward import GenerationOptions, LanguageModel
 from onward.serving.chat import ChatRequest
 from onward.serving.completions import CompletionRequest
 from onward.serving.errors import ApiError
-from onward.serving.fields import HARMLESS, NEUTRAL, SamplingFields, check_others
+from onward.serving.fields import HARMLESS, NEUTRAL, AnswerFields, Body, check_others
 from onward.serving.fields import REFUSED as REFUSED_FIELDS
 from onward.serving.responses import ResponsesRequest
 
@@ -211,7 +211,7 @@ NAMES = {  # fields of other servers: vLLM 0.32 and llama.cpp b11434
     "include_reasoning media_io_kwargs mm_processor_kwargs return_prompt_text",
     ResponsesRequest: "enable_response_messages previous_input_messages",
 }
-OPENAI: dict[type[SamplingFields], Any] = {
+OPENAI: dict[type[AnswerFields], Any] = {
     CompletionRequest: Completions.create,
     ChatRequest: Chat.create,
     ResponsesRequest: Responses.create,
@@ -220,17 +220,17 @@ OF_CLIENT = {"self", "extra_headers", "extra_query", "extra_body", "timeout"}  #
 
 
 @pytest.mark.parametrize("body", NAMES, ids=lambda body: body.__name__)
-def test_no_field_of_another_server_is_ignored_silently(body: type[SamplingFields]) -> None:
+def test_no_field_of_another_server_is_ignored_silently(body: type[AnswerFields]) -> None:
     names = {*NAMES[body].split(), *inspect.signature(OPENAI[body]).parameters} - OF_CLIENT
     assert names - {*body.model_fields} - REFUSED_FIELDS - {*NEUTRAL} - HARMLESS == set()
 
 
 @pytest.mark.parametrize("name", sorted([*REFUSED_FIELDS, *NEUTRAL]))
 def test_a_field_without_meaning_here_is_refused_unless_it_changes_nothing(name: str) -> None:
-    check_others({name: None})
-    check_others({name: NEUTRAL.get(name, False)})
+    check_others(Body(**{name: None}))
+    check_others(Body(**{name: NEUTRAL.get(name, False)}))
     with pytest.raises(ApiError, match=f"{name} is not supported by this server: (leave it out|use .+)"):
-        check_others({name: "something else"})
+        check_others(Body(**{name: "something else"}))
 
 
 def test_an_answer_without_a_limit_ends_with_the_context(server: Running) -> None:

@@ -25,7 +25,7 @@ DEEP = "start: T\nT: /(.|\\n)*[xyz]/ | (/(.|\\n)*a(.|\\n){18}/ & ~/(.|\\n)*b(.|\
 
 @dataclass
 class Attacked:
-    """A server in a process of its own, with few descriptors, and its log."""
+    """A server in a separate process, with few descriptors, and its log."""
 
     url: str
     process: subprocess.Popen[str]

@@ -15,7 +15,7 @@ import pytest
 from onward.serving.chat import ChatRequest
 from onward.serving.completions import CompletionRequest
 from onward.serving.embeddings import EmbeddingRequest
-from onward.serving.inside import Inside
+from onward.serving.inside import LookAtSampling
 from onward.serving.responses import ResponsesRequest
 from onward.serving.shapes import accepts, alternatives, bare, declared, fields_of
 from onward.serving.tokens import DetokenizeRequest, TokenizeRequest
@@ -31,7 +31,7 @@ BODIES: dict[str, tuple[type, dict[str, Any]]] = {  # of each path: the class of
     "/v1/embeddings": (EmbeddingRequest, {"input": "a"}),
     "/tokenize": (TokenizeRequest, {"prompt": "a"}),
     "/detokenize": (DetokenizeRequest, {"tokens": [1]}),
-    "/api/distribution": (Inside, {"tokens": [1]}),
+    "/api/distribution": (LookAtSampling, {"tokens": [1]}),
 }
 
 

@@ -65,7 +65,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "no tokens": ({"tokens": []}, "tokens"),
     "a position beyond": ({"tokens": [1], "position": 1}, "Position 1 does not exist: the text has tokens 0 to 0"),
     "a token beyond": ({"tokens": [99999]}, "beyond the vocabulary"),
-    "a target beyond": ({"tokens": [1], "target": -1}, "Target -1 does not exist"),
+    "a head beyond": ({"tokens": [1], "edits": {"heads": [[0, 9]]}}, "Cannot apply edits to head 9"),
     "a long text": ({"tokens": [1] * 100}, "maximum context length is 32"),
 }
 
@@ -77,6 +77,33 @@ def test_what_cannot_be_looked_into_is_named(name: str, path: str, server: Runni
     reply = server.post(f"/api/{path}", **body)
     assert reply.status_code == 400
     assert message in reply.json()["error"]["message"]
+
+
+def test_a_target_beyond_the_vocabulary_is_named(server: Running) -> None:
+    reply = server.post("/api/attribution", tokens=[1], target=-1)
+    assert "Target -1 does not exist" in reply.json()["error"]["message"]
+
+
+def test_the_views_show_the_model_with_its_parts_switched_off(
+    server: Running, lm: LanguageModel, tokens: list[int]
+) -> None:
+    given: dict[str, Any] = {"tokens": tokens[:6], "edits": {"heads": [[0, 1]]}}
+    with torch.no_grad(), onward.edit(lm.model, {"blocks.0.attn.heads.1": 0.0}):
+        logits = lm.model(torch.tensor([tokens[:6]]))[0, -1].masked_fill(~lm.allowed(), -torch.inf)
+        lens, weights = logit_lens(lm.model, tokens[:6], 5), attention_maps(lm.model, tokens[:6])
+        parts = logit_attribution(lm.model, tokens[:6])
+    plain = server.post("/api/distribution", tokens=tokens[:6]).json()
+    reply = server.post("/api/distribution", **given).json()
+    assert reply != plain == server.post("/api/distribution", tokens=tokens[:6]).json()
+    for row in reply["rows"]:
+        assert row["before"] == pytest.approx(float(logits.softmax(-1)[row["token"]]), abs=1e-5)
+    layers = server.post("/api/lens", **given).json()["layers"]
+    assert [[row["token"] for row in layer["rows"]] for layer in layers] == lens.ids[:, -1].tolist()
+    shown = torch.tensor(server.post("/api/attention", **given).json()["weights"])
+    torch.testing.assert_close(shown, torch.stack(weights)[:, :, -1].detach(), atol=1e-4, rtol=0)
+    attributed = server.post("/api/attribution", **given).json()
+    assert (attributed["token"], attributed["logit"]) == (parts.target, pytest.approx(parts.logit, abs=1e-4))
+    assert attributed["heads"][0][1] == 0
 
 
 def edited(lm: LanguageModel, edits: dict[str, Any], prompt: str, **options: Any) -> str:

@@ -10,7 +10,7 @@ from onward.serving.names import OTHER_NAMES
 
 INNER = re.compile(  # names of Python, pydantic and our own code
     r"pydantic|Input should|a valid|None|True|False|\b(str|int|float|bool|dict|tuple|Mapping|Sequence|Any)\b|\[str"
-    r"|\w+Error\b|<class|SamplingFields|GenerationOptions|__|\.py\b"
+    r"|\w+Error\b|<class|SamplingFields|AnswerFields|GenerationOptions|__|\.py\b"
 )
 OPTIONS = re.compile(rf"\b({'|'.join({*OTHER_NAMES.values(), 'json_schema'} - {'n'})})\b")
 QUOTED = re.compile(r'"[^"]*"|is [\[{"].*?(?=: )')  # values of the request, in a message

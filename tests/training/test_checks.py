@@ -145,7 +145,7 @@ BORDER = 190_000
 def test_text_held_out_is_apart_and_text_from_inside_is_not() -> None:
     train, held = Tokens.of(TEXT[:BORDER]), Tokens.of(TEXT[BORDER:])
     assert apart([train], held) == Check(
-        "validation", True, "0 of 32 passages of the validation text are in the training text too"
+        "validation", True, "0 of 32 passages of the validation text are also in the training text"
     )
     for first, last in (0, 1000), (70_000, 70_040), (BORDER - 5000, BORDER):
         check = apart([train], Tokens.of(TEXT[first:last]))

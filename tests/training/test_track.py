@@ -108,7 +108,7 @@ class TestTensorBoard:
 
     def test_unwritable_folder_warns_once_and_training_goes_on(self, tmp_path: Path) -> None:
         (tmp_path / "tensorboard").write_text("in the way")
-        with pytest.warns(UserWarning, match="tensorboard failed, and training goes on without it") as told:
+        with pytest.warns(UserWarning, match="tensorboard failed, and training continues without it") as told:
             write(tmp_path, *rows(1, 5))
         assert len(told) == 1
 
@@ -211,7 +211,7 @@ def test_failing_tracker_warns_once_and_the_others_go_on(tmp_path: Path, tensorb
             trackers.write(row)
         trackers.close()
     sentences = [str(w.message) for w in told if w.category is UserWarning]
-    assert sentences == ["failing failed, and training goes on without it: no route to host"]
+    assert sentences == ["failing failed, and training continues without it: no route to host"]
     assert_same(from_tensorboard(tmp_path), curves(rows(1, 30)))
 
 

@@ -26,7 +26,7 @@ PROMPT = (
     "{place}\n\n{text}"
 )
 ANSWER_TOKENS, QUESTION_TOKENS = 512, 64  # most tokens of an answer, and of a question
-TEMPLATE = "plain"  # of a model without a chat template
+TEMPLATE = "plain"  # template for a model without a chat template
 ROW = 1024  # most tokens of an example
 HELD_OUT = 10  # every tenth example is held out
 
@@ -56,7 +56,7 @@ def ask(
     """Write examples of the passages of documents to out/examples.jsonl, and every tenth to out/held-out.jsonl.
 
     The questions are written by the judge behind an address (a model there, `judge_model`), else by `model` if it has a
-    chat template; without either, and where a reply is no question, they are made of headings. Answers fit into the
+    chat template; without either, and where a reply is not a question, headings become questions. Answers fit into the
     context of `model`. `most`: number of examples at most, evenly spaced (0: all)."""
     if judge:
         if not judge_model:
@@ -92,7 +92,7 @@ def ask(
         "held-out": rows[step - 1 :: step],
         "examples": [row for i, row in enumerate(rows) if i % step != step - 1],
     }
-    for name, part in parts.items():  # the examples last: with them, all is there
+    for name, part in parts.items():  # the examples are written last, as a sign that all files exist
         with atomic_write(out / f"{name}.jsonl") as new:
             new.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in part), encoding="utf-8")
     count = sum(question is not None for question in questions)

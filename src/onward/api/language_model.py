@@ -106,7 +106,7 @@ class LanguageModel(TextModel):
         for task in chosen:
             if task.runs_code and not run_code:
                 raise UserError(
-                    f"the task {task.kind} runs programs that the model writes, each in a process of its own: allow it "
+                    f"the task {task.kind} runs programs that the model writes, each in a separate process: allow it "
                     "with --run-code, in Python run_code=True"
                 )
         engine = lambda answers: engine_for(self, answers, {})

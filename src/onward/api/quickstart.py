@@ -69,20 +69,20 @@ def pretraining(out: str, time: str, processes: int) -> RunConfig:
 
 
 def make_room(config: RunConfig, *, assistant: bool) -> None:
-    """Remove the runs of an earlier quickstart; raises a UserError, before anything is removed, if a folder holds
-    something else."""
+    """Remove the runs of an earlier quickstart; raises a UserError, before anything is removed, if a folder contains
+    other files."""
     folder = Path(config.out)
     stale = [stage.folder(folder) for stage in STAGES if assistant and stage.folder(folder).exists()]
     for old in stale:
         if not str(options_of(old).get("sources", [""])[0]).startswith(str(folder)):
             raise UserError(
-                f"Cannot replace {old}, which holds something other than a quickstart: choose another --out"
+                f"Cannot replace {old}, because it contains files other than a quickstart's: choose another --out"
             )
     if folder.exists():
         earlier = options_of(folder)
         if earlier.get("prompt") != config.prompt or not BUILT_IN.keys() >= {*earlier["sources"]}:
             raise UserError(
-                f"Cannot replace {folder}, which holds something other than a quickstart: choose another --out"
+                f"Cannot replace {folder}, because it contains files other than a quickstart's: choose another --out"
             )
         with run_lock(folder):
             shutil.rmtree(folder)

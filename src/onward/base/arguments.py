@@ -27,7 +27,7 @@ class Range:
     """The least and the greatest number that a field or an argument may have, as part of its type annotation: `eps:
     Annotated[float, Range(0, 1)]`.
 
-    In a tuple of numbers it applies to each. None is allowed where the type allows it.
+    In a tuple of numbers, the range applies to each number. None is allowed where the type allows it.
     """
 
     least: float

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterable
 from functools import partial
 
-SYNONYMS: dict[str, str] = {  # names used elsewhere -> the last component of ours
-    # parts
+SYNONYMS: dict[str, str] = {  # names in other libraries -> the last component of our names
     **dict.fromkeys(("rope", "roformer"), "rotary"),
     **dict.fromkeys(("absolute", "wpe"), "learned"),
     **dict.fromkeys(("sin", "fixed"), "sinusoidal"),

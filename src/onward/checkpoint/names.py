@@ -268,7 +268,8 @@ def adds_zeros(name: str, tensor: StoredTensor) -> bool:
 def with_routing_biases(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """The stored tensors, and zeros for the routing biases if none is stored: such a model was trained without."""
+    """The stored tensors, and zeros for the routing biases if none are stored, since the model was trained without
+    them."""
     ours = {f"blocks.{layer}.mlp.router.routing_bias": None for layer in range(config.n_layers)}
     biases = {str(their) for their, *_ in rows(family, config, ours)} & wanted.keys()
     if any(name in stored or name.removeprefix(family.BASE) in stored for name in biases):

@@ -42,7 +42,8 @@ Change = Callable[[Tensor], Tensor]
 
 
 def moves_rows(change: Change, outputs: int) -> bool:
-    """Whether `change` only reorders the rows of a weight, so that it can be applied to integers and scales too."""
+    """Whether `change` only reorders the rows of a weight, so that it also applies to quantized integers and their
+    scales."""
     indices = torch.arange(3 * outputs).view(outputs, 3)
     try:
         moved = change(indices)
@@ -75,7 +76,7 @@ def quantization_config(precisions: Mapping[str, Precision], plain: Sequence[str
     for i, (precision, names) in enumerate(sorted(by_precision.items(), key=lambda item: item[0] == most)):
         size = {"strategy": "channel"} if precision == "int8" else {"strategy": "group", "group_size": GROUP}
         weights = {"num_bits": BITS[precision], "type": "int", "symmetric": True, "dynamic": False, **size}
-        head = [name for name in names if "." not in name]  # by name too: vLLM's head is no Linear
+        head = [name for name in names if "." not in name]  # also by name, because vLLM's head is not a Linear
         targets = ["Linear", *head] if precision == most else names  # names come first, since the first match counts
         groups[f"group_{i}"] = {"targets": targets, "weights": weights, "input_activations": None}
     return {

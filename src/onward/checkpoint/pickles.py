@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         write_json(out / INDEX, {"weight_map": file_of})
     except pickle.UnpicklingError as error:
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
-        print(f"one holds {code[1] if code else 'something'} besides weights", file=sys.stderr)
+        print(f"one contains {code[1] if code else 'other data'} besides weights", file=sys.stderr)
         return 2
     except Exception as error:  # whatever a damaged or hostile pickle leads to
         print((str(error) or type(error).__name__).splitlines()[0][:300].rstrip("."), file=sys.stderr)

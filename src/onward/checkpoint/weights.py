@@ -44,8 +44,8 @@ class StoredTensor:
 
 
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
-    """A model's tensors, to be read on request; reads headers only. Files may be absent of which the text decoder needs
-    no tensor."""
+    """A model's tensors, to be read on request; reads headers only. Files without tensors of the text decoder may be
+    absent."""
     index = folder / INDEX
     if (folder / SINGLE).exists() or not index.exists():
         return SafetensorsFile(folder / SINGLE).tensors()

@@ -87,7 +87,7 @@ def dispatch(words: list[str]) -> int:
     if words[0] not in IN_PROCESSES and (count := os.environ.get("WORLD_SIZE", "1")) != "1":
         from onward.base.errors import UserError
 
-        if os.environ.get("RANK", "0") != "0":  # one rank says it; torchrun would end it if this one ended first
+        if os.environ.get("RANK", "0") != "0":  # one rank prints the message, unless this process ends first
             sleep(10)
             return 2
         raise UserError(f"Cannot run onward {words[0]} in {count} processes: call it without torchrun")

@@ -53,8 +53,8 @@ GROUPS = {
     },
 }
 COMMANDS = {name: what for group in GROUPS.values() for name, what in group.items()}
-IN_PROCESSES = "quickstart", "train", "finetune", "evaluate", "compare", "sweep"  # that torchrun may start
-SYNONYMS = {  # names of commands elsewhere -> ours
+IN_PROCESSES = "quickstart", "train", "finetune", "evaluate", "compare", "sweep"  # commands that torchrun may start
+SYNONYMS = {  # names of commands in other programs -> Onward's
     **dict.fromkeys(("talk", "ask", "repl"), "chat"),
     **dict.fromkeys(("server", "api", "host"), "serve"),
     **dict.fromkeys(("export", "save", "gguf"), "convert"),

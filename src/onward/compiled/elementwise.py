@@ -64,7 +64,8 @@ def binary(of_floats: str, of_integers: str | None) -> Callable[[Operation], lis
 
 
 def unary(formula: Callable[..., Any], *defaults: Any) -> Callable[[Operation], list[Call]]:
-    """Lower an operation of one tensor, by the formula of one element, which takes the numbers after the tensor too."""
+    """Lower an elementwise operation of one tensor by the formula of one element; the formula also takes the numeric
+    arguments after the tensor."""
 
     def lowered(operation: Operation) -> list[Call]:
         given = [*operation.arguments[1:], *defaults[len(operation.arguments) - 1 :]]

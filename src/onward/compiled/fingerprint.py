@@ -132,7 +132,7 @@ def fingerprint(model: Decoder) -> str | None:
 def fingerprint_of_parts(model: Decoder) -> str:
     """Hash the weights of a model that the processes of a tensor axis divide: each hashes those that it holds whole,
     and the hashes that all processes have of their parts."""
-    from onward.parallel.parts import local, splits  # which imports DTensors, for half a second
+    from onward.parallel.parts import local, splits  # imports DTensors, which takes half a second
 
     whole, own = hashlib.sha256(), hashlib.sha256()
     for name, parameter in model.named_parameters():

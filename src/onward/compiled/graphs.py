@@ -96,7 +96,7 @@ class GraphStep(CompiledStep):
             self.graphs.clear()
             self.cache, self.capacity = ref(cache), cache.capacity
         model = self.model()
-        assert model is not None, "a step is run for a model that is there"
+        assert model is not None, "a step runs only while its model exists"
         self.tokens.copy_(tokens)
         self.positions.copy_(positions)
         slots = max(MIN_SLOTS, 1 << (length - 1).bit_length())

@@ -42,7 +42,7 @@ class Inventory:
         self.tensor_attributes: list[tuple[dict[str, Any], str, Tensor]] = []  # attributes that are tensors
         self.containers: list[Iterable[object]] = []  # lists, and views of the values of other dicts
         self.hooks = list(GLOBAL_HOOKS)
-        self.has_own_methods = False  # whether an object has a method of its own in place of its class's
+        self.has_own_methods = False  # whether an object overrides a method of its class
         self.all_tensors: list[Tensor] = []  # as often as they are met
         self.numbers: dict[int, int] = {}  # of objects in the order of the walk, by id
         self.types: dict[type, None] = {}
@@ -141,7 +141,7 @@ def functions_of(value: object) -> list[FunctionType]:
 
 
 def is_foreign(cls: type, function: FunctionType) -> bool:
-    """Return whether a function in a class of Onward or PyTorch was defined elsewhere, that is, patched in."""
+    """Return whether a function in a class of Onward or PyTorch was patched in, that is, defined in another module."""
     ours, package = {"onward", "torch"}, (function.__module__ or "").partition(".")[0]
     return cls.__module__.partition(".")[0] in ours and package not in ours | sys.stdlib_module_names
 

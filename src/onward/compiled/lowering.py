@@ -20,7 +20,7 @@ from onward.model.cache import KVCache
 from onward.model.layer_cache import LayerCache
 
 OPERATIONS = ELEMENTWISE | ROWS  # by the name of the operation
-MIN_PARALLEL_HEADS = 512  # numbers of a row's queries from which several threads are faster than one
+MIN_PARALLEL_HEADS = 512  # numbers of queries per row from which several threads are faster than one
 
 
 def lower(records: Sequence[StepRecord], cache: KVCache, positions: Tensor) -> list[Call]:

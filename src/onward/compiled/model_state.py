@@ -29,7 +29,7 @@ class ModelState:
     key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
     versions: list[int] = field(default_factory=list)
     changes: int = 0  # a count: results from before a change are not those of the model now
-    known: tuple[int, str | None] | None = None  # `changes`, and the fingerprint of the model then
+    known: tuple[int, str | None] | None = None  # value of `changes`, and the model's fingerprint at that time
 
     def follow(self) -> Snapshot:
         """Compare the model with the last snapshot, and take a new one if it has changed."""

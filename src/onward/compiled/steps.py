@@ -20,7 +20,7 @@ from onward.model.layer_cache import SCALE, LayerCache
 from onward.model.paged import PagedLayerCache
 from onward.tracing.listening import Uncompiled, is_traced
 
-MAX_STEPS = 128  # compiled steps that a runner and a pool keep: each has memory of its own
+MAX_STEPS = 128  # number of compiled steps that a runner and a pool keep; each allocates its own memory
 Kind = tuple[StepShape, tuple[str, ...], Step]  # the shape of a step, the LoRA adapters of its rows, and its function
 CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
 

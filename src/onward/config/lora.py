@@ -83,7 +83,7 @@ class LoRA(Adapters, kind="lora"):
     b_rate: Annotated[float, Range(1e-6, 1e6)] = 1.0  # factor of the learning rate for B and vectors (LoRA+: 16)
     full: tuple[str, ...] = ()  # modules to train fully, such as head or norm
     bias: Literal["none", "lora_only", "all"] = "none"  # biases to train: none, the biases of adapted layers, or all
-    tokens: tuple[SizeOrZero, ...] = ()  # ids of tokens whose embeddings are trained too
+    tokens: tuple[SizeOrZero, ...] = ()  # ids of tokens whose embeddings are also trained
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -36,7 +36,7 @@ class Mesh:
     tensor: int = 1
 
     @classmethod
-    @cache  # of a run's options, the same text is asked for again
+    @cache  # the same text of a run's options is parsed repeatedly
     def parse(cls, text: str) -> Mesh:
         """Parse a text such as "replicate=2 shard=4 tensor=2"; an axis that is left out has one process. Raises a
         UserError for any other text."""

@@ -49,4 +49,4 @@ class Alibi(Position, kind="alibi"):
 
 @dataclass(frozen=True)
 class NoPosition(Position, kind="none"):
-    """No positions: the order enters through the causal mask alone (NoPE, Kazemnejad et al. 2023)."""
+    """No positions: the order enters only through the causal mask (NoPE, Kazemnejad et al. 2023)."""

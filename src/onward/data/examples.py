@@ -26,7 +26,7 @@ from onward.data.unread import WEIGHTS, texts_in
 from onward.text.chat import Chat, Message
 from onward.text.tokenizer import Tokenizer
 
-Variables = Mapping[str, Any]  # of a chat template, such as tools
+Variables = Mapping[str, Any]  # variables of a chat template, such as tools
 NONE: Variables = MappingProxyType({})
 SPOKEN = "tool_calls", "reasoning_content", "reasoning", "thinking"  # fields that a message may have without content
 NO_TEMPLATE = "the model has no chat template for messages: name one, such as --template chatml"
@@ -79,7 +79,7 @@ class Encoder:
         tokens = self.tokenizer.begin([])
         for i, text in enumerate(texts):
             check_text(text, "text or pair")
-            begins = self.end or i == 0  # a text after an end token begins anew, a text after a line break goes on
+            begins = self.end or i == 0  # a text after a line break continues the last one
             tokens = tokens + (
                 self.tokenizer.encode(text, special=False) if begins else self.tokenizer.encode_inside(text)
             )
@@ -255,7 +255,8 @@ class Examples:
             texts = [text.encode() for text in self.columns]
             arrays["columns"] = np.frombuffer(b"".join(texts), np.uint8)
             arrays["column_ends"] = np.cumsum([len(text) for text in texts])
-        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}  # which the library assumes
+        # the library requires contiguous arrays
+        arrays = {name: np.ascontiguousarray(values) for name, values in arrays.items()}
         with atomic_write(path) as new:
             save_file(arrays, new, {"per_example": str(self.per_example)})
 

@@ -76,9 +76,9 @@ class SourcePiece:
     line: int = 0  # number of the first line, in a .jsonl; otherwise 0
     begins: bool = True  # whether the first document begins in this piece
     ends: bool = True  # whether the last document ends in this piece
-    kind: str = ""  # of markup, from which `text` is extracted; see `kind_of`
+    kind: str = ""  # kind of markup from which `text` is extracted; see `kind_of`
     odd: bool = False  # whether it is a page of HTML with bytes that are not UTF-8
-    repeated: frozenset[int] = frozenset()  # keys of the lines that are left out then
+    repeated: frozenset[int] = frozenset()  # keys of the lines that are then left out
     raw: bool = False  # whether texts that are pages of HTML stay as they are
 
     def __len__(self) -> int:

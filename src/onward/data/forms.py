@@ -15,7 +15,7 @@ from onward.data.unread import check_unread
 
 MOST_COLUMNS = 1 << 16  # bytes of JSON that are kept of a record for its reward
 FOR_TEMPLATES = "tools", "chat_template_kwargs"  # variables of the chat template
-OF_PAIRS = "chosen", "rejected", "margin"  # of preferences, beside messages for supervised fine-tuning
+OF_PAIRS = "chosen", "rejected", "margin"  # preference fields, next to the messages for supervised fine-tuning
 Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 
 
@@ -155,7 +155,7 @@ def number(value: Any, name: str) -> float:
     try:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
-    except OverflowError:  # of a huge whole number
+    except OverflowError:  # the integer is huge
         pass
     raise UserError(f"{name} is {shown(value)}: give a finite number")
 

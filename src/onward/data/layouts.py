@@ -66,7 +66,7 @@ def alpaca(values: dict[str, Any]) -> Values:
 def asked_pair(values: dict[str, Any]) -> Values:
     """A question, such as Alpaca's `instruction`, with the answers `chosen` and `rejected`."""
     if isinstance(values["chosen"], list) and shared_start(values["chosen"], values["rejected"]):
-        return values  # whole conversations, of which the question is a part
+        return values  # whole conversations that contain the question
     talk = asked(values)
     return {**values, "prompt": talk, **{name: answer_messages(values[name]) for name in ("chosen", "rejected")}}
 

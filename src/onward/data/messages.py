@@ -8,7 +8,7 @@ from onward.base.errors import UserError
 from onward.base.suggestions import nearest
 from onward.data.unread import WEIGHTS
 
-ROLES = {  # of ShareGPT and its relatives
+ROLES = {  # roles in ShareGPT and related formats
     **dict.fromkeys(("human", "user"), "user"),
     **dict.fromkeys(("gpt", "assistant", "model", "chatgpt", "bing", "bard", "function_call"), "assistant"),
     **dict.fromkeys(("tool", "observation", "function_response", "function"), "tool"),

@@ -2,8 +2,8 @@
 are joined to the folder that one machine would have written.
 
 A machine cannot know which of its documents are duplicates of those of another. So a part has all documents that pass
-the filters, with their hashes and signatures; what is a duplicate is decided when the parts are joined, and its tokens
-are cut out.
+the filters, with their hashes and signatures; duplicates are found when the parts are joined, and their tokens are cut
+out.
 """
 
 import os

@@ -16,7 +16,7 @@ class Passage:
     """A text under a heading of a document."""
 
     source: str  # name of the document
-    headings: tuple[str, ...]  # that it stands under, from the title on
+    headings: tuple[str, ...]  # headings above the passage, from the title on
     text: str
 
     @property

@@ -31,7 +31,7 @@ from onward.text.fast import Encoder, named_encoder
 from onward.text.tokenizer import Tokenizer
 
 REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is dropped, by its verdict
-VERSION = 3  # of the format of a prepared folder, and of how sources are divided into units
+VERSION = 3  # version of a prepared folder's format, including the division of sources into units
 SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reason, and characters of each
 
 
@@ -95,7 +95,7 @@ class Preparation:
             number += 1
 
     def documents(self, unit: WorkUnit, found: Extraction | None = None) -> list[tuple[str, str]]:
-        """(name of the file, text) of each document; what is extracted is added to `found`."""
+        """(name of the file, text) of each document; counts of extracted files are added to `found`."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.reading.field, found)]
 
     def inspect(self, unit: WorkUnit) -> None:

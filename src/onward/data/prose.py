@@ -8,7 +8,7 @@ PARAGRAPHS = re.compile(r"\n\s*\n")
 LICENSE = re.compile(r"copyright|licen[sc]e|all rights reserved|permission is hereby|warrant|redistribut|spdx", re.I)
 NOT_PROSE = re.compile(r"[-=#*~+/.]{5}|>>>|^\s*(\.\.|:)", re.M)  # rules, ellipses, examples, directives and fields
 CODE = re.compile(r"[=(){}\[\];_\\<>|]")
-MIN_CHARS, MIN_WORDS, MIN_LETTERS, MAX_CODE = 40, 7, 0.8, 0.04  # of a paragraph of prose; the last two are fractions
+MIN_CHARS, MIN_WORDS, MIN_LETTERS, MAX_CODE = 40, 7, 0.8, 0.04  # of a paragraph; the last two are fractions
 RUN = 8  # a paragraph is dropped if it shares this many words in a row with a held-out text
 
 

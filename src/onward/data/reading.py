@@ -12,7 +12,7 @@ class Reading:
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
-    repeated_lines: float = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+    repeated_lines: float = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
 
     def __post_init__(self) -> None:
         if not 0 <= self.repeated_lines <= 1:

@@ -25,7 +25,7 @@ from onward.data.formats import (
 from onward.data.reading import Reading
 from onward.data.sources import BATCH_ROWS, HUB, dataset, source_files
 
-ROWS = "give .jsonl, .json, .csv, .parquet or hf://NAME, of which each row is an example"
+ROWS = "give .jsonl, .json, .csv, .parquet or hf://NAME, with one example per row"
 AS_WRITTEN = Reading(raw=True)
 MOST_JSON = 1 << 30  # bytes of a .json file, which is in memory whole
 csv.field_size_limit(1 << 26)

@@ -25,7 +25,7 @@ from onward.data.tokens import Tokens
 
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]
-IGNORE_INDEX = -100  # the target of a token that is not predicted; the default of torch's cross_entropy, too
+IGNORE_INDEX = -100  # the target of a token that is not predicted; also the default of torch's cross_entropy
 SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch, so that each epoch can cut elsewhere
 
 

@@ -24,7 +24,7 @@ class AnswerEvaluation:
     """The figures of a model on the answers of examples."""
 
     loss: float  # mean negative log-probability of an answer's token, in nats
-    standard_error: float | None  # of the loss, over examples; None for a single one
+    standard_error: float | None  # standard error of the loss over examples; None for one example
     perplexity: float  # exp(loss)
     tokens: int  # number of tokens of the answers
     examples: int
@@ -54,7 +54,7 @@ class AnswerLosses:
 
 
 def ratio_error(totals: np.ndarray, counts: np.ndarray) -> float:
-    """Standard error of sum(totals) / sum(counts) over independent examples, of which each has several tokens (Cochran
+    """Standard error of sum(totals) / sum(counts) over independent examples of several tokens each (Cochran
     1977, equation 6.13)."""
     residuals = totals - totals.sum() / counts.sum() * counts
     n = len(counts)

@@ -20,7 +20,7 @@ from onward.data.tokens import Tokens
 
 N = 13  # tokens of an N-gram
 CHUNK = 1 << 16  # tokens of the data that are hashed at a time
-TABLE_BITS = 22  # of the table that most tokens are looked up in alone
+TABLE_BITS = 22  # size of the table that excludes most tokens without a further lookup
 BASE = 0x9E3779B1  # odd, so that no token is lost from the hash
 
 

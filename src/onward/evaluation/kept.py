@@ -1,4 +1,4 @@
-"""Answered requests of an evaluation, kept in a file: a repeated evaluation goes on where the first one ended."""
+"""Answered requests of an evaluation, kept in a file: a repeated evaluation continues where the first one ended."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from onward.compiled.fingerprint import fingerprint
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
-LARGEST = 1 << 26  # bytes of a file, to which nothing more is added then
+LARGEST = 1 << 26  # bytes at which a file counts as full
 FOLDER = 1 << 28  # bytes of the folder; of more, the files used longest ago are deleted
 ENDING = ".jsonl"
-PACKAGES = "onward", "torch", "tokenizers"  # that compute results
+PACKAGES = "onward", "torch", "tokenizers"  # packages that affect the results
 T = TypeVar("T")
 
 
@@ -45,7 +45,7 @@ class Kept:
         self.replicas = replicas
         if file:
             self.unite(file.name)
-        self.before = frozenset(self.results)  # of an earlier evaluation
+        self.before = frozenset(self.results)  # keys of an earlier evaluation
         self.added: list[tuple[str, Any]] = []  # since the last call of `divide`
         self.file, self.reused, self.descriptor = file, 0, -1
         if file:
@@ -122,7 +122,7 @@ def whole(results: Sequence[T | None]) -> list[T]:
 def kept_for(model: Decoder, tokenizer: Tokenizer, folder: Path, replicas: Alone = ALONE) -> Kept:
     """The store of a model's results in `folder`, named by a hash of everything on which results depend besides the
     requests: weights, configuration, tokenizer, kind of device, and versions. A model with hooks or edits gets a store
-    in memory alone."""
+    that is only in memory."""
     weights = fingerprint(model)
     if weights is None:
         return Kept(replicas=replicas)

@@ -14,7 +14,7 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.transforms.heads import head_of
 
 ROWS = 32  # sequences of a batch
-BINS = 10  # of confidence, from 0 to 1
+BINS = 10  # bins of confidence, from 0 to 1
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from onward.base.errors import UserError
 
 CORPUS = "bleu", "chrf"  # metrics of all answers together, by sacrebleu, from 0 to 100
-METRICS = *CORPUS, "rouge1", "rouge2", "rougeL"  # those of ROUGE are means over answers, from 0 to 1
+METRICS = *CORPUS, "rouge1", "rouge2", "rougeL"  # ROUGE scores are means over answers, from 0 to 1
 Match = Literal["exact", "contains", "number", "regex", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
 ROUNDS = 100  # of the bootstrap
 References = Sequence[Sequence[str]]  # one or more of each answer

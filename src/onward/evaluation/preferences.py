@@ -59,8 +59,8 @@ def pairs(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -
 
 
 def preferred(made: Sequence[Pair], url: str, model: str) -> list[float]:
-    """For each pair, how much a judge behind an address prefers the second answer: 1, 0, or 0.5 if it changes its mind
-    with the order of the answers, in both of which it is asked, or if they are equal."""
+    """For each pair, how much a judge behind an address prefers the second answer: 1, 0, or 0.5 if its choice depends
+    on the order of the answers (it is asked in both orders) or if they are equal."""
     if not model:
         raise UserError(f"judge is {url}, an address without a model: name its model with --judge-model")
     check_judge("judge", url, PAIR_PROMPT, KEY_ENV)

@@ -1,4 +1,4 @@
-"""Tests of code that a model wrote, each code in a process of its own."""
+"""Tests of code that a model wrote, each code in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, and tests of it. A program of its own, which imports the standard library alone:
+"""Runs code that a model wrote, and tests of it. A separate program, which imports only the standard library:
 
     python -I sandbox.py < JOB    JOB is JSON: code, tests, secret, seconds, memory (bytes)
 
@@ -11,8 +11,8 @@ It prints the secret with the number of each test that passes. Before the code r
   elsewhere other processes and threads by setrlimit, unless the user is root;
 - the capabilities of root are dropped.
 
-Where the system lacks one of these, the others hold. This is no virtual machine: defects of the kernel stay open, and
-code that means to deceive its tests can do so, since it runs in their interpreter.
+Where the system lacks one of these, the others hold. This is not a virtual machine: it does not protect against defects
+of the kernel, and code that means to deceive its tests can do so, since it runs in their interpreter.
 """
 
 import ctypes
@@ -29,13 +29,13 @@ from typing import Any
 FILE_SIZE, OPEN_FILES = 1 << 24, 64  # bytes of each file, number
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, the same on all machines
 WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE = (1 << bit for bit in (1, 2, 3, 5, 8, 14))
-RIGHTS = (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1  # that the versions 1, 2 and 3 of Landlock know
+RIGHTS = (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1  # all access rights of Landlock's versions 1, 2 and 3
 SIGNAL_OF_PARENT, NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 1, 38, 22, 2  # arguments of prctl
 CAPABILITY_VERSION = 0x20080522
 MACHINES = {"x86_64": (0xC000003E, 0, 56), "aarch64": (0xC00000B7, 1, 220)}  # for seccomp, column below, clone
 CLONE_THREAD = 1 << 16
 REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: there is none
-    "processes": ((57, -1), (58, -1), (435, 435)),  # fork, vfork, clone3, in place of which clone is tried
+    "processes": ((57, -1), (58, -1), (435, 435)),  # fork, vfork and clone3; programs then try clone
     "programs": ((59, 221), (322, 281)),  # execve, execveat
     "signals": ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240), (424, 424)),  # kill, ..., pidfd_send_signal
     "memory of others": ((101, 117), (310, 270), (311, 271)),  # ptrace, process_vm_readv, process_vm_writev
@@ -138,7 +138,7 @@ def run(job: dict[str, Any], results: int) -> None:
     for number, test in enumerate(job["tests"]):
         try:
             exec(compile(test, "test", "exec"), dict(names))
-        except BaseException:  # of the test, which exits or fails
+        except BaseException:  # the test exits or fails
             continue
         os.write(results, f"{job['secret']} {number}\n".encode())
 

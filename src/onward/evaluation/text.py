@@ -27,7 +27,7 @@ class Score:
 
     tokens: list[int]
     pieces: list[str]  # each token as readable text
-    logprobs: list[float | None]  # of each token given the tokens before it, in nats; None for a token with no context
+    logprobs: list[float | None]  # of each token given those before it, in nats; None for a token without context
     total: float  # exact sum: the log-probability of the text
 
 
@@ -94,5 +94,5 @@ def evaluate_tokens(
         parts = (tokens[i : i + DECODED_AT_ONCE].tolist() for i in range(1, len(tokens), DECODED_AT_ONCE))
         n_bytes = sum(map(tokenizer.byte_count, parts))
     else:
-        n_bytes -= tokenizer.byte_count(tokens[:1].tolist())  # which is not predicted
+        n_bytes -= tokenizer.byte_count(tokens[:1].tolist())  # this part is not predicted
     return evaluate(model, tokens, n_bytes, stride, replicas)

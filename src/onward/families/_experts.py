@@ -15,7 +15,7 @@ LLAMA = "gate_proj", "up_proj", "down_proj"
 KEYS = {"count": "n_routed_experts", "top_k": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
 ROUTER = "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"
 KINDS = "dense", "sparse"
-FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")}  # a stack of transformers 5, of ours
+FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")}  # a stack in the file, in Onward
 
 
 def stack_module(matrices: list[str]) -> str:

@@ -28,8 +28,8 @@ def refuse_foreign(
 
 
 def honored_by(hf: Mapping[str, Any], key: str, config: DecoderConfig, families: Mapping[str, Read]) -> str:
-    """The first model_type whose decoder this key of a config.json changes to something that `config` is not, in more
-    than what every family has under some key: sizes, activation, epsilon, theta; "" if there is none."""
+    """The first model_type whose decoder depends on this key of a config.json and then differs from `config` in more
+    than sizes, activation, epsilon and theta, which every family has under some key; "" if there is none."""
     own, without = values(config), {k: v for k, v in hf.items() if k != key}
     for model_type, read in families.items():
         try:
@@ -38,7 +38,7 @@ def honored_by(hf: Mapping[str, Any], key: str, config: DecoderConfig, families:
             if str(error).startswith(f"config.json has {key} "):  # refused by its name
                 return model_type
             continue
-        with suppress(UserError):  # where the value is the family's default, null may be another
+        with suppress(UserError):  # null may mean another value than the family's default
             before = before if before != after else values(read({**hf, key: None}))
         changed, different = differing(before, after), differing(after, own)
         if (changed & different) - COMMON and not changed & SIZES:

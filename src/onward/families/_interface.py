@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HF = Mapping[str, Any]  # a config.json
-Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]  # from their values to ours, and back
+Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]  # from the file's values to Onward's, and back
 Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | list[str], Fix]
 
 

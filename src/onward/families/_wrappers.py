@@ -8,7 +8,7 @@ from typing import Any
 from onward.families._interface import HF
 from onward.families._unread import UNREAD
 
-TEXT_TABLES = "text_config", "llm_config", "language_config"  # of which the last two are those of remote code
+TEXT_TABLES = "text_config", "llm_config", "language_config"  # the last two are the names in remote code
 QWEN2_VL = {
     "vocab_size": 152_064,
     "hidden_size": 8192,

@@ -23,7 +23,7 @@ PRESETS: dict[str, HF] = {
     }
 }
 ANCESTORS = {"dbrx": "mixtral-8x22b"}
-POWER = "moe_normalize_expert_weights"  # the power of the norm by which the weights are divided
+POWER = "moe_normalize_expert_weights"  # order p of the norm by which the weights are divided
 SIZES = {
     "vocab_size": ("vocab_size", 32_000),
     "d_model": ("d_model", 2048),

@@ -1,4 +1,5 @@
-"""Flint: Qwen 3's experts with a sigmoid router, sinks, and windows that alone have positions (Recursive 2026)."""
+"""Flint: Qwen 3's experts with a sigmoid router and sinks; only layers with a window have positions (Recursive
+2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""GLM-4-0414 and Z1: GLM-4-9B with norms after the branches too (Z.ai 2025)."""
+"""GLM-4-0414 and Z1: GLM-4-9B with norms after the branches as well (Z.ai 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Granite with sinks, windows in three of four layers, and layers without positions (IBM 2026), with experts too."""
+"""Granite with sinks, windows in three of four layers, and layers without positions (IBM 2026), also with experts."""
 
 from collections.abc import Iterator
 from dataclasses import replace

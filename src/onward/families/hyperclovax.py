@@ -1,4 +1,4 @@
-"""HyperCLOVA X: Granite's multipliers with norms of the outputs of branches too (Naver 2025)."""
+"""HyperCLOVA X: Granite's multipliers, with norms on the outputs of the branches as well (Naver 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

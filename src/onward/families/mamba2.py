@@ -1,4 +1,4 @@
-"""Mamba-2: a decoder whose layers are Mamba-2 alone, without attention and feed-forwards (Dao and Gu 2024)."""
+"""Mamba-2: a decoder with only Mamba-2 layers, without attention and feed-forwards (Dao and Gu 2024)."""
 
 from collections.abc import Iterator
 from typing import Any

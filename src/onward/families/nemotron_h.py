@@ -109,7 +109,7 @@ def kinds(hf: HF) -> list[str]:
 def config(hf: HF) -> DecoderConfig:
     check_steps(hf)
     only(hf, mamba_hidden_act="silu", sliding_window=None, mamba_proj_bias=False, attention_bias=False)
-    for key in "num_hidden_layers", "expand", "n_shared_experts":  # the layers, their heads and d_shared say it
+    for key in "num_hidden_layers", "expand", "n_shared_experts":  # redundant with the layers' parts
         hf.get(key)
     found, eps = kinds(hf), hf.get("layer_norm_epsilon", 1e-5)
     mixers = {FULL: SelfAttention(), LINEAR: Mamba2(**sizes(hf, MAMBA), norm_eps=eps)}

@@ -40,7 +40,7 @@ class SparseMixer(Routing, kind="sparse_mixer", internal=True):
     """The router of SparseMixer-v2, as it is outside of training: two experts, each weighted by a softmax over the
     logits near its own."""
 
-    eps: Positive = 0.01  # half of the relative distance from which on logits are left out
+    eps: Positive = 0.01  # half of the relative distance beyond which logits are left out
 
     def build(self, width: int, experts: int, top_k: int) -> nn.Module:
         from onward.families._phimoe import SparseMixerModule

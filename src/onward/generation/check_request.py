@@ -34,7 +34,9 @@ def check_request(request: Request, config: DecoderConfig, length: int, slide: b
     does not suggest it.
     """
     if not request.prompt:
-        raise PromptError("the prompt is empty and there is no beginning-of-text token: give it at least one token")
+        raise PromptError(
+            "the prompt is empty, and the tokenizer has no beginning-of-text token: give at least one token"
+        )
     try:
         check_ids(min(request.prompt), max(request.prompt), config)
     except UserError as error:

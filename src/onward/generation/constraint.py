@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
 OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
-MOST_STATES = 50_000  # of the expressions of a constraint, with a memory of 1 to 2 kB each
+MOST_STATES = 50_000  # states of a constraint's expressions; each takes 1 to 2 kB
 TOO_LARGE = "it is too large: use fewer alternatives, optional properties and nested repetitions"
 LIMITS = re.compile(
     r"fuel|too (many|large|complex|big)|limit|exceeded|max is", re.IGNORECASE

@@ -24,7 +24,7 @@ class NotANumber(Exception):
 
 
 def no_distribution_error(logits: Tensor, contexts: Sequence[Sequence[int]], model: Decoder) -> UserError:
-    """Return the error for logits (N, V) of which a row is NaN or allows no token. `contexts` are the tokens before
+    """Return the error for logits (N, V) with a row that is NaN or allows no token. `contexts` are the tokens before
     each row; for NaN, the model is run again on these to find the first activation with NaN."""
     nan = logits.isnan().any(-1)
     return nan_error(model, contexts[int(nan.int().argmax())]) if bool(nan.any()) else UserError(NOTHING_ALLOWED)

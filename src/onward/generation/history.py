@@ -87,7 +87,7 @@ class RequestHistory(History):
         counts: TokenCounts,
         ngrams: WeakKeyDictionary[Request, NgramIndex],
     ) -> None:
-        self.requests, self.prefixes = requests, prefixes  # of each row: index of the request, its proposed tokens
+        self.requests, self.prefixes = requests, prefixes  # per row: index of the request, its proposed tokens
         self.counts, self.ngrams = counts, ngrams
 
     def num_generated(self) -> list[int]:

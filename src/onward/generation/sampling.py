@@ -12,7 +12,7 @@ from onward.base.arguments import Range, check_fields, field_types, named
 from onward.base.errors import UserError
 from onward.config.ranges import Share, SizeOrZero
 
-SMALLEST, LARGEST = 1e-15, 1e15  # of penalties and biases: fp32 holds all of their products
+SMALLEST, LARGEST = 1e-15, 1e15  # limits of penalties and biases, whose products fit in fp32
 PositiveShare = Annotated[float, Range(SMALLEST, 1)]  # a share that is not 0
 Penalty = Annotated[float, Range(SMALLEST, LARGEST)]
 Bias = Annotated[float, Range(-LARGEST, LARGEST)]

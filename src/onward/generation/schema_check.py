@@ -17,8 +17,8 @@ from onward.generation.schema_patterns import searchable
 from onward.text.regular import compiled, matches
 
 Errors = Iterator[Any]
-SECONDS = 2.0  # that the check of an answer may take
-DEADLINE = ContextVar("DEADLINE", default=float("inf"))  # of the check in progress, on the clock perf_counter
+SECONDS = 2.0  # time limit of the check of an answer
+DEADLINE = ContextVar("DEADLINE", default=float("inf"))  # deadline of the check in progress, by perf_counter
 TYPES = "string", "number", "integer", "boolean", "null", "array", "object"
 
 

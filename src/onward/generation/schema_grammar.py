@@ -13,9 +13,9 @@ from urllib.parse import unquote
 from onward.generation.schema_patterns import ANYTHING, expressible
 from onward.generation.schema_rule import rejection
 
-MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # of subschemas
-LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})  # that hold a list of subschemas
-SINGLE = frozenset(  # that hold a subschema
+MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})  # hold subschemas
+LISTS = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})  # keywords that hold a list of subschemas
+SINGLE = frozenset(  # keywords that hold a subschema
     {"items", "additionalItems", "additionalProperties", "contains", "not", "if", "then", "else", "propertyNames"}
     | {"unevaluatedItems", "unevaluatedProperties"}
 )

@@ -33,7 +33,7 @@ def expressible(pattern: str) -> tuple[list[str], bool]:
     """Return (expressions, exact) for a pattern: a text that matches the pattern matches all expressions and, if
     `exact`, the reverse holds too. No expression has look-around, word boundaries or back-references.
 
-    Positive look-ahead at the start of a pattern becomes an expression of its own. Other assertions are left out, and
+    Positive look-ahead at the start of a pattern becomes a separate expression. Other assertions are left out, and
     a back-reference becomes any text.
     """
     pieces = [(str(match.lastgroup), match[0]) for match in PIECE.finditer(pattern)]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SPACE = r"[ ]?|\n[ ]{0,40}"  # white space between JSON tokens: at most one space, or a new line with at most 40 spaces
-OPTIONS = {"whitespace_pattern": SPACE, "coerce_one_of": True}  # of llguidance; alternatives are checked by `Weakened`
+OPTIONS = {"whitespace_pattern": SPACE, "coerce_one_of": True}  # llguidance's options; `Weakened` checks alternatives
 
 
 def rule(schema: Any) -> str:

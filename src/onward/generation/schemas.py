@@ -65,7 +65,7 @@ class Prepared:
             path, name = culprit(self.schema, message)
             self.check(message, path, name)
             self.schema = without(self.schema, {(path, name)})
-            later += [f"{path}/{escaped(name)}"] * (name != "format")  # which is an annotation
+            later += [f"{path}/{escaped(name)}"] * (name != "format")  # `format` is only an annotation
             if len(later) > MOST + len(weakened.later):
                 raise UserError(
                     f"{what} cannot be used: more than {MOST} keywords, such as {later[-1]}, are not supported"
@@ -149,7 +149,7 @@ class Claim(NamedTuple):
 
 
 def culprit(schema: Any, message: str) -> Keyword:
-    """Return the keyword because of which llguidance rejects a schema with `message`; its name is "" if there is none.
+    """Return the keyword that makes llguidance reject a schema with `message`; its name is "" if there is none.
     Of several keywords that contradict each other, a format comes first, and those that hold subschemas last. Of these,
     definitions come first: an alternative that allows anything would hide the mistake of another one."""
     found = [(path, name) for path, node in subschemas(schema) for name in node if name not in KEPT]

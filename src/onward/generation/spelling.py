@@ -127,7 +127,7 @@ class Search:
         A token costs `step`, plus its rank among the allowed tokens, in order of preference from 0 on; for white space
         the rank is multiplied by SPACE_COST.
         """
-        order = count(0, -1)  # of states with equal cost, the latest first
+        order = count(0, -1)  # among states of equal cost, the latest comes first
         states: list[tuple[float, int, float, LLMatcher, list[int], np.ndarray, int]] = []
 
         def add(cost: float, state: LLMatcher, path: list[int], choice: np.ndarray, rank: int) -> None:

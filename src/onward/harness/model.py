@@ -28,7 +28,7 @@ from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import utf8
 
 READ = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "temperature"})  # options of generation
-SEED = 1234  # of answers that are drawn, as that of the library
+SEED = 1234  # seed of sampled answers; the library's default
 
 
 class Truncated(UserWarning):

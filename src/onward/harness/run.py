@@ -26,7 +26,7 @@ from onward.evaluation.tasks import Task
 from onward.harness.model import HarnessModel
 
 KEYS = frozenset(field.name for field in fields(TaskConfig)) | {"include", "class", "dataset_name"}
-GROUP = frozenset({"group", "task_list"})  # keys of a file that is no task of its own
+GROUP = frozenset({"group", "task_list"})  # keys of a file that does not define a task by itself
 REPOSITORY = re.compile(r"'?([\w.-]+/[\w.-]+)'? (?:on the Hub|is not cached|doesn't exist)|dataset '([^']+)'")
 ENDINGS = ".yaml", ".yml"
 
@@ -54,7 +54,7 @@ def run_harness(
     """Run tasks of lm-evaluation-harness, given by name or as .yaml files, on a model.
 
     `limit` is the maximum number of questions per task, `examples` the number of solved questions before each; `chat`
-    asks the questions in the chat template. With `graded` the questions and their grades are returned, too. `kept`
+    asks the questions in the chat template. With `graded`, the questions and their grades are also returned. `kept`
     stores results: requests that it contains are not computed again. Raises a UserError for an unknown name.
     """
     manager = TaskManager(include_defaults=not all(task.endswith(ENDINGS) for task in tasks))

@@ -48,7 +48,7 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
             return download(model, commit, paths, missing)
     except UserError:
         raise
-    except Exception as error:  # of the HTTP client, whose name differs by version, of the disk, of the hub
+    except Exception as error:  # raised by the HTTP client (its class differs by version), the disk or the hub
         raise UserError(reason(model, error, local, begun)) from error
 
 
@@ -126,7 +126,7 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
 
 
 def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list[str]:
-    """Paths of the weight files of which the text decoder needs a tensor, by the index of shards; downloads the index
+    """Paths of the weight files with tensors of the text decoder, according to the index of shards; downloads the index
     and config.json if they are not in the cache."""
     both = "config.json", INDEX
     missing = {path: entries[path] for path in both if not cached(model.name, path, commit)}

@@ -34,7 +34,7 @@ class LogitAttribution:
     position of a text. They sum to `logit` up to rounding."""
 
     tokens: list[int]
-    position: int  # position from which the token is predicted
+    position: int  # position at which the token is predicted
     target: int  # id of the token whose logit is attributed
     against: int | None  # id of the token whose logit is subtracted; None: no token
     logit: float  # logit before any scale or cap
@@ -70,7 +70,7 @@ def logit_attribution(
         last = hidden[:, position, None]
         logit, direction = logit_and_direction(model, last, target, against)
     size = exact(last).norm() * direction.norm()
-    constant = logit - float(exact(last)[0, 0] @ direction)  # of the bias of the head
+    constant = logit - float(exact(last)[0, 0] @ direction)  # contribution of the head's bias
     at = lambda name: exact(t[name][0, position])
     modules = dict(model.named_modules())
 

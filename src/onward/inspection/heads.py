@@ -157,7 +157,7 @@ class RoleCurve:
 def role_curve(run: str | Path, role: str = "induction", length: int = 0) -> RoleCurve:
     """Compute the score of every head for a role of `head_roles` in each checkpoint of a run folder, to show when heads
     learn the role. `length` is the number of random tokens that are repeated, 0 for the default. Raises a UserError for
-    a run without checkpoints, of which the run's option `keep` determines the number."""
+    a run without checkpoints; the run's option `keep` sets their number."""
     folders = saves(Path(run))
     if not folders:
         raise UserError(f"{run} has no saves: name the folder of a run")

@@ -22,8 +22,8 @@ from onward.model.decoder import Decoder
 
 F32 = 0  # llama.cpp's number of the type of keys and values
 STREAM, LAST = "l_out-", "result_norm"  # llama.cpp's names of a block's result and of the final norm's
-ROUNDING = {"F32": 2e-5, "F16": 1e-2, "BF16": 5e-2, "Q8_0": 1e-1}  # of the largest logit, by the type of the weights
-QUANTIZED = 0.5  # of the largest logit, for all other types
+ROUNDING = {"F32": 2e-5, "F16": 1e-2, "BF16": 5e-2, "Q8_0": 1e-1}  # tolerance by weight type, of the largest logit
+QUANTIZED = 0.5  # tolerance for all other types
 
 
 @dataclass(frozen=True)

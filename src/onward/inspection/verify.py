@@ -33,7 +33,7 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.model.paged import PagedKVCache
 from onward.text.tokenizer import Tokenizer
 
-TOKENS, NEW, CHUNK = 48, 24, 7  # tokens of a row, generated ones (some steps of which are compiled), and in a call
+TOKENS, NEW, CHUNK = 48, 24, 7  # tokens of a row, tokens that are generated, and tokens in a call
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest
 
 
@@ -203,7 +203,7 @@ def against(subject: VerifiedModel, reference: Reference) -> PromiseFinding:
     tolerance = max(ours, reference.tolerance)
     finding = replace(finding, allowed=finding.allowed * tolerance / ours)
     *streams, last = residuals(subject.model, subject.tokens)
-    streams = [*streams, subject.model.norm(last)]  # theirs is after the norm, too
+    streams = [*streams, subject.model.norm(last)]  # in transformers, it is also after the norm
     share = {
         i: float((streams[i].float() - x.float()).abs().max() / x.float().abs().max().clamp(min=1e-6))
         for i, x in theirs.streams.items()

@@ -25,7 +25,7 @@ def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
         tokens % LANES == width % LANES == 0
         and kv_heads > 0
         and heads % kv_heads == 0
-        and 2 * rows * kv_heads >= torch.get_num_threads()  # which divide windows and key/value heads
+        and 2 * rows * kv_heads >= torch.get_num_threads()  # threads divide windows and key/value heads
         and all(fits(each, q.dtype, rows, tokens, kv_heads, width) and kernels_can_read(each) for each in (k, v))
         and is_worth("causal", q)
     )

@@ -16,7 +16,7 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer
 from onward.kernels.operations import max_rows, takes_kernels
 
-MAX_ROWS = {torch.bfloat16: 128}  # rows of an expert from which the products of PyTorch are faster
+MAX_ROWS = {torch.bfloat16: 128}  # rows per expert from which PyTorch's matmul is faster
 
 
 def max_assignments(dtype: torch.dtype, experts: int) -> int:
@@ -73,6 +73,6 @@ def by_kernel(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None
     return y
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # an operation of its own is one record of a decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # as a single operation, this is one record of a decoding step
 LIBRARY.define("chosen_linear(Tensor x, Tensor experts, Tensor weights, Tensor? biases) -> Tensor")
 LIBRARY.impl("chosen_linear", chosen_linear, "CompositeExplicitAutograd")

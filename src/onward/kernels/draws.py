@@ -26,7 +26,7 @@ def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int) -> T
     """
     tokens = torch.arange(probabilities.size(1), device=probabilities.device)
     bits = scramble(counter_hash(seeds, index, purpose)[:, None] + tokens * signed(GOLDEN))
-    e = shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()  # of numbers strictly between 0 and 1
+    e = shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()  # from numbers strictly between 0 and 1
     return (probabilities / e).argmax(-1)
 
 

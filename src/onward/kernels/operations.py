@@ -1,4 +1,5 @@
-"""The operations of a plain decoder, each by a kernel where the machine has one and it pays, else in plain PyTorch.
+"""The operations of a plain decoder, each by a kernel where the machine has one and it saves time, otherwise in plain
+PyTorch.
 
 Kernels, and the compiler with them, are loaded when the first is needed. Shapes: N rows, I inputs, O outputs.
 """
@@ -20,7 +21,7 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Kernel, Unreadable, address, fits, multiply
 
 COMPILED_AFTER = 1 << 24  # elements that PyTorch computes before a kernel is compiled, which takes some 50 ms
-MIN_WORK = 1 << 20  # elements of the queries times slots from which compiling the kernel of attention pays
+MIN_WORK = 1 << 20  # elements of the queries times slots from which compiling the attention kernel saves time
 ANY = 1 << 62  # rows
 counted = Counter[str]()  # elements that PyTorch has computed, by the name of the kernel
 
@@ -144,8 +145,8 @@ def product_kernel(weight_format: str, dtype: torch.dtype, biased: bool) -> Kern
 def is_worth(name: str, x: Tensor) -> bool:
     """Whether the CPU kernel `name` should compute an activation from x, in place of PyTorch.
 
-    x must be large, and either gradients are needed, or PyTorch has computed so many elements that compiling pays. With
-    gradients the kernel is used from the first step on, so that a resumed run gives the same bits.
+    x must be large, and either gradients are needed, or PyTorch has computed so many elements that compiling saves
+    time. With gradients the kernel is used from the first step on, so that a resumed run gives the same bits.
     """
     if x.numel() < MIN_PARALLEL or x.dtype not in DTYPES:
         return False

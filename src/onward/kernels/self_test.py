@@ -19,7 +19,7 @@ from onward.kernels.llvm import products as kernels
 from onward.kernels.memory import DTYPES, address, multiply
 from onward.kernels.quantized import GROUP, dequantize_weight, weight_addresses
 
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # of an error, relative to the greatest number of a result
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # largest error relative to the greatest number of a result
 QUANTIZED = {torch.float32: "int4", torch.bfloat16: "int8"}  # the format that is tested with each dtype
 ROWS, INPUTS, OUTPUTS = 5, 288, 259  # enough for several threads, for whole tiles and for a rest of each
 Random = Callable[..., Tensor]  # from a shape to random numbers

@@ -30,7 +30,7 @@ FIGURE = re.compile(r"<!-- interactive: ([\w-]+\.json) -->")
 CLAIM = re.compile(r"<!-- holds: (.+) -->")
 NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
 BAR = "▇"  # its length repeats the number beside it
-PERCENT = 1.0  # by which a number may differ where a page does not say otherwise
+PERCENT = 1.0  # tolerance of a number, unless a page gives another one
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Cell:
     kind: str  # python or sh
     code: str
     output: str | None = None  # None: the page shows no output
-    percent: float = PERCENT  # percentage by which numbers of the output may differ
+    percent: float = PERCENT  # tolerance of the numbers in the output, in percent
     varies: bool = False  # whether the output is one example of many
     claims: Sequence[str] = ()  # expressions that are true after the code
     figure: str = ""  # file of the numbers of an interactive figure
@@ -93,7 +93,7 @@ def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
 
 
 def value(code: str, names: dict[str, object]) -> object:
-    """Run Python code; return the value of its last statement, None if that is no expression."""
+    """Run Python code; return the value of its last statement, or None if the statement is not an expression."""
     last: ast.expr = ast.Constant(None)
     match ast.parse(code, "<page>").body:
         case [*body, ast.Expr(value=last)]:

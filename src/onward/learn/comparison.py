@@ -42,7 +42,7 @@ def difference(expected: Sequence[Any], got: Sequence[Any]) -> str:
     pairs = [*zip(right, wrong)]
     if any(two.isnan().any() and not one.isnan().any() for one, two in pairs):
         return (
-            "the result has NaN: look for a softmax over −∞ alone, 0 / 0, or the root or logarithm of a number below 0"
+            "the result has NaN: look for a softmax over only −∞, 0 / 0, or the root or logarithm of a number below 0"
         )
     if all(one.dim() > 1 and same(one.mT, two) for one, two in pairs):
         return "the last two axes are exchanged: transpose the result"

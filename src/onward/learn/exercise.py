@@ -19,7 +19,7 @@ HEADER = "import math\n\nimport torch\nfrom torch import Tensor\n"  # all that a
 
 @dataclass(frozen=True)
 class Mistake:
-    """A usual mistake, as an edit of the answer, and what the reader is told about it."""
+    """A common mistake, as an edit of the answer, and the hint for the reader."""
 
     old: str  # a piece of the answer's code
     new: str  # the mistake in its place

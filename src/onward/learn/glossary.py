@@ -18,7 +18,7 @@ class Entry:
     text: str  # one sentence
     chapter: int  # chapter of the course that teaches the term
     code: str = ""  # name in Onward: a public name, option, command or file; "": no name
-    also: tuple[str, ...] = ()  # other names for the term, here and elsewhere
+    also: tuple[str, ...] = ()  # other names for the term, here and in other texts
     guide: str = ""  # a page of docs/ about the term, without .md
 
     @property

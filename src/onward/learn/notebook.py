@@ -43,7 +43,7 @@ def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
                 if folded:
                     prose = prose.removeprefix(END).lstrip() if prose.startswith(END) else f"{FOLD}\n\n{prose}"
                 folded = prose.count(FOLD) > prose.count(END)
-                if folded:  # code follows, in a cell of its own
+                if folded:  # code follows, in a separate cell
                     opened = prose.removesuffix(FOLD)
                     prose = f"{prose}\n\n{END}" if opened == prose else f"{opened}**Answer**"
                 yield {"cell_type": "markdown", "metadata": {}, "source": prose}

@@ -34,7 +34,7 @@ ROUNDS = 5  # largest number of runs of a measurement; their median counts
 LEAST = 4  # smallest number of measured decoding steps
 LARGEST = 30_000_000  # parameters of a decoder that is run to calibrate
 ROWS, PROMPT, NEW = 8, 8, 64  # rows, tokens of a prompt and new tokens that calibrate
-MOST = 1 << 26  # weights of a layer that calibrates, which no cache of a processor holds
+MOST = 1 << 26  # weights of the calibration layer, too many for any CPU cache
 
 
 @dataclass(frozen=True)

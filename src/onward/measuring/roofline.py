@@ -15,7 +15,7 @@ from onward.reports.pictures.picture import Panel, Picture
 from onward.reports.pictures.plot import Frame, Heights, log_ticks, short
 
 WIDTH, HEIGHT = 560.0, 340.0
-STYLES = {"more": 4, "less": -6, "third": 15, "soft": 4}  # of the precisions, and the pixels of labels below points
+STYLES = {"more": 4, "less": -6, "third": 15, "soft": 4}  # style of each precision, and offset of its labels in pixels
 
 
 def roofline(name: str, speeds: Sequence[Speed], limits: MachineLimits) -> Picture:

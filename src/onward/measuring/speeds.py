@@ -14,7 +14,7 @@ from onward.planning.machine import peak_flops, read_bandwidth
 
 TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes in which training computes products
 VOCABULARY = 4096  # tokens of a preset of training
-TOKENS = 128  # of a prompt and of an answer, unless the context is shorter
+TOKENS = 128  # tokens of the prompt and of the answer, unless the context is shorter
 
 
 def silent(case: str) -> None: ...

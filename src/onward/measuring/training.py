@@ -30,7 +30,7 @@ from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
 WARM_UP = 2  # steps that are not counted
 LEAST = 3  # steps that are counted in any case
-TRIAL_TOKENS = 1024  # of a step that calibrates
+TRIAL_TOKENS = 1024  # tokens of the calibration step
 
 
 class Stopwatch:

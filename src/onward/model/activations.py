@@ -188,7 +188,7 @@ def output(width: str | int, module: nn.Module) -> Declarations:
     return {} if isinstance(module, nn.Identity) else {"": Activation(Output(), ("B", "T", width))}
 
 
-NORM = partial(output, "D")  # of a norm of the residual stream without declarations
+NORM = partial(output, "D")  # default for a norm of the residual stream
 
 
 def norm(width: int, *, centered: bool) -> Declarations:

@@ -1,8 +1,8 @@
 """Low-rank adapters of weights (LoRA, Hu et al. 2021): W + scaling B A, with W frozen.
 
 They are added to a finished model from outside: a layer keeps its class, its names and its forward, and a forward hook
-adds the low-rank product to its output. Stacks of experts, whose weights are no layers, ask `adapted` for their weight.
-Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V vocabulary.
+adds the low-rank product to its output. Stacks of experts, whose weights are not layers, ask `adapted` for their
+weight. Shapes: B rows, T tokens, I inputs, O outputs, R rank, X experts, V vocabulary.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Adapter(nn.Module):
         low = self.scaling * linear(linear(dropped.to(a.dtype), a), b)
         if self.magnitude is None:
             return (y + low).to(y.dtype)
-        weight: Any = layer.weight  # of a quantized layer, dequantized here
+        weight: Any = layer.weight  # dequantized here if the layer is quantized
         bias: Any = layer.bias
         scale = self.magnitude / self.row_norms(weight)
         if dropped is not x:
@@ -179,7 +179,7 @@ class Adapter(nn.Module):
 
 class TokenRows(nn.Module):
     """Trained rows (N, D) of an embedding, which replace those of the tokens `ids` (N,), in ascending order. An output
-    head that shares its weight with the embedding shares the rows too."""
+    head that shares its weight with the embedding also shares the rows."""
 
     ids: Tensor
 
@@ -311,6 +311,6 @@ def rows_of(numbers: Tensor, number: int, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(numbers == number, x, y)
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # an operation of its own is one record of a decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # as a single operation, this is one record of a decoding step
 LIBRARY.define("rows_of(Tensor numbers, int number, Tensor x, Tensor y) -> Tensor")
 LIBRARY.impl("rows_of", rows_of, "CompositeExplicitAutograd")

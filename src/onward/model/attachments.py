@@ -22,7 +22,7 @@ from onward.base.errors import UserError
 KINDS = (  # from the innermost layer around a method to the outermost
     "quantization",  # replaces linear layers
     "adapters",  # hooks change the output of a layer before any other hook reads it
-    "compilation",  # of a block's code at its first call, with the hooks of all kinds on the modules inside of it
+    "compilation",  # of a block's code at its first call, including all hooks on modules inside the block
     "context",  # an axis of processes, each with some tokens of every window
     "pipeline",  # stages: a stage computes `logits` of its part of the vocabulary, and sends those
     "tensor",  # an axis of processes, each with some heads and units, and some columns of the logits, then joined
@@ -32,7 +32,7 @@ KINDS = (  # from the innermost layer around a method to the outermost
     "traces",  # and edits, around each call of the whole model
 )
 RANKS = {kind: rank for rank, kind in enumerate(KINDS)}
-ATTACHMENTS = "attachments"  # the attribute of a model that has its Attachments; absent if nothing was ever attached
+ATTACHMENTS = "attachments"  # attribute that holds a model's Attachments; absent if nothing was ever attached
 LAYERS = "layers_and_hooks"  # the attribute of a module that has its Layers; absent without any
 Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which calls next(*arguments)
 
@@ -212,8 +212,8 @@ def without(kind: str, module: nn.Module, method: str) -> Callable[..., Any]:
 
 
 def version(model: nn.Module) -> int:
-    """Return a number that every change of what is attached to a model raises; 0 if nothing was ever attached. The
-    choice among adapters for one call (`Selection.use`) is no change."""
+    """Return a number that every change of what is attached to a model raises; 0 if nothing was ever attached. Choosing
+    among adapters for one call (`Selection.use`) is not a change."""
     attachments: Attachments | None = model.__dict__.get(ATTACHMENTS)
     return 0 if attachments is None else attachments.version
 

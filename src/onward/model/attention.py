@@ -31,7 +31,7 @@ from onward.model.reference import reference
 
 MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
-MAX_KEYS = 3 << 17  # bytes of a row's keys and values for each query head up to which the kernel is faster than SDPA
+MAX_KEYS = 3 << 17  # bytes of a row's keys and values per query head up to which the kernel is faster than SDPA
 MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or window layer is made as a whole
 
 

@@ -145,8 +145,8 @@ class KVCache:
         self, start: int = 0, end: int | None = None, length: int | None = None, counts: Tensor | None = None
     ) -> CacheView:
         """Return a view of rows `start` to `end` - 1 (None: all from `start` on), with the slots for positions below
-        `length`, padding included (None: all slots). `counts` (B,) is how many tokens of each row of the call are no
-        padding (None: all), for layers with a state."""
+        `length`, padding included (None: all slots). `counts` (B,) is the number of tokens per row of the call that are
+        not padding (None: all), for layers with a state."""
         last = self.length + self.chunk if length is None else min(length, self.length + self.chunk)
         layers = [self.narrow(cache, slice(start, end), last) for cache in self.layers]
         states = self.states

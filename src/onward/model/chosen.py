@@ -15,7 +15,7 @@ from onward.model.mask import ALL, AttentionMask
 
 
 class ChosenMask(AttentionMask):
-    """A mask of which a query sees only the chosen keys: those at `indices` (B, T, C), where `chosen` (B, T, S) is
+    """A mask in which a query sees only the chosen keys: those at `indices` (B, T, C), where `chosen` (B, T, S) is
     true."""
 
     indices: Tensor

@@ -111,8 +111,8 @@ def gate_activations(module: Any) -> Declarations:
 
 class ExtendedSelfAttentionModule(SelfAttentionModule):
     """Self-attention whose values may be scaled and normalized, whose heads' outputs may be gated, and whose keys and
-    values may be used by the later layers `shared_by`, too. The other arguments are those of SelfAttentionModule, a
-    function that makes the norm of values of a width, and the number of the layer."""
+    values the later layers `shared_by` may also use. The other arguments are those of SelfAttentionModule, a function
+    that makes the norm of values of a width, and the number of the layer."""
 
     gate: nn.Module
     gated: nn.Module

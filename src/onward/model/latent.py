@@ -105,8 +105,8 @@ class LatentAttentionModule(nn.Module):
         """Return whether the form `absorbed` takes fewer multiplications per head than `expanded`, for `tokens` queries
         over `keys` latents."""
         p = self.part
-        projection = p.d_latent * (p.d_nope + p.d_value)  # of a latent to key and value; of query and output, absorbed
-        pair = p.d_nope + p.d_rope + p.d_value  # of a query and a key: the score, and the weighted value
+        projection = p.d_latent * (p.d_nope + p.d_value)  # latent to key and value, or absorbed into query and output
+        pair = p.d_nope + p.d_rope + p.d_value  # per pair of a query and a key: the score and the weighted value
         return (
             tokens * projection + tokens * keys * (2 * p.d_latent + p.d_rope) < keys * projection + tokens * keys * pair
         )

@@ -48,7 +48,7 @@ class AttentionMask:
         self.window = window  # number of positions that a query attends to, itself included; 0: all
         self.chunked = chunked  # whether a query attends only to keys of the same chunk of `window` positions
         self.reach = {"window": window, "chunked": chunked}  # as attention kernels take it
-        self.segments = segments  # of the queries; None: each row is one document
+        self.segments = segments  # documents of the queries; None: each row is one document
         self.key_segments = None if segments is None else segments.ids  # index of each key's segment
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias
         self.bias_of = score_bias  # (slope, query position, key position) -> bias, elementwise

@@ -14,7 +14,7 @@ class NoStates:
     """The states of the rows of a cache, as the cache of a model without recurrent layers has them: none. `RowStates`
     are those of other models."""
 
-    layers: Sequence[dict[str, Tensor]] = ()  # of each layer by name, each (rows, K + 1, ...)
+    layers: Sequence[dict[str, Tensor]] = ()  # states of each layer by name, each (rows, K + 1, ...)
 
     def __bool__(self) -> bool:
         return False

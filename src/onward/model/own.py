@@ -37,7 +37,7 @@ ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens of each, and by how man
 SEEDS = 8  # trials of a decoder whose forward depends on values
 FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # and whether the forward reads values of tensors
 TRIED: dict[DecoderConfig, str] = {}  # what is broken in each reduced decoder
-CODE: dict[DecoderConfig, frozenset[object]] = {}  # of the parts of a decoder, when it was found
+CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts when it was first read
 
 
 def known(config: DecoderConfig) -> list[Kept]:
@@ -144,7 +144,7 @@ def found(config: DecoderConfig) -> tuple[list[Kept], bool]:
                 try:
                     with torch.no_grad(), reads:
                         model.to(dtype).hidden_of_checked(tokens % config.vocab_size, tokens, view)
-                except Exception:  # of the user's code, which may compute in fp32 only; the trial says what fails
+                except Exception:  # raised by user code, which may support only fp32; the trial reports the failure
                     continue
                 return [kept(layer, dtype) for layer in layers], reads.found
     return [kept(layer, dtype) for layer in layers], reads.found
@@ -183,9 +183,9 @@ def trial(config: DecoderConfig, seed: int) -> str:
         tolerance = 1e-7
         try:
             plain = model.double().hidden(tokens[0])
-        except Exception:  # of the user's code, which may compute in fp32 only
+        except Exception:  # user code may support only fp32
             plain, tolerance = model.float().hidden(tokens[0]), 1e-3
-        if not plain.isfinite().all():  # noise takes a weight out of its range, such as that of a logarithm
+        if not plain.isfinite().all():  # noise takes a weight out of its valid range
             for parameter, values in zip(model.parameters(), initial):
                 parameter.copy_(values)
             plain = model.hidden(tokens[0])
@@ -219,7 +219,7 @@ class Trial:
             )
         try:
             different = next((what for what, pair in self.cached(plain) if not self.same(*pair)), "")
-        except Exception as error:  # of the user's code
+        except Exception as error:  # raised by user code
             return (
                 f"its forward with a cache fails ({type(error).__name__}: {error}): see the contract in CONTRIBUTING.md"
             )
@@ -270,8 +270,8 @@ class Trial:
 
 
 def stacked(plain: Tensor, y: Tensor, starts: Sequence[int], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Return the outputs (N, D) of the tokens of each row, of which there are `counts` from `starts` on in `plain`, and
-    from 0 on in y."""
+    """Return the outputs (N, D) of the tokens of each row: `counts` tokens, which begin at `starts` in `plain` and at 0
+    in y."""
     rows = range(len(y))
     return (
         torch.cat([plain[i, starts[i] : starts[i] + counts[i]] for i in rows]),

@@ -66,7 +66,8 @@ class RowStates(NoStates):
         return True
 
     def view(self, rows: slice, counts: Tensor | None) -> RowStates:
-        """Return the states of some rows; `counts` (B,) is how many tokens of each are no padding in the next call."""
+        """Return the states of some rows; `counts` (B,) is the number of tokens per row that are not padding in the
+        next call."""
         layers = [{n: t[rows] for n, t in layer.items()} for layer in self.layers]
         return RowStates(layers, self.held[rows], counts, self.own)
 
@@ -167,7 +168,7 @@ class StateLayerCache(LayerCache):
     base: LayerCache
     states: dict[str, Tensor]  # by name, each (rows, K + 1, ...)
     rows: RowStates  # shared by the layers
-    leads: bool  # whether it is the first layer with states, which notes each call for all
+    leads: bool  # whether this is the first layer with states, which records each call for all of them
 
     def slot_indices(self, positions: Tensor) -> StateSlots:
         call = self.rows.advance(positions) if self.leads or not self.rows.call else self.rows.call

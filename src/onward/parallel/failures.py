@@ -90,7 +90,7 @@ def first_failure(launch: Launch, error: BaseException, patience: float) -> tupl
     seconds for another process to report the cause."""
     store: Any = launch.store
     failed, until = launch.rank, time.monotonic() + patience
-    if isinstance(error, Terminated | RuntimeError):  # of a connection whose other end is gone, perhaps
+    if isinstance(error, Terminated | RuntimeError):  # perhaps the other end of a connection is gone
         while not store.check(["failure"]) and time.monotonic() < until:
             if killed := [rank for rank in range(launch.count) if is_dead(store.get(f"process/{rank}").decode())]:
                 failed = killed[0]

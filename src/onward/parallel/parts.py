@@ -113,7 +113,7 @@ def whole_parameters(model: nn.Module) -> dict[str, Tensor]:
 
 
 def counted_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters without those that an earlier pipeline stage holds, too."""
+    """The parameters, except those that an earlier pipeline stage also holds."""
     pipeline = getattr(model, "pipeline", None)
     return [parameter for parameter in model.parameters() if not (pipeline and pipeline.is_copy(parameter))]
 

@@ -133,7 +133,7 @@ class Pipeline:
         many as stages. Returns the sum that `module`, the loss, reports in the last stage.
 
         `count` divides the losses, `precision` makes the context of a forward, and `auxiliary` returns the auxiliary
-        loss of the experts of a stage in its last forward. Raises a UserError for a loss that reports other sums, too.
+        loss of the experts of a stage in its last forward. Raises a UserError for a loss that reports further sums.
         """
         rows, length = batches[0].tokens.shape
         key = len(batches), rows, length
@@ -150,9 +150,7 @@ class Pipeline:
         self.sum_tied()
         sums = [one["loss"] for one in step.reported]
         if others := [name for one in step.reported[:1] for name in one if name != "loss"]:
-            raise UserError(
-                f"Cannot report {others[0]} from a pipeline, which reports the loss alone: use another mesh"
-            )
+            raise UserError(f"Cannot report {others[0]} from a pipeline, which reports only the loss: use another mesh")
         loss = torch.stack([torch.zeros((), device=self.model.device), *sums]).sum().double()
         distributed.broadcast(loss, group=self.group, group_src=self.stages - 1)
         return {"loss": loss}

@@ -57,7 +57,7 @@ class Replicas(Alone):
         outcome: T | UserError
         try:
             outcome = work()
-        except SharedError:  # the other processes have raised it, too
+        except SharedError:  # the other processes have raised it as well
             raise
         except UserError as error:
             outcome = error

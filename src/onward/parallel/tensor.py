@@ -3,7 +3,7 @@ layer (Shoeybi et al. 2019, Megatron-LM).
 
 A branch (the attention or the feed-forward of a block) receives all tokens and returns a part of its output, which is
 summed over the processes. In the backward the gradient of its input is such a sum. So inside a branch a gradient is a
-part of a sum, and the gradient of a parameter that all processes have whole is summed too. Between branches each
+part of a sum; the gradient of a parameter that every process has whole is therefore also summed. Between branches each
 process has a part of the tokens (`stream.py`). The final norm is computed by each process for itself; the embedding and
 the head are divided (`vocabulary.py`).
 
@@ -63,7 +63,7 @@ class Rule:
     by default each has all of it, and its gradient is summed over the processes.
 
     `split` is the dimension of the parameter that is divided, None for none. `inputs`: this dimension is that of a
-    layer's inputs, so that the processes' outputs must be summed. `heads` > 0: dimension 0 consists of so many heads,
+    layer's inputs, so that the processes' outputs must be summed. `heads` > 0: dimension 0 consists of this many heads,
     fewer than processes; each process holds all heads and uses one. `once`: only one process uses the parameter; for
     the others it is 0.
     """
@@ -119,7 +119,7 @@ EXPERTS: dict[str, Any] = {
     "down_bias": ONCE,
     **{f"shared.{name}": rule for name, rule in FEED_FORWARD.items()},
 }
-TABLE: dict[type[nn.Module], dict[str, Any]] = {  # of a branch: its layers and its own parameters
+TABLE: dict[type[nn.Module], dict[str, Any]] = {  # per branch: its layers and its own parameters
     SelfAttentionModule: SELF_ATTENTION,
     ExtendedSelfAttentionModule: SELF_ATTENTION,
     LateNormSelfAttentionModule: SELF_ATTENTION,
@@ -168,7 +168,7 @@ class LocalParameter:
     owner: nn.Module
     name: str
     rule: Rule | None  # None outside branches
-    stream: Stream | None = None  # that the parameter belongs to, such as a norm's weight
+    stream: Stream | None = None  # stream that the parameter, such as a norm's weight, belongs to
 
     def of(self, mesh: DeviceMesh) -> Tensor:
         parameter: Any = self.owner._parameters[self.name]

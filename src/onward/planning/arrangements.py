@@ -94,7 +94,7 @@ def step_time(
     head = 3 * sum(part.flops for part in part_sizes(config) if part.name == "head")
     whole = 0 if divides_vocabulary(config, mesh.tensor) else head  # operations of each process
     operations = whole + (training_flops(config, length, recompute) - whole) / mesh.tensor
-    turns = (2 * mesh.pipeline - 1) / mesh.pipeline  # of a stage, which waits for the others in all but one per batch
+    turns = (2 * mesh.pipeline - 1) / mesh.pipeline  # work and waiting of a stage, relative to its work
     seconds = turns * rows * length / mesh.context * operations / (machine.training_share * machine.peak(precision))
     return StepTime(seconds, meanwhile, waiting)
 

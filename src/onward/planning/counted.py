@@ -49,7 +49,7 @@ def counted(config: DecoderConfig) -> CountedFlops:
 
     try:
         return counted_in(FakeTensorMode(), config)
-    except Exception:  # of the user's code, which reads a value; what else it raises, it raises again
+    except Exception:  # user code reads a value; other errors occur again below
         return counted_in(nullcontext(), config)
 
 
@@ -63,7 +63,7 @@ def counted_in(mode: Any, config: DecoderConfig) -> CountedFlops:
         short, long = (totals(model, tokens) for tokens in (length, 2 * length))
     pairs = {name: (long[name] - 2 * short[name]) // (2 * length**2) for name in long}
     linear = {name: short[name] // length - length * pairs[name] for name in long}
-    own = Counter(linear)  # of the modules without their children
+    own = Counter(linear)  # counts of the modules without their children
     for name, count in linear.items():
         if name:
             own[name.rpartition(".")[0]] -= count

@@ -102,7 +102,7 @@ class Shortened(TorchFunctionMode):
                 ones = (torch.ones_like(args[0]),)
                 return _engine_run_backward(args, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
         result = func(*args, **(kwargs or {}))
-        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # of a loss: over its tokens
+        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # a loss chunks along its tokens
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
@@ -183,7 +183,8 @@ def dry_step(
 
     kinds = kinds_of_layers(config)
     chosen = sorted({*kinds})
-    # a formula holds for one kind of block in one precision; fake tensors run the code of every part, users' too
+    # a formula holds for one kind of block in one precision; fake tensors run the code of every part, including users'
+    # parts
     fake, live = FakeTensorMode(), LiveBytes()
     cuts: list[Segment] = []
     cut: Any = lambda *_: cuts.append(live.cut())
@@ -200,7 +201,7 @@ def dry_step(
     if parts > 1:
         divide_stream(model, length // context // parts, parts)
     if context > 1:
-        from onward.parallel.context import DividedTokens, own_batch  # which imports DTensors, for half a second
+        from onward.parallel.context import DividedTokens, own_batch  # imports DTensors, which takes half a second
 
         with fake, live:
             batch = own_batch(batch, context, 0)

@@ -22,7 +22,7 @@ from onward.planning.laws import Frontier, LossLaw
 Array = NDArray[np.float64]
 DELTA = 1e-3  # of the Huber loss of log L (arXiv:2203.15556, section 3.3)
 STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.3
-FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, the best of which go on, and their further steps
+FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, and further steps from the best starts
 LEAST = 4  # runs or budgets that a fit needs
 EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # of L(C)
 SAME = 0.1  # budgets whose logarithms differ by less are the same
@@ -62,10 +62,10 @@ class LossFit:
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:
         """Predict the loss of a new run. Its 95 % interval comes from the laws of resampled runs, each plus the
-        residual of a random run, since a new run deviates from its law too."""
+        residual of a random run, since a new run also deviates from its law."""
         noise = np.random.default_rng(seed).choice(self.residuals, len(self.resampled))
         n, d = np.float64(parameters), np.float64(tokens)
-        with np.errstate(over="ignore", invalid="ignore"):  # of resampled laws that their runs do not determine
+        with np.errstate(over="ignore", invalid="ignore"):  # some resampled runs do not determine a law
             losses = [law.loss(n, d) * np.exp(error) for law, error in zip(self.resampled, noise)]
             losses = [math.inf if np.isnan(loss) else loss for loss in losses]  # A / N ** alpha is inf / inf
             low, high = np.percentile(losses, [2.5, 97.5], method="nearest") if losses else (np.nan, np.nan)

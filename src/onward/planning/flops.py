@@ -19,7 +19,7 @@ from onward.model.experts import ExpertsModule
 from onward.planning.counted import counted
 from onward.planning.parameters import modules
 
-NO_PRODUCTS = "embed.", "position.", "layer_inputs.embed."  # tables, of which tokens read rows
+NO_PRODUCTS = "embed.", "position.", "layer_inputs.embed."  # tables from which tokens read rows
 ORDER = "embedding", "positions", "attention", "feed-forward", "experts", "router", "shared expert", "norms", "head"
 
 

@@ -39,7 +39,7 @@ class LossLaw:
         return g * (flops / 6) ** (self.beta / total), (flops / 6) ** (self.alpha / total) / g
 
     def tokens_for(self, parameters: float, loss: float) -> float:
-        """Training tokens after which a model of so many parameters reaches `loss`; infinity if it never does."""
+        """Training tokens after which a model with this many parameters reaches `loss`; infinity if it never does."""
         left = loss - self.E - self.A / parameters**self.alpha
         return (self.B / left) ** (1 / self.beta) if left > 0 else math.inf
 

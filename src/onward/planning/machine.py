@@ -54,7 +54,7 @@ def read_bandwidth(device: torch.device | None = None, size: int = 0) -> float:
 def peak_flops(dtype: torch.dtype, device: torch.device | None = None, *, kernels: bool = False) -> float:
     """Measure the floating-point operations per second of a square matrix product in `dtype`: the best of several
     calls, at the largest size whose product is expected to take at most 0.1 seconds. With `kernels`, Onward's own
-    kernels, which generation uses and training does not, are tried too."""
+    kernels are also measured; generation uses them, training does not."""
     device, best = device or torch.device("cpu"), 0.0
     for side in SIDES:
         a, b = (torch.ones(side, side, dtype=dtype, device=device) for _ in range(2))

@@ -2,7 +2,7 @@
 
 Weights and caches follow from shapes, activations from a dry run of a step (`dry.py`). On a CPU the allocator of the C
 library leaves holes (unused gaps) between tensors: the peak of a process is larger than the sum of its tensors. `holes`
-is the share by which it is larger.
+is the fraction by which it is larger.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onward.planning.optimizers import state_of
 from onward.planning.parameters import kept, modules, parameters, state_bytes
 from onward.transforms.quantize import choose_layers
 
-HOLES = 0.28  # of activations, gradients and temporary tensors on a CPU: 0.14 to 0.41 were measured
+HOLES = 0.28  # fragmentation of activations, gradients and temporary tensors on a CPU (measured: 0.14 to 0.41)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 ORTHOGONAL = 12  # bytes per element of the matrices that are made orthogonal together: those of one shape
@@ -42,7 +42,7 @@ def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quan
             layer: Any = module.get_submodule(name)
             outputs, inputs = layer.weight.shape
             numbers += outputs * (inputs + 4) if kind == "int8" else outputs * (inputs // 2 + inputs // GROUP * 2)
-            if not (config.tied and name == "head"):  # whose weight stays as the embedding
+            if not (config.tied and name == "head"):  # the tied weight remains in the embedding
                 numbers -= outputs * inputs * dtype.itemsize
         total += count * numbers
     return total

@@ -22,7 +22,7 @@ class Account:
         self.ends.callback(self.arrive)
 
     def arrive(self) -> None:
-        """Note that the answers are in the hands of the engines' thread, or that there are none."""
+        """Note that the engines' thread now has the answers, or that there are none."""
         self.accounts.coming.discard(self)
 
     def grow(self, size: int) -> None:
@@ -40,7 +40,7 @@ class Accounts:
         self.max_queue, self.share, self.num_rows = limits.max_queue, limits.share, num_rows
         self.pending = 0  # answers, or other pieces of work
         self.of_client = Counter[str]()
-        self.coming = set[Account]()  # of requests that are read, and have not reached the engines' thread
+        self.coming = set[Account]()  # accounts of requests that were read but have not reached the engines' thread
 
     @property
     def most(self) -> int:

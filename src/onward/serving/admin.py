@@ -38,7 +38,6 @@ class AdapterToUnload(Body):
     """The body of a request of /v1/unload_lora_adapter."""
 
     lora_name: str = Field(min_length=1)
-    lora_int_id: int | None = Field(None, description="Not used, as in vLLM.")
 
 
 class ModelName(Body):
@@ -81,7 +80,7 @@ async def load_model(body: ModelName, http: Request) -> dict[str, Any]:
     if not body.model:
         raise ApiError("model is missing: name a folder, or a model on the hub", param="model")
     if service.load_more is None:
-        raise ApiError("Cannot load models here, because the program of this server has no way to", 400)
+        raise ApiError("Cannot load models here, because this server's program does not support it", 400)
     load, name = service.load_more, body.model
     more = await asyncio.wrap_future(in_thread(lambda: load(name)))
     for one in more:
@@ -117,7 +116,7 @@ async def unload_model(body: ModelName, http: Request) -> dict[str, Any]:
 def administered(http: Request, body: Body) -> Service:
     """The service of a request; raises an ApiError unless it has the key of an administrator."""
     check_admin(http.scope["key"])
-    check_others(body.model_extra or {})
+    check_others(body)
     service = service_of(http)
     service.check_ready()
     return service
@@ -141,7 +140,7 @@ async def finished(service: Service, uses: Callable[[Job], bool]) -> None:
 
 
 def in_thread(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a thread of its own, which ends: OpenMP keeps threads for each thread that has computed."""
+    """Call a function in a separate thread, which ends: OpenMP keeps threads for each thread that has computed."""
     future: Future[T] = Future()
 
     def run() -> None:

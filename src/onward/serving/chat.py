@@ -20,7 +20,7 @@ from onward.serving.calls.source import Event
 from onward.serving.calls.splitter import AnswerCheck, AnswerSplitter
 from onward.serving.completions import MOST_LOGPROBS, truncated
 from onward.serving.errors import ApiError
-from onward.serving.fields import FORM_CHARACTERS, SamplingFields
+from onward.serving.fields import FORM_CHARACTERS, AnswerFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.prompt_size import check_size, size_of
@@ -55,7 +55,7 @@ class ChatMessage(BaseModel):
     function_call: dict[str, Any] | None = None
 
 
-class ChatFields(SamplingFields):
+class ChatFields(AnswerFields):
     """The fields of a request that describe a conversation's tools and the variables of its chat template."""
 
     tools: list[Tool] | None = None
@@ -118,8 +118,9 @@ async def begin(
     `label` names it in the log, `schema` is that of an answer without calls, `ends` are arguments of `Chat.encode`."""
     service = service_of(http)
     variables = variables_of(body.chat_template_kwargs, tools, served)
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
+    effort, place = body.reasoning_effort, "chat_template_kwargs.reasoning_effort"
+    if effort is not None and variables.setdefault("reasoning_effort", effort) != effort:
+        raise ApiError(f"reasoning_effort and {place} are both given and differ: leave one out", param=place)
     chat, source = await service.compute(chat_of, served.lm.text()), "input" if label == "responses" else "messages"
     tokens = await encoded(service, chat, messages, source, served, body.truncate_prompt_tokens, ends or {}, variables)
     tokens = truncated(tokens, body, served)

@@ -13,7 +13,7 @@ from pydantic import Field
 from onward.generation.logprobs import TokenLogprob
 from onward.generation.prompts import prompt_tokens
 from onward.serving.errors import ApiError
-from onward.serving.fields import SamplingFields
+from onward.serving.fields import AnswerFields
 from onward.serving.jobs import Job, Update, merged
 from onward.serving.models import Served
 from onward.serving.pieces import scores
@@ -25,11 +25,11 @@ from onward.serving.usage import of_completion, usage_of
 from onward.text.media import refuse_media
 
 router = APIRouter(tags=["OpenAI"])
-DEFAULT_TOKENS = 16  # of an answer, as OpenAI's API has it, or as many as the context has room for
+DEFAULT_TOKENS = 16  # tokens of an answer by default, as in OpenAI's API, or fewer if the context is full
 MOST_LOGPROBS = 100
 
 
-class CompletionRequest(SamplingFields):
+class CompletionRequest(AnswerFields):
     """The body of a request of /v1/completions."""
 
     prompt: Prompts = ""
@@ -80,7 +80,7 @@ def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
     return result
 
 
-def truncated(tokens: list[int], body: SamplingFields, served: Served) -> list[int]:
+def truncated(tokens: list[int], body: AnswerFields, served: Served) -> list[int]:
     """The last tokens, as many as truncate_prompt_tokens says; -1: as many as fit before one answer token."""
     keep = body.truncate_prompt_tokens
     if keep is None:

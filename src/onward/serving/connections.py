@@ -23,8 +23,9 @@ REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class Connections:
-    """All open connections, at most `limits.max_connections` and as many as this process may have descriptors. Beyond
-    them, the connection that has waited longest without a complete request is closed in favor of a new one."""
+    """All open connections: at most `limits.max_connections`, and at most the number of descriptors that this process
+    may have. Beyond them, the connection that has waited longest without a complete request is closed in favor of a new
+    one."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -54,7 +55,7 @@ class Connections:
         self.open.discard(one)
         self.waiting.pop(one, None)
         if self.full and len(self.open) < 0.9 * self.most:
-            LOG.warning("%d connections are open: the limit of %d is no longer reached", len(self.open), self.most)
+            LOG.warning("%d connections are open, below the limit of %d again", len(self.open), self.most)
             self.full = False
 
 
@@ -90,7 +91,7 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
-        super().on_response_complete()  # which may begin the next request
+        super().on_response_complete()  # this may begin the next request
         if self in self.all.open and not self.answering:
             self.all.waiting[self] = None
 
@@ -115,13 +116,13 @@ class Connection(H11Protocol):
         if self.cycle is None or not self.cycle.response_started:
             self.transport.write(REFUSAL % status)
         self.transport.close()
-        self.within(self.limits.send_timeout, self.transport.abort)  # of a client that does not read even this
+        self.within(self.limits.send_timeout, self.transport.abort)  # for a client that does not read even this
 
 
 def descriptors() -> int:
     """The number of descriptors that this process may have; raises its soft limit to the hard one."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # of a system that has a lower limit
+    with suppress(ValueError, OSError):  # some systems have a lower limit
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft = hard
     return 1 << 20 if soft == resource.RLIM_INFINITY else soft

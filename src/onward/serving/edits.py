@@ -47,7 +47,9 @@ class Edits(BaseModel):
                 )
         known = activations(model)
         parts = [f"blocks.{layer}.{part}.out" for layer in self.layers for part in ("attn", "mlp")]
-        heads = [f"blocks.{layer}.attn.heads.{head}" for layer, head in self.heads]
+        # the heads of a layer, so that they contribute 0 where they are read
+        parts += [f"blocks.{layer}.attn.heads" for layer in self.layers]
+        heads = [f"blocks.{layer}.attn.heads.{head}" for layer, head in self.heads if layer not in self.layers]
         return [*heads, *(name for name in parts if name in known)]
 
 

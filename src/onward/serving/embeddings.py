@@ -39,7 +39,7 @@ async def embeddings(body: EmbeddingRequest, http: Request) -> dict[str, Any]:
     normalized. Raises an ApiError for other dimensions than the model's."""
     service = service_of(http)
     served = service.model(body.model)
-    check_others(body.model_extra or {})
+    check_others(body)
     if body.dimensions not in (None, served.lm.config.d_model):
         size = served.lm.config.d_model
         raise ApiError(

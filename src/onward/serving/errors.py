@@ -9,7 +9,7 @@ from onward.base.errors import UserError
 from onward.generation.check_request import ContextOverflow, PromptError
 from onward.serving.names import CONTENTS, as_sent
 
-TYPES = {  # of an error, by its HTTP status
+TYPES = {  # type of an error, by its HTTP status
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",

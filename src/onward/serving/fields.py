@@ -1,7 +1,7 @@
 """The fields of requests that all generating routes share, under the names of OpenAI, vLLM and llama.cpp.
 
 A field that is unknown is ignored and named once in the log. A field whose meaning the server knows but lacks is
-refused.
+refused, and so is a field of another route.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from onward.base.arguments import Either, Limited, Several, Table, Type, field_t
 from onward.base.errors import UserError
 from onward.base.fields import docs
 from onward.generation.options import FORMS, GenerationOptions
+from onward.generation.sampling import Sampling
 from onward.serving.edits import Edits
 from onward.serving.errors import ApiError
 from onward.serving.names import OTHER_NAMES
@@ -35,7 +36,7 @@ HARMLESS = {  # fields that change no answer, or that only another, refused fiel
     *("speculative.ngram_size_m", "speculative.ngram_min_hits", "xtc_threshold", "dynatemp_exponent"),
     *("adaptive_decay", "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
     *("dry_sequence_breakers", "reasoning_control", "reasoning_budget_message", "prediction"),
-    "spaces_between_special_tokens",
+    *("spaces_between_special_tokens", "tool_choice", "parallel_tool_calls"),
 }
 REFUSED = {  # fields whose meaning the server lacks, unless they are null, false, 0 or empty
     *("suffix", "use_beam_search", "bad_words", "logits_processors", "allowed_token_ids", "samplers", "mirostat"),
@@ -50,6 +51,7 @@ REFUSED = {  # fields whose meaning the server lacks, unless they are null, fals
     *("timings_per_token", "n_indent", "add_special_tokens", "logprob_token_ids", "repetition_detection"),
     *("prompt_embeds", "cache_salt", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
     *("routed_experts_prompt_start", "return_mm_kwargs", "mm_payload", "mm_processor_kwargs", "media_io_kwargs"),
+    *("load_inplace", "is_3d_lora_weight", "lora_int_id"),
 }
 NEUTRAL: dict[str, Any] = {  # likewise, unless they are null or have this value
     "best_of": 1,
@@ -71,7 +73,7 @@ NEUTRAL: dict[str, Any] = {  # likewise, unless they are null or have this value
     "thinking_token_budget": None,
     "parse_special": None,
 }
-INSTEAD = {  # of a refused field: the field with its meaning
+INSTEAD = {  # the supported field with the meaning of a refused one
     **{f"guided_{form}": f"structured_outputs.{form}" for form in ("json", "regex", "choice", "grammar")},
     "response_format": "structured_outputs",
     "n_probs": "logprobs",
@@ -80,10 +82,10 @@ INSTEAD = {  # of a refused field: the field with its meaning
     "function_call": "tool_choice",
     "prompt_logprobs": "echo with logprobs",
 }
-MOST_ITEMS = 16_384  # of a list of objects, such as messages and tools, or a list or table of options
+MOST_ITEMS = 16_384  # most items of a list of objects, such as messages or tools, and of a list or table of options
 WORKABLE_STOPS = 64  # stop texts of a request
-FORM_CHARACTERS = 100_000  # of a regular expression, grammar or schema, as JSON
-unknown_fields: set[str] = set()  # those that the log has named
+FORM_CHARACTERS = 100_000  # most characters of a regular expression, grammar or schema, as JSON
+unknown_fields: set[str] = set()  # names that were already logged
 
 
 class Structured(BaseModel):
@@ -104,7 +106,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     include_usage: bool | None = None
-    include_obfuscation: bool | None = Field(None, description="Ignored: the server adds no padding.")
+    include_obfuscation: bool | None = Field(None, description="true is refused: the server adds no padding.")
 
 
 class Body(BaseModel):
@@ -147,24 +149,56 @@ def json_type(kind: Type) -> Any:
 
 OPTIONS = {name: kind for name, kind in field_types(GenerationOptions).items() if not kind.only_in_python}
 SERVED = [name for name in OPTIONS if name not in APART]
+
+
+def with_options(base: type[Body], names: Iterable[str]) -> type[Body]:
+    """A body with options of generation under their own names, as GenerationOptions documents them."""
+    texts = docs(GenerationOptions)
+    types: Any = {name: (json_type(OPTIONS[name]) | None, Field(None, description=texts[name])) for name in names}
+    return create_model("OptionFields", __base__=base, **types)
+
+
 if TYPE_CHECKING:
-    OptionFields = Body
-else:  # the options of generation under their own names, as GenerationOptions documents them
-    OptionFields = create_model(
-        "OptionFields",
-        __base__=Body,
-        **{
-            name: (json_type(OPTIONS[name]) | None, Field(None, description=docs(GenerationOptions)[name]))
-            for name in SERVED
-        },
-    )
+    SamplingOptions = Body
+else:
+    SamplingOptions = with_options(Body, [name for name in SERVED if name in field_types(Sampling)])
 
 
-class SamplingFields(OptionFields):
-    """The fields that say how answers are sampled, and their number, length, end and form."""
+class SamplingFields(SamplingOptions):
+    """The fields that say how logits become the distribution of the next token."""
 
     temperature: Real | None = Field(None, description="By default 1; 0: the likeliest token.")
     top_p: Real | None = Field(None, description="By default 1: all tokens.")
+    repeat_penalty: Real | None = Field(None, description="Also as repetition_penalty.")
+
+    def given(self) -> dict[str, Any]:
+        """The fields that the request sets and GenerationOptions has, by their names there."""
+        check_others(self)
+        values, sources = dict[str, Any](), dict[str, str]()
+        for name, own in [*zip(SERVED, SERVED), *OTHER_NAMES.items()]:
+            if (value := getattr(self, name, None)) is None or name not in type(self).model_fields:
+                continue
+            if own in values and values[own] != value:
+                raise ApiError(f"{sources[own]} and {name} are both given and differ: leave one out", param=name)
+            values[own], sources[own] = value, sources.get(own, name)
+        for name in "max_new_tokens", "top_k", "seed":
+            if values.get(name) == -1:  # no limit, a random seed
+                del values[name]
+        if values.get("top_p") == 0:  # top_p 0 leaves only the likeliest token
+            del values["top_p"]
+            values["temperature"] = 0
+        return values
+
+
+if TYPE_CHECKING:
+    AnswerOptions = SamplingFields
+else:
+    AnswerOptions = with_options(SamplingFields, [name for name in SERVED if name not in field_types(Sampling)])
+
+
+class AnswerFields(AnswerOptions):
+    """The fields that say how answers are sampled, and their number, length, end and form."""
+
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop text is part of the answer.")
     ignore_eos: bool | None = Field(None, description="Never generate a stop token.")
@@ -174,7 +208,6 @@ class SamplingFields(OptionFields):
     max_completion_tokens: Whole | None = None
     n_predict: Whole | None = None
     min_tokens: Whole | None = Field(None, description="The fewest tokens of an answer. Also as min_new_tokens.")
-    repeat_penalty: Real | None = Field(None, description="Also as repetition_penalty.")
     json_schema: dict[str, Any] | None = None
     structured_outputs: Structured | None = None
     stream: bool | None = None
@@ -183,23 +216,12 @@ class SamplingFields(OptionFields):
     truncate_prompt_tokens: Whole | None = Field(None, description="Keep this many tokens at the end of the prompt.")
 
     def given(self) -> dict[str, Any]:
-        """The fields that the request sets and GenerationOptions has, by their names there."""
-        check_others(self.model_extra or {})
-        values, sources = dict[str, Any](), dict[str, str]()
-        for name, own in [*zip(SERVED, SERVED), *OTHER_NAMES.items()]:
-            if (value := getattr(self, name, None)) is None:
-                continue
-            if own in values and values[own] != value:
-                raise ApiError(f"{sources[own]} and {name} are both given and differ: leave one out", param=name)
-            values[own], sources[own] = value, sources.get(own, name)
-        for name in "max_new_tokens", "top_k", "seed":
-            if values.get(name) == -1:  # no limit, a random seed
-                del values[name]
-        if values.get("top_p") == 0:  # of tokens that reach no probability, the likeliest is left
-            del values["top_p"]
-            values["temperature"] = 0
+        values = super().given()
         if isinstance(values.get("stop"), list) and len(values["stop"]) > WORKABLE_STOPS:
             raise ApiError(f"stop has {len(values['stop'])} texts: give at most {WORKABLE_STOPS}", param="stop")
+        if self.stream_options and self.stream_options.include_obfuscation:
+            place = "stream_options.include_obfuscation"
+            raise ApiError(f"{place} is not supported by this server: leave it out", param=place)
         if self.structured_outputs is not None:
             form = form_of(self.structured_outputs)
             if both := {"regex", "json_schema", "grammar"} & values.keys() & form.keys():
@@ -225,14 +247,26 @@ class SamplingFields(OptionFields):
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
-def check_others(extra: Mapping[str, Any]) -> None:
-    """Refuse fields, beyond the declared ones, that the server cannot honor; log those that it does not know, once
-    each."""
+def check_others(body: Body) -> None:
+    """Refuse fields, beyond the declared ones of its class, that the server or its route cannot honor; log those that
+    it does not know, once each."""
+    extra = body.model_extra or {}
     for name, value in extra.items():
         if (name in REFUSED and value) or (name in NEUTRAL and value not in (None, NEUTRAL[name])):
             instead = f"use {INSTEAD[name]}" if name in INSTEAD else "leave it out"
             raise ApiError(f"{name} is not supported by this server: {instead}", param=name)
-    log_unknown({*extra} - REFUSED - {*NEUTRAL} - HARMLESS)
+        if value and name in routed() - HARMLESS - NEUTRAL.keys():
+            raise ApiError(f"{name} is not a field of this route: leave it out", param=name)
+    log_unknown({*extra} - REFUSED - {*NEUTRAL} - HARMLESS - routed())
+
+
+@cache  # all routes are imported before the first request
+def routed() -> frozenset[str]:
+    """The fields of all routes."""
+    classes = [Body]
+    for cls in classes:  # which grows
+        classes.extend(cls.__subclasses__())
+    return frozenset(name for cls in classes for name in declared(cls) or ())
 
 
 def log_unknown(paths: Iterable[str]) -> None:

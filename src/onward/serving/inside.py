@@ -16,17 +16,20 @@ from torch import Tensor
 
 from onward.base.device import tensor_on
 from onward.generation.distribution import next_token_distribution
+from onward.generation.sampling import Sampling
 from onward.inspection.attribution import logit_attribution
 from onward.inspection.head_maps import attention_maps
 from onward.inspection.heads import head_roles
 from onward.inspection.lens import logit_lens
+from onward.serving.edits import Edits
 from onward.serving.errors import TOO_LONG, ApiError
-from onward.serving.fields import SamplingFields
+from onward.serving.fields import Body, SamplingFields, check_others
 from onward.serving.models import Served
 from onward.serving.pieces import whole
 from onward.serving.service import Service, service_of
 from onward.serving.shapes import Whole
 from onward.text.tokenizer import Tokenizer
+from onward.tracing.edit import edit
 
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
@@ -35,18 +38,33 @@ SHOWN = 40  # tokens of a distribution
 KEPT = 32  # logits that are kept for the next request
 
 
-class Inside(SamplingFields):
+class Look(Body):
     """The body of a request to look inside a model: a text as token ids, and the index of the token after which the
-    next token is predicted, by default the last one; its other fields are the sampling options."""
+    next token is predicted, by default the last one."""
 
     tokens: Annotated[list[Whole], Field(min_length=1, max_length=MOST)]
     position: Whole | None = None
+    edits: Edits | None = Field(None, description="Heads and layers to switch off for this request.")
+
+
+class LookAtLogit(Look):
+    """The body of a request for the parts of a logit."""
+
     target: Whole | None = Field(None, description="A token id whose logit is attributed, by default the likeliest.")
-    prompt_length: Whole | None = Field(None, description="Tokens of the prompt; penalties count those after it.")
 
 
-def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], int]:
-    """(service, model, token ids, position); raises an ApiError for what is out of range."""
+class LookAtSampling(SamplingFields, Look):
+    """The body of a request for a distribution, with the sampling options."""
+
+    prompt_length: Annotated[Whole, Field(ge=0)] | None = Field(
+        None, description="Tokens of the prompt; penalties count those after it."
+    )
+
+
+def text_of(body: Look, http: Request) -> tuple[Service, Served, list[int], int]:
+    """(service, model, token ids, position); raises an ApiError for a field of another route, and for what is out of
+    range."""
+    check_others(body)
     service = service_of(http)
     served = service.model(body.model)
     position = len(body.tokens) - 1 if body.position is None else body.position
@@ -64,26 +82,31 @@ def text_of(body: Inside, http: Request) -> tuple[Service, Served, list[int], in
     size = served.lm.config.vocab_size
     if not 0 <= min(body.tokens) <= max(body.tokens) < size:
         raise ApiError(f"Cannot read token ids beyond the vocabulary of {size}", param="tokens")
-    if body.target is not None and not 0 <= body.target < size:
-        raise ApiError(f"Target {body.target} does not exist: the vocabulary has ids 0 to {size - 1}", param="target")
     return service, served, body.tokens, position
 
 
-async def looked(service: Service, served: Served, function: Callable[[], T]) -> T:
+async def looked(service: Service, served: Served, function: Callable[[], T], edits: Edits | None = None) -> T:
     """Call `function` in the engine's thread, in turns with decoding, with the adapter of `served`, without gradients
-    and dropout."""
-    return await service.beside(whole(served, function))
+    and dropout, and with the parts of `edits` switched off."""
+    model = served.lm.model
+    names = edits.names(model) if edits else []
+
+    def edited() -> T:
+        with edit(model, dict.fromkeys(names, 0.0)):
+            return function()
+
+    return await service.beside(whole(served, edited if names else function))
 
 
 class Logits:
     """A cache of logits (V,) after recent texts, so that changing a sampling option does not run the model again."""
 
     def __init__(self) -> None:
-        self.kept: OrderedDict[tuple[str, tuple[int, ...]], Tensor] = OrderedDict()
+        self.kept: OrderedDict[tuple[str, str, tuple[int, ...]], Tensor] = OrderedDict()
 
-    def of(self, served: Served, tokens: list[int]) -> Tensor:
-        """Logits (V,) of the next token."""
-        key = served.name, tuple(tokens)
+    def of(self, served: Served, tokens: list[int], edits: Edits | None) -> Tensor:
+        """Logits (V,) of the next token of a model to which `edits` are applied."""
+        key = served.name, repr(edits), tuple(tokens)
         if key not in self.kept:
             model = served.lm.model
             hidden = model.hidden(tensor_on(model.device, [tokens]))
@@ -99,17 +122,17 @@ def piece(tokenizer: Tokenizer, token: int) -> dict[str, Any]:
 
 
 @router.post("/distribution")
-async def distribution(body: Inside, http: Request) -> dict[str, Any]:
+async def distribution(body: LookAtSampling, http: Request) -> dict[str, Any]:
     """Return as JSON the likeliest next tokens after the position of the request, each with its probability before and
     after the request's sampling options, and the number of tokens that can be sampled."""
     service, served, tokens, position = text_of(body, http)
-    options = body.options(None)
+    options = Sampling(**{"temperature": 1.0} | body.given())
     before_position = tokens[: position + 1]
     kept: Logits = http.app.state.logits
     prompt = len(before_position) if body.prompt_length is None else min(body.prompt_length, len(before_position))
 
     def compute() -> dict[str, Any]:
-        logits = kept.of(served, before_position)
+        logits = kept.of(served, before_position, body.edits)
         allowed = served.lm.allowed()
         before = logits.masked_fill(~allowed, -math.inf).softmax(-1)
         after = next_token_distribution(logits[None], options, [before_position], [prompt], allowed)[0]
@@ -122,15 +145,16 @@ async def distribution(body: Inside, http: Request) -> dict[str, Any]:
         ]
         return {"rows": rows, "kept": int((after > 0).sum()), "vocabulary": int(allowed.sum())}
 
-    return await looked(service, served, compute)
+    return await looked(service, served, compute, body.edits)
 
 
 @router.post("/lens")
-async def lens(body: Inside, http: Request) -> dict[str, Any]:
+async def lens(body: Look, http: Request) -> dict[str, Any]:
     """Return as JSON the next tokens that each layer would predict after the position (logit lens), with their
     probabilities."""
     service, served, tokens, position = text_of(body, http)
-    predictions = await looked(service, served, lambda: logit_lens(served.lm.model, tokens[: position + 1], 5))
+    read = tokens[: position + 1]
+    predictions = await looked(service, served, lambda: logit_lens(served.lm.model, read, 5), body.edits)
     tokenizer = served.lm.text()
     ids, probabilities = predictions.ids[:, -1].tolist(), predictions.probabilities[:, -1].tolist()
     layers = [
@@ -141,21 +165,26 @@ async def lens(body: Inside, http: Request) -> dict[str, Any]:
 
 
 @router.post("/attention")
-async def attention(body: Inside, http: Request) -> dict[str, Any]:
+async def attention(body: Look, http: Request) -> dict[str, Any]:
     """Return as JSON {"weights": [layer][head][token]}: the attention weights of the token at the position in `body` to
     each token up to itself."""
     service, served, tokens, position = text_of(body, http)
-    maps = await looked(service, served, lambda: attention_maps(served.lm.model, tokens[: position + 1]))
+    read = tokens[: position + 1]
+    maps = await looked(service, served, lambda: attention_maps(served.lm.model, read), body.edits)
     return {"weights": [[[round(w, 4) for w in head] for head in layer[:, -1].tolist()] for layer in maps]}
 
 
 @router.post("/attribution")
-async def attribution(body: Inside, http: Request) -> dict[str, Any]:
+async def attribution(body: LookAtLogit, http: Request) -> dict[str, Any]:
     """Return as JSON the contributions of the embedding, the heads [layer][head] and the feed-forward of each layer to
     the logit of the token `target` after the position, by default the likeliest token."""
     service, served, tokens, position = text_of(body, http)
+    size = served.lm.config.vocab_size
+    if body.target is not None and not 0 <= body.target < size:
+        raise ApiError(f"Target {body.target} does not exist: the vocabulary has ids 0 to {size - 1}", param="target")
+    read = tokens[: position + 1]
     attributed = await looked(
-        service, served, lambda: logit_attribution(served.lm.model, tokens[: position + 1], target=body.target)
+        service, served, lambda: logit_attribution(served.lm.model, read, target=body.target), body.edits
     )
     return {
         **piece(served.lm.text(), attributed.target),

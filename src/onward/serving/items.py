@@ -9,7 +9,7 @@ from typing import Any
 from onward.serving.calls.source import Event
 
 OutputChange = tuple[str, dict[str, Any]]  # an event of the stream: (type, fields)
-TEXTS = {  # of an event of an answer: the type of the item, the beginning of its id, the type of its part
+TEXTS = {  # per kind of event: type of the item, prefix of its id, type of its part
     "content": ("message", "msg", "output_text"),
     "reasoning": ("reasoning", "rs", "reasoning_text"),
 }

@@ -100,7 +100,7 @@ class Usage:
     """The usage of one key."""
 
     running: int = 0
-    allowances: dict[str, Allowance] = field(default_factory=dict)  # of requests, and of tokens
+    allowances: dict[str, Allowance] = field(default_factory=dict)  # allowances for requests and for tokens
 
     def allowance(self, what: str, limit: int, now: float) -> Allowance:
         one = self.allowances.setdefault(what, Allowance(limit, limit, now))
@@ -118,8 +118,8 @@ class Keys:
         self.replace(keys)
 
     def replace(self, keys: Sequence[str | Key]) -> None:
-        """Accept these keys from now on; what a name has used counts on. Raises a UserError, and changes nothing, for
-        keys that cannot be told apart."""
+        """Accept these keys from now on; the usage of each name so far still counts. Raises a UserError, and changes
+        nothing, for keys that cannot be told apart."""
         made = [key if isinstance(key, Key) else Key(key=key) for key in keys]
         named = [key if key.name else Key(key=key.key, name=f"key {i}") for i, key in enumerate(made, 1)]
         check_keys(named)

@@ -41,7 +41,7 @@ def state(engine: Engine, jobs: dict[Any, Job]) -> dict[str, Any]:
     """The rows of an engine's batch, its queue and its cache blocks; `jobs` maps the engine's requests to jobs."""
     scheduler, manager = engine.scheduler, engine.scheduler.manager
     assert isinstance(manager, BlockManager), "the server's caches are paged"
-    pool = next(iter(manager.pools.values()))  # of the layers with the first window size
+    pool = next(iter(manager.pools.values()))  # pool of the layers with the first window size
     rows = []
     for row, request in enumerate(scheduler.active):
         job = jobs.get(request)

@@ -38,7 +38,7 @@ class Lines(QueueHandler):
     """Hands records to another thread, so that the server never waits for the reader of its log."""
 
     def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
-        return record  # which is formatted in this process
+        return record  # the record is formatted in this process
 
     def handleError(self, record: logging.LogRecord) -> None:
         pass  # the queue is full

@@ -33,7 +33,7 @@ from onward.transforms.heads import head_labels
 from onward.transforms.lora import remove_lora
 
 BLOCK = 16  # positions of a block of the cache
-SHARE = 0.5  # of the memory left beside the weights, the most that the cache takes unless a size is given
+SHARE = 0.5  # largest fraction of the memory beside the weights that the cache takes by default
 MOST_COMPILED = 32  # rows
 GIB = 1 << 30
 

@@ -22,7 +22,7 @@ from onward.serving.models import Served
 from onward.transforms.lora import use_adapter
 
 T = TypeVar("T")
-POSITIONS = 128  # whose logits are computed at a time
+POSITIONS = 128  # positions whose logits are computed at a time
 
 
 def whole(served: Served, function: Callable[[], T]) -> Generator[None, None, T]:
@@ -71,7 +71,7 @@ def scores(served: Served, tokens: Sequence[int], count: int) -> Generator[None,
     model = served.lm.model
 
     def scored() -> Iterator[list[TokenLogprob]]:
-        start = 1  # of the tokens that the next hidden state predicts
+        start = 1  # index of the token that the next hidden state predicts
         for hidden in hidden_states(model, tokens):
             for first, end in pairwise([*range(0, len(hidden), POSITIONS), len(hidden)]):
                 after = tokens[start + first : start + end]

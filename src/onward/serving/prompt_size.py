@@ -12,7 +12,7 @@ from onward.serving.models import Served
 from onward.text.tokenizer import Tokenizer
 
 ALWAYS = 1 << 16  # characters that are tokenized in any case, which takes some milliseconds
-TRUNCATED = 1 << 20  # characters of which the tokens at the end may be kept
+TRUNCATED = 1 << 20  # characters per token of a prompt whose end is kept
 
 
 def check_size(size: int, served: Served, field: str, truncate: int | None = None) -> None:

@@ -40,7 +40,7 @@ class RequestRecord:
     trace: str = ""
     key: str = ""  # name of the API key
     model: str = ""
-    status: int = 0  # of HTTP; 0: the client has gone before
+    status: int = 0  # HTTP status; 0: the client disconnected before a response
     read: int = 0  # tokens read without generating any
     jobs: list[Job] = field(default_factory=list)
     tokenizer: Tokenizer | None = None
@@ -123,7 +123,7 @@ class RequestLog:
             (scope.get("client") or ("",))[0],
             headers.get("traceparent", ""),
         )
-        CURRENT.set(record)  # of the task, which is the request's own
+        CURRENT.set(record)  # set in the request's own task
 
         async def with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -58,13 +58,18 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     stream, as server-sent events."""
     service = service_of(http)
     served = service.model(body.model)
-    if body.n not in (None, 1):
-        raise ApiError(f"Cannot return {body.n} answers, because a response has one: leave n out", param="n")
+    for name in "n", "n_cmpl":
+        if (count := getattr(body, name)) not in (None, 1):
+            raise ApiError(f"Cannot return {count} answers, because a response has one: leave {name} out", param=name)
     if isinstance(body.input, list) and len(body.input) > service.limits.max_messages:
         raise ApiError(f"input has {len(body.input)} items: give at most {service.limits.max_messages}", param="input")
     tools = Tools.of(body.tools, body.tool_choice, body.parallel_tool_calls)
-    if body.reasoning and body.reasoning.get("effort") is not None:
-        body.reasoning_effort = str(body.reasoning["effort"])
+    effort = (body.reasoning or {}).get("effort")
+    if effort is not None and body.reasoning_effort not in (None, effort):
+        raise ApiError(
+            "reasoning.effort and reasoning_effort are both given and differ: leave one out", param="reasoning"
+        )
+    body.reasoning_effort = body.reasoning_effort if effort is None else effort
     schema, messages = schema_of(response_format_of(body.text)), messages_of(body)
     job, forms = await begin(http, served, body, messages, tools, "responses", schema, logprobs=body.num_logprobs)
     reply = ResponseReply(body, served, job, tools, forms)

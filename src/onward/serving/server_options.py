@@ -26,7 +26,7 @@ class EngineOptions:
     cache_memory: str = ""  # memory for keys and values, such as 2GB; default: rows x context, or half the free memory
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens per step while other requests are decoded
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
-    lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: as it pays
+    lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
     tool_parser: ToolParser = "auto"  # form of tool calls in answers; auto: that of the chat template
     reasoning_parser: ReasoningParser = "auto"  # form of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start

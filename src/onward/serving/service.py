@@ -33,11 +33,11 @@ from onward.serving.worker import StepObserver, Worker
 
 T = TypeVar("T")
 LOG = logging.getLogger("onward.serving")
-PROMPTS = 2048  # of a request, at most
+PROMPTS = 2048  # most prompts of a request
 ANSWERS = 128  # for each prompt, at most
 TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most; log-probabilities count as tokens
 SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
-BRIEF = 2_048  # of one that is tokenized in less time than another thread takes to begin
+BRIEF = 2_048  # characters that are tokenized in less time than another thread takes to start
 
 
 class Service:
@@ -102,8 +102,9 @@ class Service:
             raise ApiError("the server is shutting down and accepts no more requests", 503, code="draining")
 
     async def compute(self, function: Callable[..., T], *args: Any, size: int = 0) -> T:
-        """Call a function in a thread that tokenizes prompts, so that the event loop goes on; `size` is the number of
-        characters of the prompts, 0 if it says nothing of the time. What takes least time is done at once."""
+        """Call a function in a thread that tokenizes prompts, so that the event loop keeps running; `size` is the
+        number of characters of the prompts, 0 if the time does not depend on it. What takes least time is done at
+        once."""
         if 0 < size <= BRIEF:
             return function(*args)
         threads = self.threads if size <= SHORT else self.long
@@ -134,7 +135,7 @@ class Service:
         and an ApiError with status 429 if too many answers wait already."""
         engine = served.engine
         if not prompts:
-            raise ApiError("there is no prompt: give at least one", param="prompt")
+            raise ApiError("prompt is an empty list: give at least one prompt", param="prompt")
         if len(prompts) > PROMPTS or options.n > ANSWERS:
             many = f"prompt has {len(prompts)} texts: give at most {PROMPTS:,}"
             raise UserError(many if len(prompts) > PROMPTS else f"n is {options.n}: give at most {ANSWERS}")

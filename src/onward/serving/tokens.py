@@ -18,6 +18,8 @@ from onward.serving.tools import Tools
 from onward.text.chat import chat_of
 
 router = APIRouter(tags=["tokens"])
+SPECIAL = "add_special_tokens", "add_special"  # fields for a prompt
+OF_MESSAGES = *ENDS, "tools", "chat_template_kwargs"  # fields for messages
 
 
 class TokenizeRequest(Body):
@@ -48,14 +50,24 @@ async def tokenize(body: TokenizeRequest, http: Request) -> dict[str, Any]:
     ApiError unless exactly one of text and conversation is given."""
     service = service_of(http)
     served = service.model(body.model)
-    check_others(body.model_extra or {})
+    check_others(body)
     tokenizer = served.lm.text()
     text = body.prompt if body.prompt is not None else body.content
     if (text is None) == (body.messages is None):
         raise ApiError("give one of prompt (or content) and messages", param="prompt")
+    if body.prompt is not None and body.content not in (None, body.prompt):
+        raise ApiError("prompt and content are both given and differ: leave one out", param="content")
+    for name in OF_MESSAGES if text is not None else SPECIAL:
+        if getattr(body, name):
+            kind = "a prompt" if text is not None else "messages"
+            raise ApiError(f"{name} is not a field for {kind}: leave it out", param=name)
     if text is not None:
-        given = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-        special = body.content is None if given is None else given  # as vLLM and llama.cpp have it
+        given = {value for name in SPECIAL if (value := getattr(body, name)) is not None} or {body.content is None}
+        if len(given) > 1:
+            raise ApiError(
+                "add_special_tokens and add_special are both given and differ: leave one out", param=SPECIAL[1]
+            )
+        (special,) = given  # by default as vLLM and llama.cpp have it
         check_size(len(text), served, "prompt" if body.content is None else "content")
         tokens = await service.compute(lambda: tokenizer.encode(text, special=special), size=len(text))
     else:
@@ -81,7 +93,7 @@ async def detokenize(body: DetokenizeRequest, http: Request) -> dict[str, str]:
     """Return as JSON the text of token ids. Raises an ApiError for an id outside the vocabulary."""
     service = service_of(http)
     served = service.model(body.model)
-    check_others(body.model_extra or {})
+    check_others(body)
     if unknown := [token for token in body.tokens if not 0 <= token < served.lm.config.vocab_size]:
         raise ApiError(
             f"Token {unknown[0]} does not exist: the vocabulary has ids 0 to {served.lm.config.vocab_size - 1}",

@@ -35,7 +35,7 @@ class WeightFiles:
 
 
 def copy_to_memory(model: nn.Module) -> None:
-    """Give each parameter and buffer memory of its own, so that files of weights may change."""
+    """Copy each parameter and buffer into separate memory, so that the weight files may change."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = tensor.data.clone()

@@ -51,7 +51,7 @@ class Worker(threading.Thread):
         self.spare: deque[Callable[[], object]] = deque()
         self.wake, self.stopping = threading.Event(), False
         self.sent = threading.Event()  # the event loop has sent the last step's tokens
-        self.jobs: dict[Request, Job] = {}  # of the engine's thread alone
+        self.jobs: dict[Request, Job] = {}  # used only by the engine's thread
         self.generated = Counter[Engine]()  # tokens of each engine so far
 
     def add(self, job: Job) -> None:

@@ -247,7 +247,7 @@ class Chat:
             return [(i, start, end) for i, (start, end) in zip(encoded.ids, encoded.offsets)]
         # marks stand for the control tokens of the template; all others are encoded as plain text
         pieces, marked, position = list[str](), list[int | str](), 0
-        begins, ends = list[int](), list[int]()  # of each character of `joined` in the text
+        begins, ends = list[int](), list[int]()  # start and end in the text of each character of `joined`
         for i, start, end in [*own, (-1, len(text), len(text))]:
             piece = str.__getitem__(text, slice(position, start))
             marked += [character for character in piece if character in MARKS.values()]
@@ -319,7 +319,7 @@ def in_block(text: MaskedString) -> bool:
 
 
 def taught(message: Message) -> bool:
-    """Whether a message holds something that a model can learn to write."""
+    """Whether a message contains text or calls that a model can learn to write."""
     content = message.get("content")
     return bool(content.strip() if isinstance(content, str) else content) or any(message.get(n) for n in TAUGHT[1:])
 

@@ -9,7 +9,7 @@ from typing import Any, SupportsIndex
 
 MAX_LENGTH = 10_000_000  # characters of a text that a template makes
 ITEM = 20  # characters that an item of a list counts as
-MAX_WIDTH = 9_999  # characters to which a template pads a field
+MAX_WIDTH = 9_999  # largest width to which a template may pad a field
 OTHER, TEMPLATE, FIELDS = 0, 1, 2  # sources of characters: a value or an operation, the template, fields of messages
 GENERATED = 1  # bit of a mask's code: the character is in a block that the template marks as generated
 DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?P<digits>\*|\d*))?[hlL]?.", re.DOTALL)

@@ -26,7 +26,7 @@ class TokenizerClass:
     """The rules of a class of transformers for byte-level vocabularies."""
 
     split: str = ""  # a regular expression in place of GPT-2's, by which a text is split
-    digits: bool = False  # whether each digit is a part of its own, before GPT-2's splits
+    digits: bool = False  # whether digits are split one by one before GPT-2's splits
     composed: bool = False  # whether a text is normalized to NFC
     names: Mapping[str, str] = field(default_factory=dict)  # the control tokens, such as bos_token
 
@@ -61,7 +61,7 @@ OF_MODELS = {
 }
 OF_MODEL = {model_type: name for name, types in OF_MODELS.items() for model_type in types.split()}
 MISNAMED = {"qwen2", *OF_MODELS["Qwen3_5Tokenizer"].split()}  # published with the names of other classes
-GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # which say nothing of the rules
+GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # these classes do not say how texts are split
 
 
 def class_name(tables: Tables) -> str:

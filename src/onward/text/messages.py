@@ -23,7 +23,7 @@ TEXTS = ("text", "input_text", "output_text")  # types of content parts that are
 
 class Messages:
     """The messages of a conversation, and other `variables`, as a chat template takes them; `names` are those of
-    control tokens. Each text in a field of a message has a source of its own (see MaskedString), so that the rendered
+    control tokens. Each text in a field of a message has its own source (see MaskedString), so that the rendered
     text shows which fields the template wrote, and where.
 
     `messages` differ from those given: the reasoning of a message has each of the names that templates use, text parts
@@ -39,7 +39,7 @@ class Messages:
     ) -> None:
         check_messages(given)
         self.template = template
-        self.sources: dict[tuple[int, str], int] = {}  # of the texts in a field of a message
+        self.sources: dict[tuple[int, str], int] = {}  # message and field of each text
         try:
             self.values = {name: sourced(token, TEMPLATE) for name, token in names.items()}
             self.values |= marked({"tools": None, "documents": None} | dict(variables), OTHER)
@@ -57,8 +57,8 @@ class Messages:
         return result
 
     def render(self, add_generation_prompt: bool) -> MaskedString:
-        """Render the first of the messages' readings of which the template writes each message and tool call;
-        `messages` become this reading. Raises the error of the first reading if there is none."""
+        """Render the first reading of the messages in which the template writes every message and tool call; `messages`
+        become this reading. Raises the error of the first reading if there is none."""
         first: UserError | None = None
         for messages in [*self.readings()]:
             self.messages = messages

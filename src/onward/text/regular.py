@@ -7,7 +7,7 @@ from typing import Any
 
 from onward.base.errors import UserError
 
-SECONDS = 1.0  # that matching a text may take; backtracking can take exponential time
+SECONDS = 1.0  # time limit of matching a text, since backtracking can take exponential time
 MOST = 1_000_000  # copies of a part of the pattern, which the library writes out
 REPEATS = re.compile(r"(\)?)\{(\d*)(?:,(\d*))?\}")
 

@@ -60,7 +60,7 @@ NORMALIZER: Fields = {
 }
 SAMPLES: Fields = {1: ("samples", BYTES)}
 SAMPLE: Fields = {1: ("input", BYTES), 2: ("expected", BYTES)}
-UNREAD: dict[str, Set[int]] = {  # fields by which a vocabulary was trained, and names for what the pieces have too
+UNREAD: dict[str, Set[int]] = {  # settings of the training, and names that repeat what the pieces say
     "trainer_spec": {*range(1, 56)} - {8, 9, 27, 28, 29, 37, 38, 39, *TRAINER},
     "normalizer_spec": {6},  # the file that the character map was made from
 }
@@ -234,7 +234,7 @@ def check_samples(path: Path, inner: tokenizers.Tokenizer, samples: Sequence[tup
 def split_at(inner: tokenizers.Tokenizer, symbols: Sequence[str]) -> bool:
     """Make the tokenizer match user-defined tokens in the normalized text, as SentencePiece does; return False, without
     a change, if this is not possible. As added tokens of `tokenizers`, they would be matched before a space is put in
-    front of the text, or would get that space too.
+    front of the text, or would also get that space.
 
     Texts are split at the symbols, and the model takes each part that is a token as this token. A part that is a token
     without being formed by merges, such as a control token that is written in the text, is split again, so that it

@@ -123,7 +123,7 @@ class Tokenizer:
         """Return the token ids of a text. With `special`, the control tokens that this tokenizer adds before and after
         a text are included."""
         if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
-            return self.encoded(self.inner.encode_batch, [utf8(text)])[0].ids  # which lets other threads run
+            return self.encoded(self.inner.encode_batch, [utf8(text)])[0].ids  # encode_batch lets other threads run
         return unchecked(Tokenizer.encode_batch)(self, [text])[0]
 
     @explained
@@ -281,7 +281,7 @@ def special_name(tables: Mapping[str, Mapping[str, Any]], key: str, inner: token
         if isinstance(value, str) and inner.token_to_id(value) is not None:
             return value
         if named := known_ids(table.get(f"{key}_id"), inner):
-            return inner.id_to_token(named[0])  # of several end tokens the first is the usual one
+            return inner.id_to_token(named[0])  # the first of several end tokens is the usual one
     return None
 
 

@@ -105,7 +105,7 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks) -> None:
     """Add the hooks for the latent and the rotary key in the cache; queries, keys and values of each head."""
     names = [f"{name}.{one}" for one in where.names]
-    state = local()  # of one thread: another may be in the same module
+    state = local()  # per thread, since another thread may run the same module
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs

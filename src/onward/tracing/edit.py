@@ -23,7 +23,7 @@ from onward.tracing.names import resolve
 from onward.tracing.sites import activations
 from onward.tracing.trace import Trace, trace
 
-Positions = slice | int | Sequence[int] | None  # of tokens in the text, prompt and answer, from 0 on; None: all
+Positions = slice | int | Sequence[int] | None  # token positions in the text (prompt and answer), from 0; None: all
 Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts one by one
 
 

@@ -22,7 +22,7 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
     """Add the hooks for the router's scores and choices, the share of each expert (0 if not chosen), and the units and
     outputs of each token's experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
-    state = local()  # of one thread: another may be in the same module
+    state = local()  # per thread, since another thread may run the same module
 
     def begin(_: nn.Module, inputs: tuple[Tensor]) -> None:
         check_rows(mlp)

@@ -18,9 +18,9 @@ from onward.model.decoder import Decoder
 from onward.model.rows import OPEN
 from onward.tracing.hooks import Listener, ModelHooks, Traceable
 
-OF_MODELS: WeakKeyDictionary[Decoder, ModelHooks] = WeakKeyDictionary()  # that are traced or edited
-LOCK = RLock()  # of the hooks of all models
-STANCE = ExitStack()  # of the compiler, while any model is traced or edited
+OF_MODELS: WeakKeyDictionary[Decoder, ModelHooks] = WeakKeyDictionary()  # hooks of the models that are traced or edited
+LOCK = RLock()  # guards the hooks of all models
+STANCE = ExitStack()  # the compiler's stance while any model is traced or edited
 traced = 0  # number of traces and edits that are open, of all models and contexts
 
 

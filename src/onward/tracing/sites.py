@@ -52,7 +52,7 @@ class ModuleSite:
     outer: nn.Module | None = None
 
     def __call__(self, hooks: ModelHooks) -> None:
-        state = local()  # of one thread: another may be in the same module
+        state = local()  # per thread, since another thread may run the same module
 
         def note(outer: nn.Module, inputs: tuple[Any, ...]) -> None:
             check_rows(outer)

@@ -39,7 +39,7 @@ class DataOptions:
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
-    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+    repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     pack: Literal["stream", "documents"] = "stream"  # documents: a token attends only to its own document
 
 

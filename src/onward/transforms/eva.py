@@ -19,7 +19,7 @@ from onward.config.lora import EVA, LoRA
 from onward.model.decoder import Decoder, without_dropout
 from onward.transforms.lora import adapters_of, remove_adapters
 
-SEED = 42  # of the randomized SVD, as in PEFT
+SEED = 42  # seed of the randomized SVD, as in PEFT
 Rows = tuple[Tensor, Tensor | None, Tensor]  # tokens (B, T), positions (B, T), and which tokens count (B, T)
 
 

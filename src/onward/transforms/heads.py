@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 
-NAME = "score"  # of the module, as transformers names it
+NAME = "score"  # name of the module in transformers
 REWARD, VALUE = ("reward",), ("value",)  # the labels of reward models, and of the values of PPO
 
 

@@ -27,7 +27,7 @@ from onward.model.layers import Linear
 
 Precision = Literal["int8", "int4"]
 ALREADY = "the weights are quantized already: take plain ones, or use the model as it is"
-ELEMENTS = 1 << 18  # of a weight, quantized at a time
+ELEMENTS = 1 << 18  # elements of a weight that are quantized at a time
 
 
 def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:

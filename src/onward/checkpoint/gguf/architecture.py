@@ -29,7 +29,7 @@ from onward.config.routing import SoftmaxRouting
 from onward.families import Fix, Row, interleaved, linear
 
 Parts = dict[str, Any]
-LAYER = {  # their name of each linear layer and norm -> ours
+LAYER = {  # GGUF's name of each linear layer and norm -> Onward's
     "attn_norm": "attn_norm",
     "attn_q_norm": "attn.q_norm",
     "attn_k_norm": "attn.k_norm",

@@ -68,7 +68,7 @@ def qwen3(keys: Keys, sizes: Parts) -> Parts:
 
 
 def same_epsilon(c: DecoderConfig) -> dict[str, Any]:
-    """The epsilon of the LayerNorm under the key for RMSNorm, which the reference converter writes too."""
+    """The epsilon of the LayerNorm, also written under the key for RMSNorm, as the reference converter does."""
     return {"attention.layer_norm_rms_epsilon": getattr(at(c.norm, 0), "eps", 0.0)}
 
 

@@ -32,7 +32,7 @@ INDEXER = {"top_k": "top_k", "n_heads": "head_count", "d_head": "key_length"}  #
 class IndexedArchitecture(LatentArchitecture):
     """Latent attention whose layers may have an indexer."""
 
-    paired_indexer: bool = False  # rotary positions pair element 2 i with 2 i + 1 in the indexer too
+    paired_indexer: bool = False  # in the indexer too, rotary positions pair element 2 i with 2 i + 1
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         yield from super().projections(c, layer)

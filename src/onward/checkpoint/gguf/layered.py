@@ -61,7 +61,7 @@ def local_theta(c: DecoderConfig) -> dict[str, Any]:
 
 
 def pattern_keys(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of windows, where llama.cpp needs them without any window too."""
+    """The keys of windows, for architectures where llama.cpp needs them even without a window."""
     own = {"attention.sliding_window": c.context_length, "attention.sliding_window_pattern": [False] * c.n_layers}
     return own | window_keys(c)
 

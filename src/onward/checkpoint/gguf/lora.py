@@ -30,7 +30,7 @@ EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 APPLIED = re.compile(  # tensors that llama.cpp multiplies with their adapters in every architecture
     r"blk\.\d+\.(attn_(q|k|v|qkv|output)|ffn_(gate|up|down)(_exps|_shexp)?|ffn_gate_inp|ssm_(in|out))\.weight"
 )
-LATENT = re.compile(r".*\.attn_(q|k|v)\.weight")  # multiplied alone where keys come from a latent
+LATENT = re.compile(r".*\.attn_(q|k|v)\.weight")  # multiplied separately where keys come from a latent
 
 
 def write_adapter(
@@ -47,7 +47,7 @@ def write_adapter(
         plain = dict(Decoder(model.config).named_parameters())
     try:
         kind = matching(model.config, plain, "model", family).architecture
-    except UserError:  # a base of which the user accepts differences
+    except UserError:  # a base whose differences the user has accepted
         kind = matching(model.config, plain, "model", family, get_args(Accept)).architecture
     check(model, name, kind.folded(model.config) != model.config)
     adapters = joined_adapters(model, name)

@@ -36,7 +36,8 @@ def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
 
 
 def fraction(rotated: int, width: int) -> float:
-    """The part of a head of `width` elements of which Rotary rotates `rotated`."""
+    """Convert `rotated`, the elements that Rotary rotates in a head of `width` elements, to the fraction in the
+    file."""
     part = rotated / width
     return part if int(width * part) == rotated else math.nextafter(part, 1.0)
 

@@ -24,7 +24,7 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
     "its images are tokens of the vocabulary": "chameleon",
     "its layers have other weights for images": "cogvlm",
     "its adapters are chosen by a layer of their own": "graniteswitch",
-    "llama.cpp has the name alone": "gptj",
+    "llama.cpp has only the name": "gptj",
     "Onward does not have its family": (
         "arctic baichuan bailingmoe bailingmoe2 codeshell deepseek deepseek2-ocr exaone grok grovemoe internlm2 jais "
         "maincoder maple minicpm nanbeige orion pangu-embedded plamo plamo3 plm qwen refact "
@@ -32,7 +32,7 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
     ),
 }
 UNREAD = {name: reason for reason, names in ARCHITECTURES_UNREAD.items() for name in names.split()}
-FAMILIES_WITHOUT = {  # model_types of which llama.cpp has no architecture, or one that is not read
+FAMILIES_WITHOUT = {  # model_types for which llama.cpp has no architecture, or one that Onward does not read
     *("aria_text", "axk1", "beam", "biogpt", "codegen", "cohere_compass_text", "cosmos3_edge_text", "ctrl"),
     *("deepseek_ocr2_text", "diffllama", "flex_olmo", "flint", "gemma3n_text"),
     *("gpt_neo", "gpt_neox_japanese", "gptj", "helium", "hyperclovax", "kolibri1", "modernbert-decoder"),

@@ -42,7 +42,7 @@ NO_SPLITS = {"String": " "}, {"Regex": LINES}  # without spaces; between lines, 
 MERGED = "sarvam-moe"  # tokenizer.ggml.pre of merges over the text itself
 KEPT = {"<unk>", "<s>", "<|endoftext|>"}  # tokens of Phi 3 after which white space is kept
 PHI3 = {*KEPT, "</s>"}
-END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it whether or not its configuration has it end answers
+END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it even if its configuration has other end tokens
 OUT_OF_REACH = -10_000.0  # the score of tokens that are never formed by merges
 
 
@@ -225,8 +225,8 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
 
 
 def compare_ends(keys: Mapping[str, Any], tokens: Sequence[str], tokenizer: Tokenizer) -> None:
-    """Warn of tokens that end answers in llama.cpp only, which knows some by their names, or in Onward only: a file has
-    keys for three."""
+    """Warn of tokens that end answers only in llama.cpp, which recognizes some by name, or only in Onward, since a file
+    has keys for only three."""
     theirs, ours = end_ids(keys, tokens), tokenizer.end_ids
     if keys["model"] == "gpt2" and tokenizer.eos_id is None and len(tokens) > ANY_TOKEN:
         theirs.append(ANY_TOKEN)

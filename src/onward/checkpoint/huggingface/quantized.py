@@ -17,14 +17,14 @@ from onward.families import HF
 class Format:
     """A weight that is stored as several tensors, each with the name of its module and an ending."""
 
-    endings: Sequence[str]  # of the tensors it always has; the first is another in no other weight
+    endings: Sequence[str]  # names of the tensors that it always has; no other weight has a tensor of the first name
     read: Callable[[str, Parts, Config], StoredTensor]
     optional: Sequence[str] = ()
     weight: str = ".weight"  # the ending of the weight itself
 
 
 ELEMENTS = Format((".weight", ".weight_scale"), scaled.elements, (".weight_zero_point",))
-METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format of which all tensors are there holds
+METHODS: dict[str, Sequence[Format]] = {  # by quant_method; the first format whose tensors all exist is used
     "mxfp4": [Format(("_blocks", "_scales"), float4.experts_mxfp4, weight="")],
     "fp8": [Format(("", "_scale_inv"), scaled.fp8, weight=""), ELEMENTS],
     "fbgemm_fp8": [ELEMENTS],
@@ -73,7 +73,7 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
     if isinstance(config, Mapping) and "quant_method" not in config and "group_size" in config and "bits" in config:
         method = "mlx"
     if isinstance(config, Mapping) and "quant_method" not in config and any(map(config.get, BITSANDBYTES)):
-        method = "bitsandbytes"  # whose old files do not say so
+        method = "bitsandbytes"  # old files do not say so
     if not isinstance(config, Mapping) or not isinstance(method, str) or method not in METHODS:
         raise UserError(
             f"config.json has a quantization_config with quant_method {method!r}: Onward reads "

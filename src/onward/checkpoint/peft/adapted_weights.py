@@ -42,7 +42,7 @@ class AdaptedWeight:
     module: str  # name of the module that holds the adapter's tensors
     key: str  # in adapter_config.json: the module, or the module and the name of its parameter
     ours: Sequence[str]  # names of our weights, joined along rows in this weight
-    order: Tensor  # for each row of this weight, its row in ours
+    order: Tensor  # for each row of this weight, its row in Onward's weight
     stack: bool = False
     expert: int | None = None  # index of one matrix in our stacks, for adapters from before transformers 5
     transposed: bool = False  # whether the family's weight is (I, O)

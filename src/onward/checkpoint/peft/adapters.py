@@ -184,8 +184,8 @@ def peft_config(
     full: list[str],
     base: str,
 ) -> dict[str, Any]:
-    """The content of adapter_config.json; `ranks` and `alphas` are by the names of adapted modules and parameters, of
-    which `modules` are the modules."""
+    """The content of adapter_config.json; `ranks` and `alphas` are keyed by the names of adapted modules and
+    parameters; `modules` names the modules among them."""
     parameters = sorted(ranks.keys() - modules)
     rank = Counter(ranks.values()).most_common(1)[0][0] if ranks else 8
     alpha = Counter(alphas.values()).most_common(1)[0][0] if alphas else 8

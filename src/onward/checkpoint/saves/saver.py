@@ -148,7 +148,7 @@ class Saver:
                         self.drop()
                 else:
                     self.fail(f"{failed}: the folder has been moved or removed")
-            except Exception as error:  # whatever it is, the training goes on
+            except Exception as error:  # training continues after any error
                 reason = getattr(error.__cause__ or error, "strerror", None) or error
                 self.fail(f"{failed}: {reason}; the saves before are kept")
 

@@ -54,7 +54,7 @@ class Options:
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
-    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+    repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     device: str = "auto"  # auto, cpu, cuda, mps
     seed: int = 0  # seed of the data order
     serve: bool = False  # serve the result at the end
@@ -109,7 +109,7 @@ def settle(options: Options, out: Path) -> None:
             raise UserError(f"{out} was begun with another {' and '.join(differ)}: give the same, or another --out")
         return
     if out.exists() and any(out.iterdir()):
-        raise UserError(f"{out} holds something else: choose another --out")
+        raise UserError(f"{out} contains other files: choose another --out")
     out.mkdir(parents=True, exist_ok=True)
     write_json(file, settings)
 
@@ -175,7 +175,7 @@ def trained(options: Options, out: Path) -> int:
 
 
 def called(options: Options, command: str, words: Sequence[str]) -> dict[str, Any]:
-    """Run a command; return what it prints with --json, if this command has it too, else {}."""
+    """Run a command; return the JSON that it prints, or {} if it has no option --json."""
     main = module_of(command).main
     words = [*words, *(["--json"] if options.json and command == "evaluate" else [])]
     say(f"$ {join(['onward', command, *words])}")

@@ -121,7 +121,7 @@ class TerminalChat:
         self.system = [{"role": "system", "content": options.system}] if options.system else []
         self.turns: list[dict[str, str]] = []  # messages of the user and answers of the assistant, alternating
         self.cache: ConversationCache | None = None
-        self.finish_reason = ""  # of the last answer; empty if it was interrupted
+        self.finish_reason = ""  # finish reason of the last answer; empty if it was interrupted
 
     def empty_cache(self) -> "ConversationCache":
         from onward.generation.cache.conversation import ConversationCache

@@ -61,7 +61,7 @@ class Options(Cleaning):
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
-    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+    repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     workers: int = 0  # number of processes; 0: one per core
     part: str = ""  # process only one part of the work; 3/16 writes to OUT.part-3-of-16; `join` combines the parts
     json: bool = False  # print the result as JSON

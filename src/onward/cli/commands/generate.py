@@ -49,7 +49,7 @@ class Speculation:
     """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
-    lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: as it pays
+    lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def speculative(self) -> bool:
-        """Whether a draft is asked for; one that is there by default is not reported."""
+        """Whether the options ask for a draft; the default draft is not reported."""
         return bool(self.draft or self.lookup)
 
     @property

@@ -35,18 +35,18 @@ class NoSamples(UserWarning):
 
 
 class Display:
-    """The progress of a run: on a terminal as a picture that is redrawn after steps, elsewhere as lines at each
+    """The progress of a run: on a terminal as a picture that is redrawn after steps, otherwise as lines at each
     validation."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.lm = LanguageModel(run.model, run.tokenizer, run.hf)
         prompt = run.config.prompt or run.inputs.opening(run.tokenizer)
-        self.tokens: Prompt = prompt  # which the model continues
+        self.tokens: Prompt = prompt  # prompt that the model continues
         self.prompt = prompt if isinstance(prompt, str) else run.tokenizer.decode(prompt)
         self.samples = Journal(run.folder / "samples.jsonl")
         self.losses: deque[float] = deque(maxlen=20)  # of the last steps
-        self.scores: dict[str, deque[float]] = {}  # of the last steps, by name
+        self.scores: dict[str, deque[float]] = {}  # scores of the last steps, by name
         self.validation: float | None = None
         self.tokens_per_second = 0.0
         self.sample = Text()

@@ -13,7 +13,7 @@ from onward.hub.folder import is_model
 
 
 def swapped(first: str, others: Sequence[str | Sequence[str]], prog: str) -> str:
-    """The message for a first argument that is no model, if one of the `others` is; else ""."""
+    """The message for a first argument that is not a model, if one of the `others` is a model; otherwise ""."""
     words = [word for one in others for word in ([one] if isinstance(one, str) else one)]
     if model := next((word for word in words if is_model(word)), None):
         rest = [first if word == model else word for word in words]
@@ -52,7 +52,7 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
 
 
 def meant_option(name: str, table: Sequence[Argument]) -> str:
-    """The option that is probably meant by the unknown option `name`, with the value that `name` is of it, such as
+    """The option that the unknown option `name` probably means, with its value where `name` is one, such as
     `--model.position rotary` for `--rope`; "" if none is similar."""
     flags = [argument.flag for argument in table if not argument.positional]
     if close := same_meaning(name.lstrip("-"), flags):

@@ -29,7 +29,7 @@ def print_json(value: Any) -> None:
 
 
 def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print dicts with the same keys as a table. On a terminal long cells are folded, elsewhere each row is one
+    """Print dicts with the same keys as a table. On a terminal long cells are wrapped; otherwise each row is one
     line."""
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in rows[0]:

@@ -22,7 +22,7 @@ def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[st
     of the TOML file, the folder of the run to resume (None for a new run), and whether to print JSON."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
-        values.pop("imports", None)  # which are imported by now
+        values.pop("imports", None)  # these modules are already imported
     if not values.get("sources"):
         values.pop("sources", None)
     if resume and (toml or values.keys() - {"mesh"}):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from onward.training.studies.variants import Length, Moment, Outcome, Variant
 
 LENGTHS = "time", "steps", "tokens", "flops"
-COMMON_OF_VARIANTS = "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON  # that `--help` shows
+COMMON_OF_VARIANTS = "time", "tokens", "flops", "steps", "seeds", "out", "config", *COMMON  # shown by `--help`
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def folder_of(values: Mapping[str, Any], kind: str) -> str:
 
 
 class Shown:
-    """The progress of the runs: on a terminal as a bar, elsewhere as a line at the end of each. If several groups of
-    processes share the runs, the first process shows the bar, and the first of each group the line."""
+    """The progress of the runs: on a terminal as a bar, otherwise as a line at the end of each run. If several groups
+    of processes share the runs, the first process shows the bar, and the first of each group the line."""
 
     def __init__(self, first: bool) -> None:
         columns = (

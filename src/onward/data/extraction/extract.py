@@ -17,7 +17,7 @@ MARKUP |= {".ipynb": "notebook"}  # text files
 BINARY = {".pdf": "pdf", ".docx": "docx", ".epub": "epub"}
 KINDS = MARKUP | BINARY
 PLAIN = "", ".txt", ".text"  # suffixes of files that may be HTML or PDF all the same
-BEGINNINGS = {  # of files without a telling name
+BEGINNINGS = {  # first bytes of files whose name does not tell the format
     "html": re.compile(
         rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype html|html)[\s>]", re.I | re.S
     ),
@@ -27,7 +27,7 @@ CHARSET = re.compile(rb"""<meta[^>]*?charset\s*=\s*["']?\s*([\w-]+)""", re.I)
 DECLARED = re.compile(rb"""\s*<\?xml[^>]*?encoding\s*=\s*["']([\w-]+)""")
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8"}
 LATIN = frozenset(("iso-8859-1", "iso8859-1", "latin-1", "latin1", "ascii", "us-ascii", "windows-1252"))
-HEAD_BYTES = 4096  # of a file, in which its kind and its encoding are declared
+HEAD_BYTES = 4096  # bytes of a file that declare its format and encoding
 LEAST = 3  # documents in which a repeated line is at least
 LONGEST = 300  # characters of a repeated line
 
@@ -132,7 +132,7 @@ class Extraction:
     kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes, bytes of their text
     lines: int = 0  # number of repeated lines that were left out
     empty: list[str] = field(default_factory=list)  # files without text
-    odd: list[str] = field(default_factory=list)  # pages of HTML that are not UTF-8 and do not say what they are
+    odd: list[str] = field(default_factory=list)  # HTML pages that are not UTF-8 and declare no encoding
 
     def add(self, kind: str, name: str, size: int, text: str, lines: int, odd: bool = False) -> None:
         counts = self.kinds.setdefault(kind, [0, 0, 0])

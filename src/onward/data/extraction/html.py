@@ -1,7 +1,7 @@
 """The text of HTML in Markdown's notation: headings, lists, tables as rows, and code in fences.
 
-Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`), only that
-is read; else headers, footers and asides are left out, too. Any page is read, however broken.
+Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`), only this
+content is read; otherwise headers, footers and asides are left out. Any page is read, however broken.
 """
 
 import re
@@ -37,7 +37,7 @@ ANCHORS = " ¶#§🔗"  # links from a heading to itself
 
 
 class Element(NamedTuple):
-    """An open element, with what it has from those around it."""
+    """An open element, with the properties that it inherits from its ancestors."""
 
     tag: str = ""
     hidden: bool = False  # whether its text is left out
@@ -61,7 +61,7 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.open = [Element()]
         self.blocks: list[Block] = []
-        self.parts: list[str] = []  # of the block that is being read
+        self.parts: list[str] = []  # texts of the block that is being read
         self.prefix, self.gap = "", "\n\n"
         self.title: list[str] = []
         self.items = [0]  # numbers of the last items of the open lists

@@ -25,7 +25,7 @@ def pdf_text(content: bytes, name: str) -> str:
         pages = [page.extract_text() for page in reader.pages]
     except UserError:
         raise
-    except Exception as error:  # of many types, for damaged files
+    except Exception as error:  # damaged files raise errors of many types
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"{name} is damaged or not a .pdf file ({reason:.200}): copy or download it again") from None
     text = "\n\n".join(filter(None, without_running_lines(pages)))

@@ -19,7 +19,7 @@ class Document:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.parts: list[str] = []  # of the line that is being read
+        self.parts: list[str] = []  # texts of the line that is being read
         self.open: list[tuple[str, bool]] = []  # (name, whether its begin ended a line) of the open elements
         self.code = 0  # number of the open elements of code
 
@@ -58,7 +58,7 @@ def xml_text(source: str, name: str) -> str:
     """The text of the document `name`. Raises a UserError if it is not well-formed."""
     if PAGE.match(source):
         return html_text(source)
-    source = re.sub(r"^\s*<\?xml[^>]*\?>", "", source)  # whose encoding is not that of a str
+    source = re.sub(r"^\s*<\?xml[^>]*\?>", "", source)  # the declared encoding does not apply to a str
     document, parser = Document(), expat.ParserCreate()
     parser.StartElementHandler, parser.EndElementHandler = document.start, document.end
     parser.CharacterDataHandler = document.parts.append

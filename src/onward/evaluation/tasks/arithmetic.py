@@ -10,7 +10,7 @@ from onward.evaluation.tasks.task import Question, Task
 
 @dataclass(frozen=True)
 class Arithmetic(Task, kind="arithmetic"):
-    """A multiple-choice task: a sum or a difference such as `3 + 4 =`, and four numbers of similar size, of which one
+    """A multiple-choice task: a sum or a difference such as `3 + 4 =`, and four numbers of similar size, one of which
     is the result."""
 
     digits: Annotated[int, Range(1, 9)] = 1  # digits in each number

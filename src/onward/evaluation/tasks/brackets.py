@@ -11,8 +11,8 @@ PAIRS = {"(": ")", "[": "]", "{": "}", "<": ">"}
 
 @dataclass(frozen=True)
 class Brackets(Task, kind="brackets"):
-    """A multiple-choice task: a sequence of opening and closing brackets, and the four kinds of closing bracket, of
-    which one closes the innermost bracket that is still open."""
+    """A multiple-choice task: a sequence of opening and closing brackets, and the four kinds of closing bracket, one of
+    which closes the innermost bracket that is still open."""
 
     length: Size = 8  # number of brackets in the context
 

@@ -15,7 +15,7 @@ WORDS = (
 @dataclass(frozen=True)
 class Copying(Task, kind="copying"):
     """A multiple-choice task: a random sequence of words, the beginning of the same sequence again, and four of its
-    words, of which one comes next."""
+    words, one of which comes next."""
 
     words: Size = 8  # words in the sequence, at most 20
 

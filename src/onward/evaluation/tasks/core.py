@@ -120,7 +120,7 @@ class Core(ScoredTask, kind="core"):
         """The pairs of item i, one for each choice, after examples drawn from the other items. Texts longer than
         `length` tokens lose their first ones."""
         chosen = random.Random(SHOTS + i).sample(range(len(items) - 1), self.shots)
-        examples = [items[j + (j >= i)] for j in chosen]  # of the items other than i
+        examples = [items[j + (j >= i)] for j in chosen]  # chosen among the items other than i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
         before = "".join(solved(example, self.entry) + "\n\n" for example in examples)
         texts = [before + text for text in texts_of(item, kind, delimiter)]
@@ -179,7 +179,7 @@ def common(sequences: Sequence[Sequence[int]]) -> int:
 
 def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """The CORE metric and its standard error: the mean over tasks of centered scores, (score - chance) / (1 - chance),
-    which is 0 for guessing and 1 if all is right. Errors of tasks count as independent."""
+    which is 0 for guessing and 1 if all answers are right. Errors of tasks count as independent."""
     centered = [(score - chance) / (1 - chance) for score, _, chance in scores]
     errors = [error / (1 - chance) for _, error, chance in scores]
     return math.fsum(centered) / len(scores), math.hypot(*errors) / len(scores)

@@ -16,7 +16,7 @@ from onward.evaluation.tasks.files import rows
 from onward.evaluation.tasks.task import Question, Task
 from onward.generation.options import GenerationOptions
 
-KS = 1, 10, 100  # of pass@k, as in Chen et al. (2021)
+KS = 1, 10, 100  # k of pass@k, as in Chen et al. (2021)
 ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\nassert ", "\n```")  # texts that follow a function
 
 
@@ -25,7 +25,7 @@ class Programs(Task, kind="programs"):
     """Rows with the beginning of a program and tests, as HumanEval has them (Chen et al. 2021): pass@k, the probability
     that one of k programs passes all tests of its row.
 
-    Runs code that the model writes, each program in a process of its own without network, with limits of time and
+    Runs code that the model writes, each program in a separate process without network, with limits of time and
     memory; it has to be allowed by `run_code`. Without `k` it is a task for each k of 1, 10 and 100 up to `samples`.
     """
 

@@ -12,7 +12,7 @@ from onward.evaluation.tasks.task import Question, TextTask
 @dataclass(frozen=True)
 class Words(TextTask, kind="words"):
     """A multiple-choice task made from the words of a text: three words with their plurals (or forms with another
-    ending), a fourth word, and four plurals, of which one is the plural of the fourth word."""
+    ending), a fourth word, and four plurals, one of which is the plural of the fourth word."""
 
     ending: str = "s"  # ending of the second word of a pair: s, ed, ing, ly, ...
 

@@ -174,7 +174,7 @@ class BlockManager(CacheManager):
             limit = max_blocks(window, cache.block_size, cache.chunk, table.size(1))
             self.pools[window] = BlockPool(window, cache.block_size, limit, cache.num_blocks[window], table)
         root = rope_key(cache.config, cache.length)
-        self.hashes = [[root] for _ in range(cache.rows)]  # of each row: its rope_key, hashes of registered blocks
+        self.hashes = [[root] for _ in range(cache.rows)]  # per row: its rope_key, then the hashes of registered blocks
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None

@@ -21,7 +21,7 @@ from onward.model.layer_cache import LayerCache
 from onward.model.paged import PagedKVCache
 
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
-STEP = 256  # slots by which a cache grows
+STEP = 256  # number of slots by which a cache grows
 
 
 class CacheManager:
@@ -39,8 +39,8 @@ class CacheManager:
         if isinstance(cache, PagedKVCache):
             raise UserError("this cache is paged: make a BlockManager for it")
         self.cache = cache
-        self.starts = [0] * cache.rows  # of each row: where the last reserved call began
-        self.used = [0] * cache.rows  # of each row: positions that may have been written, padding included
+        self.starts = [0] * cache.rows  # per row: position where the last reserved call began
+        self.used = [0] * cache.rows  # per row: positions that may have been written, including padding
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None

@@ -18,7 +18,7 @@ from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.rotations import last_length, rope_key
 from onward.generation.request import Request
 
-SHORTEST = 16  # tokens of a context from which sharing it is worth reading the weights
+SHORTEST = 16  # number of shared context tokens from which sharing costs less than reading the weights once more
 
 
 class PrefixCache:

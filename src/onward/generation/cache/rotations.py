@@ -23,8 +23,8 @@ def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
 
 @lru_cache(maxsize=256)
 def last_length(config: DecoderConfig, length: int, most: int) -> int:
-    """Return the greatest length, at most `most`, up to which a row of `length` tokens may grow before its rotary
-    positions are scaled otherwise and all of its keys must be computed again: `most` for most decoders, the original
+    """Return the greatest length, at most `most`, up to which a row of `length` tokens may grow before the scaling of
+    its rotary positions changes and all of its keys must be computed again: `most` for most decoders, the original
     context of LongRoPE for shorter rows, and `length` for dynamic scaling beyond the original context."""
     key = rope_key(config, length)
     if most <= length or rope_key(config, most) == key:

@@ -1,6 +1,6 @@
 """The prefix cache of models with recurrent layers: a prefix is shared where a snapshot of their states was taken.
 
-Keys and values are there for every token, a state only after the last ones. A request therefore continues from the
+Keys and values exist for every token, states only after the last tokens. A request therefore continues from the
 longest prefix whose keys and values are cached and whose states were copied, and computes the tokens behind it again.
 """
 
@@ -21,7 +21,7 @@ from onward.generation.request import Request
 from onward.model.cache import KVCache
 from onward.model.no_states import Snapshot
 
-LEAST = 4  # snapshots that are kept even if the cache is smaller, as that of a chat is
+LEAST = 4  # snapshots that are kept even in a smaller cache, such as that of a chat
 
 
 class Snapshots:

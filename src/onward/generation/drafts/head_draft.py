@@ -26,10 +26,10 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 
-NUM_DRAFT_TOKENS = LENGTHS[-1]  # of a proposal, unless another number is given
+NUM_DRAFT_TOKENS = LENGTHS[-1]  # tokens per proposal by default
 AROUND_PROPOSAL, AROUND_STEP = 1_100_000, 4_000_000  # weights that are read in the time around a proposal, and a step
-LIKELY, TRIALS = 0.8, 5  # share of guesses that are expected to be accepted, with the weight of so many guesses
-LEAST_GAIN = 1.15  # estimated gain from which a proposal is made, since estimates may be wrong
+LIKELY, TRIALS = 0.8, 5  # prior share of accepted guesses, and the number of guesses that it counts as
+LEAST_GAIN = 1.15  # least estimated gain for a proposal, above 1 because estimates may be wrong
 COMPILE_AFTER = 8  # proposals of a number of requests before their guesses are compiled
 MAX_CHAINS = 16  # compiled chains of guesses that a head keeps
 

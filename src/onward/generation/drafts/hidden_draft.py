@@ -25,7 +25,7 @@ from onward.generation.runner import Pieces, Runner
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.state_embedding import StateEmbedding
 
-NUM_DRAFT_TOKENS = 3  # of a proposal, unless another number is given
+NUM_DRAFT_TOKENS = 3  # tokens per proposal by default
 
 
 @dataclass

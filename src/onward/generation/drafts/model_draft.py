@@ -25,7 +25,7 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder, without_dropout
 from onward.model.rows import Row, labeled
 
-NUM_DRAFT_TOKENS = 4  # of a proposal, unless another number is given
+NUM_DRAFT_TOKENS = 4  # tokens per proposal by default
 
 
 class ModelDraft:
@@ -57,7 +57,7 @@ class ModelDraft:
             self.runner.compiled.release()
         self.state = ModelState(model)
         self.runner = Runner(model, self.manager.cache, self.state)
-        self.last_lengths = WeakKeyDictionary[Request, int]()  # of the rows of the draft model
+        self.last_lengths = WeakKeyDictionary[Request, int]()  # lengths of the draft model's rows
         self.guesses = Guesses(vocab_size)
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:

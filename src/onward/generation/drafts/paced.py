@@ -24,13 +24,13 @@ BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
-COST = 0.06  # of each further token in a step, in steps: measured for dense models of 30 and 124 million parameters
+COST = 0.06  # of a further token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
-SMALLEST = 4_000_000  # weights of a step, below which its time is mostly the work around the products
+SMALLEST = 4_000_000  # number of weights below which the work around the matrix products dominates a step
 
 
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
-    """Return the draft that an engine has if none is asked for: lookup, as long as it pays. None for recurrent layers,
+    """Return an engine's default draft: lookup, used while it saves time. None for recurrent layers,
     since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
     not known; for small models, whose steps take little longer than a proposal; and for a `cache` that takes fewer
     tokens in a call. With integer weights, few tokens are proposed, to one request at a time."""
@@ -97,7 +97,7 @@ class PacedDraft:
         found = self.draft.propose(requests, wanted)
         found = [proposal if len(proposal.tokens) == n else Proposal() for proposal, n in zip(found, wanted)]
         if width := max(len(proposal.tokens) for proposal in found):
-            rows = len(requests)  # which are all as wide as the widest
+            rows = len(requests)  # each is padded to the widest row
             excess = self.cost * rows * width / (1 + self.cost * (rows - 1))
             share = rows / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
             for account, request, proposal in zip(accounts, requests, found):

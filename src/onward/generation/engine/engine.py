@@ -257,7 +257,7 @@ class Engine:
             else:
                 try:
                     new += receive(request, proposal, tokens, logits[row:end])
-                except Exception as error:  # of a stop function, a constraint or a check
+                except Exception as error:  # raised by a stop function, a constraint or a check
                     self.scheduler.fail(request, error)
             row = end
         return new

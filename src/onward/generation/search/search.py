@@ -49,7 +49,7 @@ class SearchRows:
         self.manager = growing_cache(model, rows, length, min(CHUNK, length))
         self.runner, self.length = Runner(model, self.manager.cache), length
         self.cached = [0] * rows  # number of tokens that each row holds
-        self.last_lengths = [0] * rows  # up to which each row can be continued, see `last_length`
+        self.last_lengths = [0] * rows  # length up to which each row can be continued, see `last_length`
 
     def read(self, texts: Sequence[list[int]]) -> Tensor:
         """Run the model on the tokens of texts[i] that row i lacks, at least one; returns the hidden states (B, D) of

@@ -84,7 +84,7 @@ def positions(s: Subject) -> Outcome:
                 return "failed", f"{measured}; positions {same} add the same vector to a token", where
             return "noted", f"{measured}: positions are absolute" if layer is traced_layers[0] else measured
         attention = dict(s.model.named_modules()).get(layer[0].module.rpartition(".")[0])
-        if isinstance(attention, LateNormSelfAttentionModule):  # whose scores depend on more than distances
+        if isinstance(attention, LateNormSelfAttentionModule):  # its scores depend on more than distances
             return "noted", f"{measured}: queries and keys are normalized after their rotation"
         wrong, sees = position_mistake(s, layer)
         if wrong:
@@ -117,7 +117,10 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
     q, k, v, w = (stacked(layer, name) for name in ("queries", "keys", "values", "weights"))
     allowed = max(1e-3, 2 * TOLERANCE.get(s.dtype, 0.0))
     if variation(v, 2) > allowed:
-        return f"values of equal tokens differ between positions by {variation(v, 2):.1%}: values are rotated too", True
+        return (
+            f"values of equal tokens differ between positions by {variation(v, 2):.1%}: the values are rotated as well",
+            True,
+        )
     moves = [name for name, x in (("queries", q), ("keys", k)) if variation(x, 2) > allowed]
     if not moves:
         return bias_mistake(w)

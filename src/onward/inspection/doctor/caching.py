@@ -45,7 +45,7 @@ def cached(s: Subject) -> Outcome:
     try:
         if s.new_cache() is None:
             return "not applicable", NO_CACHE
-    except UserError as error:  # of a decoder with own parts, which Onward tried
+    except UserError as error:  # raised by the trial of a decoder with custom parts
         return "failed", str(error)
     worst, where = 0.0, ""
     for name, sizes in PIECES.items():

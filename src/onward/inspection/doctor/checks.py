@@ -37,7 +37,7 @@ def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[
             continue
         try:
             status, what, *where = check.run(subject)
-        except Exception as error:  # of the model's own code
+        except Exception as error:  # raised by the model's code
             cause = error.__cause__ or error
             status, where = "not run", []
             what = " ".join(f"could not be run: {type(cause).__name__}: {cause}".split())[:300]

@@ -57,7 +57,7 @@ def main(results: str, options: str) -> None:
                 json.dumps({"error": str(error) or f"the model takes more than {gigabytes} GB: raise --gigabytes"}),
                 file=file,
             )
-        except Exception as error:  # of the user's code, such as malformed batches
+        except Exception as error:  # raised by user code, such as malformed batches
             what = " ".join(f"{type(error).__name__}: {error}".split())
             print(json.dumps({"error": f"the target cannot be examined ({what:.300}): check its options"}), file=file)
 

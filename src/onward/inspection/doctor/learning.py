@@ -21,12 +21,12 @@ from onward.inspection.doctor.operations import loud
 from onward.inspection.doctor.subject import TARGET_NAMES, Subject
 
 OVERFIT_STEPS, OVERFIT_SECONDS = 80, 10.0
-RATE = 0.064  # of sign descent, over the width: it needs no state, and halves a loss in some 30 steps at any width
+RATE = 0.064  # learning rate of sign descent, times the width; halves a loss in about 30 steps at any width
 NARROW = 16  # a width below which a batch of random tokens may be too much to learn
 READS = 0.05  # share of the first loss: a model that reads its tokens loses at least this much more on others
 IGNORED = -100  # a target that does not count
 MOST, ODD = 10.0, 3.0  # largest ratio of deviations between layers; ODD unless they rise or fall with depth
-CLOSE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}  # of a loss; fp32: 1e-5
+CLOSE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}  # tolerance relative to a loss; fp32: 1e-5
 NOT_FRESH = "the weights are not declared as fresh"
 
 ALL_FROZEN = "all parameters are frozen"

@@ -91,7 +91,7 @@ def experts(s: Subject) -> Outcome:
         zeros, ones = (replaced(s, module, routed[0], value) for value in (0.0, 1.0))
         if zeros is None or ones is None:
             continue
-        shares = (ones - zeros).mean(-1).flatten()  # of all experts of each token
+        shares = (ones - zeros).mean(-1).flatten()  # mean over all experts of each token
         low, high = float(shares.min()), float(shares.max())
         what = f"the weights of a token's experts in {name} sum to between {low:.3f} and {high:.3f}"
         if high - low > 1e-3 * max(1.0, high) and not re.search(NOT_NORMALIZED, repr(s.attribute("config"))):
@@ -132,7 +132,7 @@ def norms(s: Subject) -> Outcome:
     for block, _ in s.blocks:
         pairs = [(a.result, b.result) for a, b in zip(before, after) if a.name == block]
         stream = next((size(b) / max(size(a), 1e-12) for a, b in pairs), 0.0)
-        ratios: dict[str, float] = {}  # of the input of the first linear layer of each branch
+        ratios: dict[str, float] = {}  # ratio at the input of the first linear layer of each branch
         for (name, _, given), (_, _, scaled_input) in zip(before, after):
             if (
                 name.startswith(f"{block}.")

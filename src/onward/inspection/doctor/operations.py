@@ -134,7 +134,7 @@ class Operations(TorchDispatchMode):
             return
         self.mark_read(left, right)
         T = self.length
-        if self.current_module() in self.recurrent:  # whose products of queries and keys decay, and are no attention
+        if self.current_module() in self.recurrent:  # its products of queries and keys decay: it is not attention
             return
         if out.size(-1) == T and not out.size(-2) % T and left.size(-1) % T:
             self.scores = left, right
@@ -170,7 +170,7 @@ class Operations(TorchDispatchMode):
             if name in SOFTMAXES or descends:
                 self.soft.add(id(out))
         if name in ("add", "sub") and known and all(id(x) in self.direct for x in known):
-            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products is one, too
+            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products also counts
         elif len(known) != 1 or known[0] is out:
             self.mark_read(*known)
         if len(known) != 1 or known[0] is out:

@@ -19,7 +19,7 @@ from onward.inspection.doctor.operations import (
 )
 from onward.inspection.doctor.subject import Subject
 
-LOUD, QUIET = 1e3, 1e-3  # of the tables of embeddings, and of the matrices of branches
+LOUD, QUIET = 1e3, 1e-3  # RMS given to embedding tables, and factor of branch matrices
 KEPT = 0.3  # the least cosine between an embedding and the input of the head, with branches near 0
 TIMES = 1.9  # an embedding with this factor in the stream was added to itself
 REACH = 1.5  # with logits within ±1.5, no token is more than e^3 times as likely as another

@@ -25,12 +25,13 @@ from onward.model.decoder import Decoder
 Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> logits (B, T, V)
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
 CacheStep = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
-ROWS, LENGTH = 2, 16  # of the token ids that the checks use
+ROWS, LENGTH = 2, 16  # shape of the token ids that the checks use
 BATCHES = 64  # the most of the user's batches that are used
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
 POSITION_NAMES = "position_ids", "positions"
-TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}  # of the largest logit; fp32: 1e-4
+# relative to the largest logit; fp32: 1e-4
+TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float64: 1e-10}
 
 
 class About(TypedDict, total=False):
@@ -73,7 +74,8 @@ class Use(NamedTuple):
 
 
 class ReachedError(BaseException):
-    """Ends a forward or a training early; no Exception, so that `except Exception` in a model does not catch it."""
+    """Ends a forward or a training early. Not a subclass of Exception, so that `except Exception` in a model does not
+    catch it."""
 
 
 class Subject:

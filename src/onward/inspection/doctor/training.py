@@ -22,7 +22,7 @@ from onward.inspection.doctor.subject import ReachedError, Subject, hooked
 STEPS = 3  # steps of the optimizer that are recorded
 PASSAGE = 8  # tokens that training and validation may not share
 COMMON = 0.1  # the share of passages that they may have in common, since similar texts share phrases
-FEW = 4  # the fewest pairs of rows from which an order is judged
+FEW = 4  # the fewest pairs of rows for judging an order
 SAME = 0.999  # the cosine above which gradients count as equal
 NO_BATCHES = "no batches are given: --batches"
 

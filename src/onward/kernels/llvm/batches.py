@@ -1,5 +1,5 @@
-"""Code of products of two batches of matrices, (N, B, I) times (N, I, O), as of the vectors of each head with a weight
-of its own."""
+"""Code of products of two batches of matrices, (N, B, I) times (N, I, O), such as the vectors of each head times the
+head's own weight."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 @dataclass(frozen=True)
 class ScoreOptions:
     """The options of an attention kernel, constants of its code: the window in positions (0: all), whether a token sees
-    the chunk of so many positions that it is in instead, the scale of the scores, their softcap (None: no cap), and
-    whether the heads have learned sink scores and ALiBi slopes."""
+    its chunk of that many positions instead, the scale of the scores, their softcap (None: no cap), and whether the
+    heads have learned sink scores and ALiBi slopes."""
 
     window: int
     chunked: bool
@@ -220,8 +220,8 @@ class HeadGroup:
         return vector
 
     def key_scales(self, vector: Any, keys: int) -> list[Any]:
-        """Emit code for the scales of `keys` adjacent keys, the first of which has the index `vector` among these
-        vectors: for each part of the keys a vector in which they are repeated; empty if the cache is not quantized."""
+        """Emit code for the scales of `keys` adjacent keys, starting with index `vector` among these vectors: for each
+        part of the keys a vector that repeats its scales; empty if the cache is not quantized."""
         code, result = self.code, list[Any]()
         for key in self.keys if self.form.quantized else ():
             scales = ZEROS

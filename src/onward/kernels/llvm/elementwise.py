@@ -14,7 +14,7 @@ from torch import Tensor
 from onward.kernels.llvm.code import FLOAT, FLOATS, INT, INTS, LANES, Code, integers
 from onward.kernels.llvm.compiler import Arguments, Emit, Values, arguments
 
-Value = Any  # of LLVM: an fp32 number, a vector of them, or an int64
+Value = Any  # an LLVM value: an fp32 number, a vector of them, or an int64
 Formula = Callable[..., Value]  # (code, values of the operands ...) -> value
 SumArguments = arguments("SumArguments", "out", "x")
 LayerNormArguments = arguments("LayerNormArguments", "out", "x", "weight", "bias")

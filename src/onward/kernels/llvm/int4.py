@@ -17,7 +17,7 @@ from onward.kernels.llvm.units import PAIRS, ZERO, AVX512DotUnit, Unit, shuffle
 GROUP = 32  # weights with the same scale
 WIDE = 4 * GROUP  # weights in 64 bytes
 WORDS = ir.VectorType(ir.IntType(16), PAIRS)
-NUMBERS = [struct.unpack("<I", struct.pack("<f", n))[0] >> 16 for n in range(-8, 8)]  # of the codes, in bf16
+NUMBERS = [struct.unpack("<I", struct.pack("<f", n))[0] >> 16 for n in range(-8, 8)]  # the value of each code, in bf16
 SCALES = [place for lane in range(LANES) for place in (4, lane // 4)]  # a zero, and the group's scale: an fp32 number
 
 

@@ -18,7 +18,7 @@ from onward.kernels.llvm import loadable
 from onward.kernels.requirements import OPENMP
 
 CHECKSUM = 32  # bytes of SHA-256, with which a file begins
-MAX_BYTES = 1 << 26  # of a file; the code of a step has some 100 kB
+MAX_BYTES = 1 << 26  # size limit of a file; the code of a step has about 100 kB
 LOADING = 60  # seconds after which code counts as malformed
 FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no symlink is followed, no pipe waited for
 
@@ -31,8 +31,8 @@ def private_folder(folder: str | Path) -> Path | None:
     """Return the absolute path of a folder for machine code to which no other user has access; create it if it is
     missing. Returns None, with a warning that gives the reason, if others have access.
 
-    Symlinks above the folder are resolved. From the root down, each folder lets no other user rename the next one, so
-    that the path leads to the same folder later.
+    Symlinks above the folder are resolved. No folder on the path lets another user rename the next one, so that the
+    path always leads to the same folder.
     """
     try:
         path = Path(os.path.abspath(folder))
@@ -50,8 +50,8 @@ def unsafe(place: Path, private: bool) -> str:
     """Return the reason why another user could put code into the folder `place` or below it; "" if nobody could. The
     folder is created if it is missing.
 
-    A `private` folder must be open to this user alone. Others may enter a folder above it, and write to that folder if
-    it is sticky.
+    Only this user may have access to a `private` folder. Others may enter a folder above it, and write to that folder
+    if it is sticky.
     """
     with suppress(FileExistsError):  # another process may make it at the same time
         if not os.path.lexists(place):

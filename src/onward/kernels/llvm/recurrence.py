@@ -29,7 +29,7 @@ class RecurrenceForm:
     shared: int  # value heads that read the same keys and queries
     d_key: int
     d_value: int
-    decays: int  # of a head: 1 or d_key
+    decays: int  # decays per head: 1 or d_key
     beta: bool  # whether the state's own value is subtracted first
 
 

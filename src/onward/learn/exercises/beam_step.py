@@ -58,7 +58,7 @@ EXERCISE = Exercise(
         Mistake(
             "return best, index // V",
             "return best - scores[index // V], index // V",
-            "the score of the new token alone is returned: return the sum",
+            "only the score of the new token is returned: return the sum",
         ),
     ),
 )

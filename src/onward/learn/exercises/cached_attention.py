@@ -41,7 +41,7 @@ EXERCISE = Exercise(
         Mistake(
             "triu(past + 1)",
             "triu(past)",
-            "the mask is off by one: a new token sees itself too",
+            "the mask is off by one: a new token must also see itself",
         ),
         Mistake("triu(past + 1)", "triu(past + 2)", "the mask is off by one: each new token sees the next"),
         Mistake(
@@ -57,7 +57,7 @@ EXERCISE = Exercise(
         Mistake(
             "return scores.masked_fill(later, -torch.inf).softmax(-1) @ values, keys, values",
             "return scores.masked_fill(later, -torch.inf).softmax(-1) @ values, k, v",
-            "the new keys and values alone are returned: return all, or the next token forgets the cached ones",
+            "only the new keys and values are returned: return all of them, or the next token forgets the cached ones",
         ),
         Mistake(
             "return scores.masked_fill(later, -torch.inf).softmax(-1) @ values, keys, values",

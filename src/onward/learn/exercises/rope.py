@@ -46,7 +46,7 @@ EXERCISE = Exercise(
         Mistake(
             "x.chunk(2, dim=-1)",
             "(x[..., ::2], x[..., 1::2])",
-            "adjacent numbers are rotated, and the results are put into halves: take pairs from the halves, too",
+            "adjacent numbers are rotated, but the results are put into halves: take the pairs from the halves as well",
         ),
         Mistake("angle.sin()", "-angle.sin()", "the rotation goes clockwise: exchange the signs of the sines"),
         Mistake(

@@ -38,7 +38,7 @@ EXERCISE = Exercise(
         Mistake(
             "(gates * gates.sigmoid() * (x @ up.T))",
             "torch.nn.functional.silu(gates * (x @ up.T))",
-            "silu applies to the product: apply it to gate(x) alone",
+            "silu is applied to the product: apply it only to gate(x)",
         ),
         Mistake(" * (x @ up.T)", "", "up(x) is missing: multiply by it"),
         Mistake("gates.sigmoid() * (x @ up.T)", "gates.sigmoid() + (x @ up.T)", "gate and up are added: multiply them"),

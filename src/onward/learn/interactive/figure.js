@@ -80,7 +80,7 @@ const axes = (parent, { label, height = 200, x, y, xTicks, yTicks, xName, yName,
   const line = (points, style) => svg.append(drawn("path", { class: style, d: points.map(([a, b], i) => `${i ? "L" : "M"}${across(a).toFixed(1)} ${up(b).toFixed(1)}`).join("") }))
   const circle = (style, r) => (a, b) => svg.append(drawn("circle", { class: style, cx: across(a).toFixed(1), cy: up(b).toFixed(1), r }))
   for (const tick of yTicks) { line([[x[0], tick], [x[1], tick]], "tick"); text(left - 6, up(tick) + 4, yText(tick), "end") }
-  for (const tick of xTicks) text(across(tick), height - bottom + 16, xText(tick), "middle")
+  for (const tick of xTicks) text(across(tick), height - bottom + 19, xText(tick), "middle")
   text(left, 12, yName, "start", "title")
   text(width - right, height - 6, xName, "end", "title")
   parent.replaceChildren(svg)

@@ -1,6 +1,6 @@
 """Interactive figures of the chapters: numbers from Python, and a script that draws them and follows sliders.
 
-A figure has the same HTML on the site, in a notebook and on a page of its own. Its file, such as 09-samplers.json next
+A figure has the same HTML on the site, in a notebook and on a separate page. Its file, such as 09-samplers.json next
 to the chapter, holds its numbers; `python -m docs.site.outputs` writes it.
 """
 

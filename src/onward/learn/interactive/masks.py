@@ -25,8 +25,8 @@ def mask_grid(length: int = 12, packed: int = 4) -> InteractiveFigure:
     return InteractiveFigure(
         "masks",
         f"The mask of {length} tokens",
-        "Each row is a token that looks, each column a token that it may look at. Dark: seen in one layer. Pale: "
-        "reached through more layers.",
+        "Each row is a token that looks, each column a token that it may look at. Strong color: seen in one layer. "
+        "Weak color: reached through more layers.",
         {"length": length, "kinds": [*KINDS], "masks": masks},
     )
 

@@ -19,8 +19,8 @@ def rotary_pairs(query: Tensor, key: Tensor, trained: int, bases: Sequence[float
     return InteractiveFigure(
         "rotary",
         f"{len(q)} pairs of a query and a key, rotated by their distance",
-        "A dial is a pair: its hand turns by the pair's frequency for each token of distance, and makes a full turn in "
-        "so many tokens. The score is the sum over the pairs.",
+        "A dial is a pair: its hand turns by the pair's frequency for each token of distance, and its label is the "
+        "number of tokens of a full turn. The score is the sum over the pairs.",
         {
             "products": torch.view_as_real(q * k.conj()).tolist(),
             "trained": trained,

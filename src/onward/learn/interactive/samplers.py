@@ -21,7 +21,7 @@ def samplers(lm: LanguageModel, texts: Sequence[str]) -> InteractiveFigure:
     return InteractiveFigure(
         "samplers",
         "The samplers over the logits of a trained model",
-        "Pale bars: the model's own probabilities. Colored bars: after temperature, top-k, top-p and min-p, in this "
+        "Gray bars: the model's own probabilities. Colored bars: after temperature, top-k, top-p and min-p, in this "
         "order.",
         {**distributions(z, (), tokenizer, z.size(-1)), "texts": [*texts]},
     )

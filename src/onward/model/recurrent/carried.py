@@ -25,7 +25,7 @@ class Carried:
     call: StateIndices | None
     documents: Tensor | None  # (B, T), index of the packed document of each token; None: one in each row
     positions: Tensor  # (B or 1, T)
-    suffix: str = ""  # of the names of the states, if this is not the first call in its layer: @1, @2, ...
+    suffix: str = ""  # added to state names from the layer's second call on: @1, @2, ...
 
     @staticmethod
     def of(context: AttentionContext) -> Carried:
@@ -38,7 +38,7 @@ class Carried:
         if segments is not None and readable and not torch.equal(segments.ids, segments.documents):
             raise UserError(
                 "Cannot compute branches of a document in one row with recurrent layers, whose state is past the "
-                "position where a branch begins: give each branch a row of its own, with its document before it"
+                "position where a branch begins: give each branch a separate row, with its document before it"
             )
         return Carried(None, None, None if segments is None else segments.documents, positions)
 

@@ -42,7 +42,7 @@ class Tokens:
         return Tokens(**{n: t.gather(3, index.expand(*t.shape[:3], -1, t.size(4))) for n, t in self.each().items()})
 
     def only(self, real: Tensor) -> Tokens:
-        """Return these tokens, of which those where `real` (B, T) is False leave the state as it is."""
+        """Return these tokens; a token where `real` (B, T) is False leaves the state as it is."""
         padding = ~real[:, None, None, :, None]
         changed = {n: t.masked_fill(padding, 0) for n, t in self.each().items() if n in ("v", "decay", "beta")}
         return Tokens(**self.each() | changed)
@@ -79,7 +79,7 @@ def chunks(tokens: Tokens, state: Tensor, documents: Tensor | None = None, size:
         ids = torch.cat([documents, documents[:, -1:].expand(-1, padding)], 1)
         ids = ids.unflatten(1, (-1, size))[:, None, None]  # (B, 1, 1, N, C)
         inside = inside & (ids[..., :, None] == ids[..., None, :])
-        before = F.pad(ids[..., -1], (1, -1))  # of the token before each chunk; 0: of the given state
+        before = F.pad(ids[..., -1], (1, -1))  # index of the token before each chunk; 0: the given state
         continues = ids == before[..., None]
         carried, kept = carried * continues[..., None], kept * (ids == ids[..., -1:])[..., None]
         last = last * continues[..., -1, None, None]

@@ -91,7 +91,7 @@ def window() -> Picture:
 
 
 def rope() -> Picture:
-    """Draw rotary positions: the rotations, their speeds, and scores that depend on the distance alone."""
+    """Draw rotary positions: the rotations, their speeds, and scores that depend only on the distance."""
     part, width, count = Rotary(), 16, 64
     positions = torch.arange(count, dtype=torch.float64)[None]
     cos, sin = rotary(part, width, positions, torch.full((1, 1, 1), count, dtype=torch.float64))
@@ -237,7 +237,7 @@ def positions() -> Picture:
             room=230,
             scale=ColorScale(float(-bias[-1, 0]), signed=True, unit="added to the score"),
         ),
-        cells("none: the causal mask alone", mask, names, names, reading=pair, room=230, scale=SEEN),
+        cells("none: only the causal mask", mask, names, names, reading=pair, room=230, scale=SEEN),
     ]
     return Picture(
         "How positions enter",

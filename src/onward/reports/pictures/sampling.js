@@ -36,7 +36,7 @@ const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP, mi
 }
 
 // What is typed as one of `prompts`, the beginnings of a text, each a token longer: the longest with which it begins, and
-// whether the text goes on as it does.
+// whether the text continues with this token.
 const promptOf = (prompts, typed) => ({
   at: prompts.reduce((best, prompt, i) => typed.startsWith(prompt) ? i : best, 0),
   known: prompts.at(-1).startsWith(typed),

@@ -32,7 +32,7 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 def model_card(folder: Path, license: str, name: str = "") -> str:
     """The README.md of the model in a folder, with metadata for the hub; `name` is its name there. Properties without a
-    record are left out. Raises a UserError for an adapter, or if `license` is no identifier."""
+    record are left out. Raises a UserError for an adapter, or if `license` is not an identifier."""
     if not LICENSE.fullmatch(license):
         given = f"license is {license!r}" if license else "the model needs a license"
         raise UserError(f"{given}: give --license apache-2.0, mit, cc-by-4.0 or another identifier that the hub lists")

@@ -41,7 +41,7 @@ PARTS = (
     *("attention", "legend", "sinks", "words", "next", "distributions", "losses", "losses_about"),
     *("lens", "lens_about", "experts", "experts_about"),
 )
-SENTENCES = 50  # of a paragraph, from which the passage is chosen
+SENTENCES = 50  # characters of the paragraph from which the passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:

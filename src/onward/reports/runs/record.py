@@ -138,7 +138,7 @@ class RunRecord(Shown):
         loss = final.get("loss", last.get("validation_loss"))
         spent, tokens = (sum(row.get(key, 0) for row in steps) for key in ("seconds", "tokens"))
         planned = numbers(self.options).get("steps")
-        language = self.method == "sft"  # other losses are no cross-entropy of tokens
+        language = self.method == "sft"  # other losses are not cross-entropies of tokens
         return Figures(
             name=str(self.folder),
             state=self.state,

@@ -161,7 +161,7 @@ if (byId("next")) {
     const follows = i === row.following && at + 1 < rows.length, token = `“${pieces[row.pieces[i]]}”`
     if (follows) choose(at + 1)
     byId("drawn").textContent = follows ? `${token}, as in the text` : (i < shares.length ? token : "one of the others")
-      + ", after which the text goes on otherwise: draw again"
+      + ", after which the text continues differently: draw again"
   };
   [temperature, topK, topP].forEach(slider => { slider.oninput = shape })
   const choose = (i, typed = prompts[i]) => {

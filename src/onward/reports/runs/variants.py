@@ -172,11 +172,11 @@ class Valley:
         if 0 < place < len(self.numbers) - 1 or len(self.numbers) == 1:
             return ""
         more = "smaller" if place == 0 else "larger"
-        return f"the best {self.field}, {value}, is at the edge of the values tried: try {more} ones too"
+        return f"the best {self.field}, {value}, is at the edge of the values tried: also try {more} ones"
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
-    """Draw the measure over the first field, one curve per value of the second; bars if values are no numbers."""
+    """Draw the measure over the first field, one curve per value of the second; bars if the values are not numbers."""
     title = f"{UNITS[measure]} after {length}"
     numbers = valley.numbers
     caption = f"Each point is a run of {length}, evaluated on the validation text."

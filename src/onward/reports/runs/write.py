@@ -35,8 +35,8 @@ def write_reports(
     device: torch.device | str | None = None,
 ) -> Figures:
     """Write report.html and, for a run, loss.svg and card.md into the folder of a run or model. The newest save reads
-    `text`, by default sentences of the validation text. With `out`, only the page is written, there; curves of the run
-    `compare` are drawn too."""
+    `text`, by default sentences of the validation text. With `out`, only the page is written, to that path; the curves
+    of the run `compare` are also drawn."""
     model, tokenizer = open_model(folder, device)
     other = None if compare is None else RunRecord(compare)
     figures = write_report(

@@ -40,7 +40,7 @@ def read_harmony(source: Source, functions: Sequence[Function], markers: Markers
         analysis = name not in names and header.rpartition(channel)[2].strip().startswith("analysis")
         end = yield from source.until([channel, start, *ends], "reasoning" if analysis else "content")
         source.text = (channel if end == channel else "") + source.text
-        yield Event("content")  # a header is no reasoning
+        yield Event("content")  # a header is not reasoning
 
 
 def read_body(source: Source, name: str, ends: Sequence[str]) -> Parser[None]:

@@ -49,7 +49,7 @@ def json_value(source: Source, kind: Kind | None = None, depth: int = 0) -> Pars
 
 def json_call(source: Source, names: Collection[str], lead: str, bare: bool) -> Parser[bool]:
     """Read a call as a JSON object, which begins the text; return whether it calls a tool in `names`. Any other object
-    is content, after the text `lead`. With `bare`, an object that has other keys, or lacks arguments, is no call."""
+    is content, after the text `lead`. With `bare`, an object that has other keys or lacks arguments is not a call."""
     read, name, arguments = lead + source.take(1), "", None if bare else "null"
     while True:
         read += yield from source.spaces()

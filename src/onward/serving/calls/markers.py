@@ -9,7 +9,7 @@ from onward.generation.constraint import terminal
 from onward.text.stream import TextStream
 from onward.text.tokenizer import SURROGATE, Tokenizer
 
-MARKERS = (  # that some models have as control tokens
+MARKERS = (  # some models have these as control tokens
     *("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>"),
     *("<think>", "</think>", "[THINK]", "[/THINK]"),
     *("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),

@@ -62,7 +62,7 @@ def moved(value: Any, name: str) -> Any:
 
 
 def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema, or the one in `root` to which its `$ref` points; {} if it is no schema."""
+    """The schema, or the schema in `root` to which its `$ref` points; {} if it is not a schema."""
     for _ in range(8):  # references to references
         if not isinstance(schema, Mapping) or not isinstance(schema.get("$ref"), str):
             break

@@ -14,8 +14,8 @@ from onward.serving.calls.schemas import TYPES, Function, moved, resolved, types
 from onward.serving.calls.source import Event, Parser, Source, overlap
 
 FUNCTION, CALL_END, PARAMETER, VALUE_END = "<function=", "</function>", "<parameter=", "</parameter>"
-FOLLOWING = PARAMETER, CALL_END, "</tool_call>"  # tags, one of which follows the end of an argument
-CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # of Python, which models write too
+FOLLOWING = PARAMETER, CALL_END, "</tool_call>"  # tags: one of them follows the end of an argument
+CONSTANTS = {"True": "true", "False": "false", "None": "null"}  # Python's literals, which models also write
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "deprecated", "$schema", "$id", "$comment"})
 END = re.compile(rf"\n?{VALUE_END}(?=\s*(?:{'|'.join(FOLLOWING)}))")
 OBJECT = ANNOTATIONS | {"type", "properties", "required", "additionalProperties", "$defs", "definitions"}
@@ -162,7 +162,7 @@ def parameter_rules(function: Function, number: int) -> tuple[str, str] | None:
 
 
 def within(schema: Any, root: Mapping[str, Any]) -> Any:
-    """A schema inside `root` as one of its own, with `root` among its definitions if it refers to it."""
+    """A schema inside `root` as a separate schema, with `root` among its definitions if it refers to `root`."""
     if not isinstance(schema, Mapping) or '"$ref"' not in json.dumps(schema):
         return schema
     return {**moved(schema, "root"), "$defs": {"root": moved(root, "root")}}

@@ -61,7 +61,7 @@ class Check:
 def serve(connection: Connection) -> None:
     """Take vocabularies, given by their arguments, and tasks, each with the connection of its child."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child stays behind as a zombie
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the server ends first
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent by the terminal: the server must end first
     vocabularies: list[Vocabulary] = []
     while True:
         try:
@@ -122,8 +122,8 @@ def check(connection: Connection, task: Check) -> None:
 
 
 def limit_memory(more: int) -> None:
-    """Let this process take so many bytes more."""
-    if sys.platform == "linux":  # elsewhere the time alone is limited
+    """Let this process allocate this many more bytes."""
+    if sys.platform == "linux":  # on other systems only the time is limited
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * os.sysconf("SC_PAGE_SIZE") + more
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -43,7 +43,7 @@ Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocab
 
 class Constraints:
     """The constraints of all requests, used in the event loop. At most `limits.max_constraints` are kept prepared,
-    each in a process of its own, which ends if it takes too much time or memory."""
+    each in a separate process, which ends if it takes too much time or memory."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits
@@ -100,7 +100,7 @@ class Constraints:
 
     async def problem(self, claims: Callable[[Sequence[int]], list[Claim]], tokens: Sequence[int]) -> str:
         """Return the sentence that says why a complete answer does not hold one of its claims; "" if it holds all. A
-        process of its own checks each, with a limit of time and of memory."""
+        separate process checks each, with limits on time and memory."""
         loop = asyncio.get_running_loop()
         for claim in await loop.run_in_executor(self.checks, claims, tokens):
             if problem := await loop.run_in_executor(self.checks, self.check, claim):
@@ -149,7 +149,7 @@ class Parent:
         self.lock = threading.Lock()
         self.connection: Connection | None = None
         self.process: subprocess.Popen[bytes] | None = None
-        self.vocabularies: list[tuple[Tokenizer, int]] = []  # that it has, in this order
+        self.vocabularies: list[tuple[Tokenizer, int]] = []  # vocabularies that the process has, in this order
 
     def fork(self, task: Callable[[], Task | Check]) -> Connection:
         """Start a child for a task; return the connection to it."""
@@ -203,7 +203,7 @@ class Child:
         self.connection: Connection | None = None
         self.pid, self.failure = 0, ""
         self.users: WeakSet[RemoteConstraint] = WeakSet()
-        self.ids, self.unused = count(1), deque[int]()  # of states; those that are forgotten with the next message
+        self.ids, self.unused = count(1), deque[int]()  # ids of states, and ids to drop with the next message
 
     def prepare(self, parent: Parent) -> None:
         """Start the process and wait for it. Raises a UserError for a constraint that is too large, or cannot be

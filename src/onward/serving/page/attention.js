@@ -27,7 +27,7 @@ function fill(id, count, label) {
 const fillHeads = () => fill("head", roles[head()[0]].length, (index) => `head ${index}${roles[head()[0]][index] ? `: ${roles[head()[0]][index]}` : ""}`);
 
 async function read(position, signal) {
-  ({ weights } = await ask("/api/attention", { model: given.model, tokens: given.tokens, position }, signal));
+  ({ weights } = await ask("/api/attention", { model: given.model, tokens: given.tokens, position, edits: given.edits }, signal));
   from = position;
   at("attention-text").replaceChildren(...given.texts.map((text, index) => {
     const span = node("span", { className: "token", textContent: text.replaceAll("\n", "↵\n") });

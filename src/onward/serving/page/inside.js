@@ -38,7 +38,7 @@ async function text() {
   await prepare(conversation, turn, answer, looking.signal);
   const tokens = [...answer.prompt, ...before.map(({ token }) => token)], texts = [...answer.pieces, ...before.map((each) => each.text)];
   const cut = Math.max(0, tokens.length - MOST);
-  return { model: answer.model, tokens: tokens.slice(cut), texts: texts.slice(cut), promptLength: Math.max(0, answer.prompt.length - cut), cut, target: one.token, node: one };
+  return { model: answer.model, tokens: tokens.slice(cut), texts: texts.slice(cut), promptLength: Math.max(0, answer.prompt.length - cut), cut, target: one.token, edits: (answer.leaf.end?.settings ?? answer.settings)?.edits, node: one };
 }
 
 // Draw the panel again; `only` "chosen" draws its first line, and the name of a view nothing while another is open.

@@ -52,7 +52,7 @@ export function drawList(shown) {
   at("kept-none").hidden = all.length > 0;
 }
 
-// `opened`, `forgotten` and `renamed` are called with the id of a conversation, the last with its new name too.
+// `opened`, `forgotten` and `renamed` are called with the id of a conversation, the last also with its new name.
 export function makeList(opened, forgotten, renamed) {
   [open, forget, named] = [opened, forgotten, renamed];
   refresh();

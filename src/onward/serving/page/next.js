@@ -10,8 +10,8 @@ function bar(p, most, cut) {
 }
 
 // Show the distribution from which a token was drawn; `take` is called with the row of another token.
-export async function showNext({ model, tokens, promptLength, target, node }, signal, take) {
-  const reply = await ask("/api/distribution", { model, tokens, prompt_length: promptLength, ...knobs() }, signal);
+export async function showNext({ model, tokens, promptLength, target, edits, node }, signal, take) {
+  const reply = await ask("/api/distribution", { model, tokens, prompt_length: promptLength, edits, ...knobs() }, signal);
   const some = reply.kept === reply.vocabulary ? `All ${reply.vocabulary}` : `${reply.kept} of ${reply.vocabulary}`;
   at("sampled").textContent = `${some} tokens can be sampled with the options as they are set.`;
   const taken = new Set(node.parent.children.map((one) => one.token)); // in this or another version

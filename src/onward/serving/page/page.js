@@ -42,7 +42,7 @@ function redraw() {
   at("go").textContent = chat ? "Send" : "Complete";
   at("prompt").placeholder = chat ? "Write a message" : "Begin a text";
   at("prompt").setAttribute("aria-label", chat ? "Message" : "Prompt");
-  at("mode-line").textContent = !chat ? "The model goes on from the text that you write."
+  at("mode-line").textContent = !chat ? "The model continues the text that you write."
     : models.get(model())?.template === false ? "This model has no chat template: messages become “User:” and “Assistant:”, which a base model may not follow."
       : "You write messages, and the model answers.";
   at("welcome-name").textContent = model();
@@ -71,7 +71,7 @@ const begin = (mode = conversation.mode) => {
   at("prompt").focus();
 };
 
-// A change of an earlier turn goes on in a copy of the conversation up to it, so that nothing is lost.
+// If an earlier turn is changed, the conversation continues in a copy up to that turn, so that nothing is lost.
 function reach(turn) {
   if (turn === last()) return;
   conversation = copied(conversation, conversation.turns.indexOf(turn) + 1);
@@ -148,7 +148,7 @@ function choose(turn, one) {
   if (!WIDE.matches && at("inside").hidden) toggle("inside", true);
 }
 
-// Where tokens are shown beside the panel, the first one of the last answer shows what the panel is for.
+// If tokens are shown beside the panel, the first token of the last answer is chosen, as an example of what the panel shows.
 function chooseFirst() {
   const turn = last(), own = turn && answerOf(turn);
   if (own?.leaf.parent && tokensShown[conversation.mode] && !at("inside").hidden) choose(turn, path(own.leaf)[0]);
@@ -202,7 +202,7 @@ setActs({
       inspect(null, null, null, null);
       await newVersion(turn, given);
     }), () => drawTurn(turn, view())),
-  editAnswer: (turn) => openEditor(turn, ".text", answerOf(turn).text, "Keep", "Continue then goes on from the changed text.", safely(async (text) => {
+  editAnswer: (turn) => openEditor(turn, ".text", answerOf(turn).text, "Keep", "Continue then continues the changed text.", safely(async (text) => {
     turn = reach(turn) ?? turn;
     turn.answers.push(await written(conversation, turn, text, { ...settings(), model: answerOf(turn).model }));
     turn.shown = turn.answers.length - 1;

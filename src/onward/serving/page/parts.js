@@ -53,7 +53,7 @@ const signed = (value) => (value === undefined ? "·" : `${value < 0 ? "−" : "
 // Without a chosen token, the parts have no contributions.
 export async function showParts(text, signal) {
   const named = await rolesOf(text?.model ?? model, signal);
-  shown = text && await ask("/api/attribution", { model: text.model, tokens: text.tokens, target: text.target }, signal);
+  shown = text && await ask("/api/attribution", { model: text.model, tokens: text.tokens, target: text.target, edits: text.edits }, signal);
   const most = shown ? Math.max(...shown.heads.flat().map(Math.abs), ...shown.mlps.map(Math.abs), 1e-9) : 1;
   const cell = (made, value = 0) => {
     made.className = value < 0 ? "against" : "for";

@@ -38,13 +38,13 @@ from onward.training.step.validation import validate
 T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
 
-TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # of steps that are timed, at most, and this part of the time
+TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps, in seconds and as a fraction of the budget
 FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text
 SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
 REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
 COMPILATION = 1.0  # seconds that the kernels of a training step in another precision take, at most
-TIMED_TOKENS = 4096  # of the validation text, at most, whose evaluation is timed
+TIMED_TOKENS = 4096  # most tokens of the validation text whose evaluation is timed
 
 
 def calibrated(
@@ -102,7 +102,7 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
     shortened = 0.0 if given else evaluation
     costs = replace(costs, end=evaluation + REPORT, evaluation=shortened, start=spent)
     left = (1.0 if by_clock else SLACK) * time_left(limit, spent + costs.end) - costs.validation  # before step 1
-    if every := config.validate_every:  # the last step is validated too
+    if every := config.validate_every:  # the last step is also validated
         steps = max(1, int((left - costs.validation) / (costs.step + costs.validation / every)))
     else:
         count = max(1, min(20, int(left / OPTIONAL / costs.validation))) if costs.validation else 20

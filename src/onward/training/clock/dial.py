@@ -31,9 +31,9 @@ from onward.training.step.trainer import StepPlan
 
 LAW = LossLaw(E=0.5, A=129, B=6.31, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
 REPEATS = 15.4  # repetitions of the text after which 63 % of their possible effect is reached (R* of the paper)
-TIE = 0.005  # of forecasts, below which the larger size is chosen: the law underrates it in runs of a minute
+TIE = 0.005  # below this difference of forecasts, the larger size is chosen: the law underrates it in short runs
 SPREAD = 0.1  # the runs that the law was fitted to are within this share of it
-SHARE = 0.05  # of the time, at most, is spent on timing steps
+SHARE = 0.05  # most of the time budget that timing may take
 TIMED = 3  # steps of each size
 OVERHEAD = 0.8  # share of the time that is left for steps
 SAMPLE = 1 << 20  # tokens of the text that are looked at, and bytes that bz2 compresses
@@ -95,7 +95,7 @@ class Compression:
     """Two measures of a training text: its bits per byte when compressed by bz2, which say how hard the text is to
     predict, and its bytes per token."""
 
-    bits_per_byte: float  # of the text compressed by bz2
+    bits_per_byte: float  # bits per byte after compression by bz2
     bytes_per_token: float
 
 

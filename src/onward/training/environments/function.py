@@ -19,7 +19,7 @@ class Function(Talk, kind="function"):
     that returns a list of replies, texts or None; written in short as FILE.py:FUNCTION.
 
     Other fields of the records are given by name where the function has such a parameter, as for rewards. The function
-    runs in a process of its own, which is ended after `seconds`.
+    runs in a separate process, which is ended after `seconds`.
     """
 
     file: str = ""  # a Python file, which Onward executes

@@ -46,7 +46,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     fixed: ClassVar[tuple[str, ...]] = (
         *("tokenizer", "field", "encoding", "raw", "repeated_lines", "pack", "preset", "model", "mup"),
-        *("loss", "label_smoothing", "z_loss", "loss_chunk"),  # which are fields of methods
+        *("loss", "label_smoothing", "z_loss", "loss_chunk"),  # methods have these fields
     )
 
     learning_rate: NotNegative | None = None  # peak learning rate; default: a constant of the method divided by d_model

@@ -22,7 +22,7 @@ from onward.transforms.lora import initialize, untrained, use_adapter
 from onward.transforms.quantize import ratio, squared_errors
 
 PASSES, BATCHES = 2, 1000  # over the data and of it, at most, until the components of EVA have converged
-TOKENS = 512  # of the data, about, for the loss of a quantized base
+TOKENS = 512  # approximate number of training tokens for the loss of a quantized base
 
 
 def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) -> tuple[FinetuneConfig, list[str]]:
@@ -56,7 +56,7 @@ def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -
     windows = inputs.windows(config, model.config.context_length)
     read = windows.read(range(max(1, min(len(windows), TOKENS // windows.read([0]).tokens.size(1)))))
     targets = read.targets
-    if not read.num_targets and read.positions is not None:  # of prompts, all tokens
+    if not read.num_targets and read.positions is not None:  # prompts count with all tokens
         following, inside = read.tokens.roll(-1, 1), read.positions.roll(-1, 1) > 0
         targets = torch.where(inside, following, IGNORE_INDEX)
     batch = Batch(read.tokens, targets, read.positions)

@@ -41,7 +41,7 @@ from onward.training.methods.reference import Kept
 from onward.training.step.loss import Loss, mean_figures
 
 TRAIN, VALIDATION = "data/train.safetensors", "data/validation.safetensors"
-MAX_LENGTH = 4096  # default maximum of tokens per row, in models with a longer context
+MAX_LENGTH = 4096  # default maximum number of tokens per row, for models with a longer context
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ from onward.training.step.loss import CrossEntropy, Loss
 
 AS_IT_IS = Cleaning(exact=False)
 HELD_OUT = "held_out"  # the folder of a validation text that is none of the sources
-TASK_TOKENS = 1 << 18  # of the validation text, from which questions are made
+TASK_TOKENS = 1 << 18  # tokens of the validation text from which questions are made
 MOST_HELD_OUT = 1 << 22  # the most tokens of a source for validation; more would not measure better
 
 

@@ -75,7 +75,7 @@ def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
     """Compute the hidden states of a model for a batch, (B * T, D).
 
     With gradients enabled, embeddings require gradients even in a frozen model: a policy and its reference then use the
-    same attention kernels, and are equal bit for bit before the first step, in bf16 too.
+    same attention kernels, and are equal bit for bit before the first step, also in bf16.
     """
     vectors = model.embed(batch.tokens)
     if torch.is_grad_enabled() and not vectors.requires_grad:

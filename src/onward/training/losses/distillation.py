@@ -95,7 +95,7 @@ class Distillation(Loss):
 class OnPolicy(Loss):
     """Distillation on completions by the student (Agarwal et al. 2024, algorithm 1): in a fraction `share` of the
     batches, each row's answer is replaced by an answer of the student, of at most `most` tokens. The seed of a batch
-    determines whether its answers are replaced, and by which."""
+    determines whether its answers are replaced, and by which answers."""
 
     def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
         self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer

@@ -24,7 +24,7 @@ def target_states(model: Decoder, batch: Batch) -> Tensor:
     and themselves; the states are equal up to rounding."""
     inside = batch.targets != IGNORE_INDEX
     c = model.config
-    has_states = any(part.states(c) for part in each(c.attention))  # which have no branches, nor may own parts
+    has_states = any(part.states(c) for part in each(c.attention))  # states cannot branch; custom parts may have some
     shares = batch.positions is None and not has_states and not own_parts(c)
     shared = shared_rows(batch, c.d_model) if shares else None
     if shared is None:
@@ -46,7 +46,7 @@ def shared_rows(batch: Batch, width: int) -> SharedRows | None:
     """Return the completions of a batch arranged in rows that share prompts, for a model with d_model `width`; None if
     sharing prompts saves no work."""
     inside = batch.targets != IGNORE_INDEX
-    starts = (inside.int().argmax(1) + 1).tolist()  # of the completions, in their rows
+    starts = (inside.int().argmax(1) + 1).tolist()  # index in each row where the completion starts
     ends = (inside.size(1) - inside.flip(1).int().argmax(1)).tolist()
     texts = batch.tokens.tolist()
     parts = list[list[int]]()

@@ -16,9 +16,9 @@ class Code(Reward, kind="code"):
     """The share of a record's tests that Python code in the completion passes. The code is the completion's last fenced
     block or, without one, the whole completion.
 
-    The tests are a text or a list of texts, such as `assert add(1, 2) == 3`. Each completion runs in a process of its
-    own, in a temporary folder, with limits of time, memory and, where the kernel has them, of files, other processes
-    and the network: see evaluation/sandbox.py.
+    The tests are a text or a list of texts, such as `assert add(1, 2) == 3`. Each completion runs in a separate
+    process, in a temporary folder, with limits of time, memory and, where the kernel has them, of files, other
+    processes and the network: see evaluation/sandbox.py.
     """
 
     tests: str = "tests"  # name of the column with the tests

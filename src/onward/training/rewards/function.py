@@ -19,7 +19,7 @@ class Function(Reward, kind="function"):
     as FILE.py:FUNCTION.
 
     Other fields of the records are given by name, as lists, where the function has a parameter of that name or
-    **kwargs. The function may be asynchronous. It runs in a process of its own, which is ended after `seconds`; a
+    **kwargs. The function may be asynchronous. It runs in a separate process, which is ended after `seconds`; a
     second call that takes as long ends the run.
     """
 

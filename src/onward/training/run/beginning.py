@@ -56,7 +56,7 @@ class Parts:
     model: Decoder
     hf: dict[str, Any]  # content of the model's Hugging Face config.json
     loss: Loss
-    tasks: Sequence[Task]  # of which scores are measured at each validation
+    tasks: Sequence[Task]  # the scores that are measured at each validation
     budget: Budget | None = None  # in the first process, until the number of steps of a run with a time limit is fixed
     choice: Choice | None = None  # chosen model size, if the options of a new run leave it open
     fresh: bool = False  # whether the weights are newly initialized

@@ -15,7 +15,7 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.step.loss import CrossEntropy
 
-CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of which half are changed, and tokens of which the first loss is taken
+CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of the check of causality, and of the check of the first loss
 MAX_GAP = 0.5  # nats per token between the loss of a fresh model and ln V, beside the part that its width explains
 PROBES, LENGTH = 32, 32  # passages of the validation text that are searched for, and tokens of each
 SEARCHED = 1 << 26  # the most training tokens that are searched, which takes about a second
@@ -96,7 +96,7 @@ def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED)
     for first in (chosen * CHUNK).tolist():
         chunk = np.asarray(text[first : first + CHUNK + length - 1], np.uint32)
         present[~present] = search(chunk, probes[~present])
-    sentence = f"{present.sum()} of {len(present)} passages of the validation text are in the training text too"
+    sentence = f"{present.sum()} of {len(present)} passages of the validation text are also in the training text"
     if len(chosen) < chunks:
         sentence += f", of which {len(chosen) / chunks:.1%} was searched"
     return Check("validation", float(present.mean()) <= COMMON, sentence)

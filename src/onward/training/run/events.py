@@ -80,7 +80,7 @@ class EventLog:
         error of a save that failed, adds one."""
         messages, self.messages = self.messages, []
         if failure:
-            messages.append(f"{failure}; training goes on, and the next save tries again")
+            messages.append(f"{failure}; training continues, and the next save tries again")
         return [Notice(step, message) for message in messages]
 
     def write_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:

@@ -41,7 +41,7 @@ class Journal:
         if self.path.exists():
             lines = enumerate(self.path.read_bytes().splitlines(keepends=True), 1)
             kept = takewhile(lambda line: line[1].endswith(b"\n") and keep(self.row(*line)), lines)
-            os.truncate(self.path, sum(len(line) for _, line in kept))  # works on a full disk
+            os.truncate(self.path, sum(len(line) for _, line in kept))  # also works on a full disk
 
     def row(self, number: int, line: bytes) -> dict[str, Any]:
         """Parse a line of the file as a row; `number` is the line number, for errors. Raises a UserError if the line is

@@ -78,7 +78,7 @@ class Hold:
 
 
 KEEPING = ContextVar("KEEPING", default=False)
-HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # of this process, by folder
+HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # by this process, by folder
 
 
 @contextmanager
@@ -95,7 +95,8 @@ def keeping() -> Iterator[None]:
 @contextmanager
 def run_lock(folder: Path, *, again: bool = False) -> Iterator[Hold]:
     """A context in which nobody else works in the existing run folder `folder`: this process holds its lock, and no
-    other `run_lock` of the folder is open. Whoever keeps the Hold keeps other processes out after the context, too.
+    other `run_lock` of the folder is open. As long as the Hold is kept, other processes are also kept out after the
+    context.
 
     Raises a UserError if another process holds the lock or, with `again`, if another process has worked in the folder
     since this process last held the lock. Without `again`, a context that ends with a UserError has changed nothing,

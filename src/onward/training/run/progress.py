@@ -49,7 +49,7 @@ class NotebookProgress:
 
     def __init__(self, run: Run) -> None:
         self.run, self.displayed, self.shown = run, DisplayedLine(), 0.0
-        self.parts = {Step: "", Validation: ""}  # of the line, from the last step and the last validation
+        self.parts = {Step: "", Validation: ""}  # parts of the line: the last step and the last validation
 
     def __call__(self, event: Event) -> None:
         if isinstance(event, Notice | Rollback):

@@ -14,7 +14,7 @@ from onward.training.finetuning.config import FinetuneConfig
 
 STATE = {"": 8, "adamw": 8, "muon": 4, "normuon": 4}  # bytes per trained parameter, at least, by optimizer
 ACTIVATIONS = 160  # bytes per token, layer and hidden unit, about; only decides whether a plan is worth its time
-AMPLE = 0.5  # of the memory: a run that needs less is not planned
+AMPLE = 0.5  # fraction of the memory; a run that needs less is not planned
 
 
 def check_room(config: RunConfig, decoder: DecoderConfig, device: torch.device) -> list[str]:

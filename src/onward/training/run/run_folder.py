@@ -26,7 +26,7 @@ def new_folder(folder: Path) -> Iterator[Hold]:
     with run_lock(folder) as hold:
         if not new and not (folder / "run.json").exists() and holds_model(folder):
             raise UserError(f"{folder} holds a model, which a run would overwrite: choose another --out")
-        if saves(folder):  # of a process that was faster
+        if saves(folder):  # written by a process that was faster
             raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
         try:
             yield hold

@@ -59,7 +59,7 @@ class Trackers:
         except Exception as error:
             self.open.pop(name, None)
             first, *_ = str(error).splitlines() or [type(error).__name__]
-            warnings.warn(f"{name} failed, and training goes on without it: {first}", stacklevel=4)
+            warnings.warn(f"{name} failed, and training continues without it: {first}", stacklevel=4)
 
 
 def check_trackers(names: Sequence[str]) -> None:

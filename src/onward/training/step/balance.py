@@ -118,5 +118,5 @@ def is_biased(router: nn.Module) -> bool:
 
 
 def learning(module: nn.Module) -> bool:
-    """Whether this forward belongs to training, and is no recomputation of activations in the backward."""
+    """Whether this forward belongs to training and is not a recomputation of activations in the backward."""
     return module.training and torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1

@@ -17,7 +17,7 @@ from onward.tracing.names import activation_names
 from onward.tracing.sites import attend_modules
 from onward.tracing.trace import trace
 
-TOKENS = 128  # of one window, of which attention is measured
+TOKENS = 128  # tokens of the window whose attention is measured
 DEAD = 1e-5  # a unit is dead if it stays below this share of the layer's largest activation
 
 

@@ -23,7 +23,7 @@ from onward.model.divided import inside, rows_at_once, scores
 from onward.training.step.precision import autocast
 from onward.training.step.sums import Sums, two_sums
 
-LossFunction = Callable[[Any, Any], Sums]  # of a model and a batch, see `Loss`
+LossFunction = Callable[[Any, Any], Sums]  # function of a model and a batch, see `Loss`
 
 
 class Loss:

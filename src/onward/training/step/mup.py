@@ -70,7 +70,7 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
             result[name] = Factors(m**-0.5 if grown[-2] else 1 / m, 1 / m)
     embed = m**-0.5 if twice.embed_scale != config.embed_scale else 1.0
     result["embed.weight"] = Factors(embed, embed)
-    if twice.d_embed != config.d_embed:  # elsewhere the projection before the head is scaled
+    if twice.d_embed != config.d_embed:  # otherwise the projection before the head is scaled
         names = ["norm.weight", "norm.bias"] if "norm.weight" in result else ["head.weight"]
         last = [name for name in names if name in result]
         if not last:

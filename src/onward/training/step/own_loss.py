@@ -11,8 +11,8 @@ EXAMPLE = "name a function of (model, batch) or an onward.Loss, as in mine:focal
 
 def text_loss(config: RunConfig) -> Loss:
     """Return the loss of a run on texts: the one that `config.loss` names, or the cross-entropy. A class is called with
-    the arguments in brackets; a CrossEntropy gets the options of the cross-entropy, too. Raises a UserError for a name
-    that is no loss, and for options that it would not read."""
+    the arguments in brackets; a CrossEntropy also gets the options of the cross-entropy. Raises a UserError for a name
+    that is not a loss, and for options that the loss would not read."""
     if not config.loss:
         return CrossEntropy.of(config)
     found, arguments = named("loss", config.loss, EXAMPLE)

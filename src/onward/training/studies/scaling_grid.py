@@ -24,11 +24,11 @@ from onward.training.step.build import build_trainer
 from onward.training.step.trainer import StepPlan
 from onward.training.studies.variants import Variant
 
-BUDGETS, SIZES = 4, 3  # of operations, and models of each
-RATIO = 3.0  # of one budget to the one before; sizes are its root apart, so that budgets share them
-BEST = 20.0  # tokens per parameter around which sizes lie
-BASE = 64  # width from which the learning rate is carried over
-BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens of a batch for 1e6 tokens in all, and the exponent by which it grows
+BUDGETS, SIZES = 4, 3  # compute budgets, and models per budget
+RATIO = 3.0  # ratio of successive budgets; successive sizes differ by its square root, so that budgets share sizes
+BEST = 20.0  # tokens per parameter at the center of the sizes
+BASE = 64  # width for which the learning rate was tuned
+BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens per batch for 1e6 training tokens, and the exponent of its growth
 LEAST_STEPS = 16  # of a run
 FEW_STEPS = 100  # in shorter runs, a loss depends more on the first steps than on size and length
 TIMED = 3  # steps, after one to warm up
@@ -70,7 +70,7 @@ class Sizes:
         self.config, self.vocab_size = config, vocab_size
         decoder = config.decoder(vocab_size)
         self.context = decoder.context_length
-        self.step = 2 * decoder.n_heads  # of the width, so that heads can be rotated
+        self.step = 2 * decoder.n_heads  # step of the width that keeps head widths even, for rotary positions
         self.known: dict[int, int] = {}
 
     def parameters(self, width: int) -> int:

@@ -45,7 +45,7 @@ from onward.training.studies.variants import (
     train_variants,
 )
 
-SPENT = 0.95  # of the time, by which a grid is planned
+SPENT = 0.95  # share of the time for which a grid is planned
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def open_study(
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
     """Plan a grid: return the content of grid.json as a dict, with the operations of the grid's largest run and the
     precision of all runs. `asked` holds the user's options: "grid_flops", the operations of the whole grid; "budget",
-    the time; "check", whether a larger run is trained too. Without grid_flops, all these runs together end within
+    the time; "check", whether a larger run is also trained. Without grid_flops, all these runs together end within
     `limit` seconds. Raises a UserError if even the smallest grid takes more."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)

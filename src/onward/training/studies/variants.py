@@ -257,7 +257,7 @@ def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Varian
     config = variant.config
     inputs, model = open_inputs(config, tokens, "size"), config.decoder(Tokenizer.load(tokens).vocab_size)
     inputs.windows(config, model.context_length)
-    if not config.weights:  # which are of the sources, and prepared together they are one
+    if not config.weights:  # weights belong to sources, which are prepared as one
         config = replace(config, tokenizer="", **same_tokens(tokens, config))
     length = length or Length(steps=config.steps)
     steps = length.steps_of(config, model)

@@ -191,7 +191,7 @@ def of_data(options: Options, replicas: "Replicas") -> None:
 def of_texts(
     models: "Sequence[LanguageModel | str]", names: Sequence[str], options: Options, replicas: "Replicas"
 ) -> None:
-    """Several models, of which the first is loaded, on the same texts."""
+    """Several models on the same texts; the first one is already loaded."""
     from onward.cli.commands.evaluate.divided import load_alike
 
     if not options.sources:

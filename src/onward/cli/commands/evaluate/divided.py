@@ -59,7 +59,7 @@ def outline_of(model: str, options: Loading) -> tuple[DecoderConfig, torch.dtype
     from onward.hub.folder import locate
     from onward.transforms.extend import extended
 
-    with catch_warnings(action="ignore"):  # which loading repeats
+    with catch_warnings(action="ignore"):  # loading repeats these warnings
         decoder, *_ = load_with_adapters(locate(model, options.revision), dtype=dtype_of(options), lazy=True)
     config = decoder.config
     return (extended(config, options.rope) if options.rope is not None else config), decoder.dtype

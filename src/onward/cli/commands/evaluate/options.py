@@ -43,7 +43,7 @@ class Options(Loading):
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
-    repeated_lines: Share = 0.3  # share of a source's pages on which a line is left out, as navigation is; 0: none is
+    repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     template: str = ""  # chat template of examples; default: the model's own, or that of another named model
     page: str = ""  # with --answers: write an .html with the answers of two models side by side, to be judged
     columns: str = ""  # columns of examples to rename, such as prompt=question: Onward's name = the file's name

@@ -52,8 +52,8 @@ class Exam:
 
 def evaluate_tasks(models: Sequence[str], loading: Loading, exam: Exam, as_json: bool, replicas: Replicas) -> None:
     """Evaluate models on the tasks of `exam`; print their scores, and by how much each further model differs from the
-    first, as tables or with `as_json` as JSON. The questions are divided over the processes of `replicas`, of which the
-    first prints. Raises a UserError, after the other results are printed, if a task failed."""
+    first, as tables or with `as_json` as JSON. The questions are divided over the processes of `replicas`; the first
+    process prints. Raises a UserError, after the other results are printed, if a task failed."""
     from onward.reports.runs.scores import scores_of
 
     failures: dict[str, str] = {}
