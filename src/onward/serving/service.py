@@ -21,6 +21,7 @@ from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
 from onward.generation.schemas import Claim
 from onward.serving.account import Account, Accounts
+from onward.serving.connections import Connection
 from onward.serving.constraints.remote import Constraints
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
@@ -200,6 +201,10 @@ class Service:
 
     def stream(self, http: HttpRequest, job: Job, reply: Streamed) -> Response:
         """A stream of server-sent events."""
+        connection: Connection | None = getattr(http.state, "connection", None)  # None: of another HTTP server
+        if connection and len(job.answers) == 1 and (outlet := connection.outlet()):
+            account_of(http).ends.callback(outlet.close)
+            job.write_to(outlet, reply.growth)
 
         async def body() -> AsyncIterator[bytes]:
             try:
