@@ -104,8 +104,10 @@ class Connection(H11Protocol):
         self.within(0)
 
     def outlet(self) -> Outlet | None:
-        """An outlet for the body of the response to the current request; None if the body is not sent in chunks."""
-        return Outlet(self.transport, self.loop) if self.scope["http_version"] == "1.1" else None
+        """An outlet for the body of the response to the current request; None if the body is not sent in chunks, or if
+        half of the descriptors are in use: an outlet has its own."""
+        spare = len(self.all.open) < self.all.most // 2
+        return Outlet(self.transport, self.loop) if spare and self.scope["http_version"] == "1.1" else None
 
     def within(self, seconds: float, action: Callable[[], None] | None = None) -> None:
         """Call `action` after this time; replaces an earlier call."""
