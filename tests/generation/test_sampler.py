@@ -100,6 +100,22 @@ def test_tokens_drawn_by_the_kernel_are_those_drawn_from_the_distribution(masked
         assert torch.equal(drawn[1], last)
 
 
+@pytest.mark.parametrize("drafted", [[], [3, 2]])
+def test_a_kernel_draws_no_stop_token_before_the_minimum_of_tokens(drafted: list[int]) -> None:
+    torch.manual_seed(0)
+    early = 0
+    for seed in range(40):
+        request = Request([1], Sampling(temperature=(0, 1)[seed % 2]), 9, seed=seed, stop_token_ids=frozenset({2, 4}))
+        request.min_new_tokens = 2  # the third token may end the answer
+        logits, sampler = 3 * torch.randn(1 + len(drafted), 6), Sampler()
+        found, _ = sampler.sample(logits, [request], [Proposal(drafted)])
+        early += not drafted and sampler.sample_plain(logits, [request], [Proposal()]) is None
+        request.sampling = replace(request.sampling, top_k=6)  # which keeps all, and is no plain sampling
+        assert found == Sampler().sample(logits, [request], [Proposal(drafted)])[0]
+        assert not {2, 4} & {*found[0][:2]}
+    assert drafted or 5 < early < 25  # the kernel has drawn most
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_the_kernel_leaves_logits_that_are_not_finite_to_the_distribution(bad: float):
     logits = torch.randn(2, 40)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
@@ -27,7 +27,7 @@ from onward.serving.prompt_size import check_size, size_of
 from onward.serving.request_objects import Call, ContentPart, ResponseFormat, Tool
 from onward.serving.service import SHORT, Service, account_of, log_note, service_of
 from onward.serving.shapes import Whole, shown
-from onward.serving.streams import DONE, event
+from onward.serving.streams import Streamed, event
 from onward.serving.tools import Tools
 from onward.serving.usage import of_chat, usage_of
 from onward.text.chat import Chat, chat_of
@@ -99,7 +99,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     job, forms = await begin(http, served, body, messages, tools, "chat", schema, ends, num_logprobs)
     reply = ChatReply(body, served, job, tools, forms)
     if body.stream:
-        return service.stream(http, job, reply.events)
+        return service.stream(http, job, reply)
     return await service.respond(job, reply.as_json)
 
 
@@ -260,7 +260,7 @@ def template_of(served: Served) -> str:
     return templates.get("default") or next(iter(templates.values()), "")
 
 
-class ChatReply:
+class ChatReply(Streamed):
     """The reply to a request, one JSON object or server-sent events, from the updates of its answers."""
 
     def __init__(self, body: ChatRequest, served: Served, job: Job, tools: Tools, forms: Forms) -> None:
@@ -293,16 +293,19 @@ class ChatReply:
     def chunk(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return event({**self.head, "object": "chat.completion.chunk", "choices": choices, **more})
 
-    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[bytes]:
+    def beginning(self) -> Iterator[bytes]:
         for index in range(len(self.splitters)):
             delta = {"role": "assistant", "content": ""}
             yield self.chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
-        async for updates in batches:
-            for choice in (choice for update in updates for choice in self.choices(update)):
-                yield self.chunk([choice])  # one by one: many clients read the first choice of an event only
+
+    def growth(self, update: Update) -> Iterator[bytes]:
+        for choice in self.choices(update):
+            yield self.chunk([choice])  # one by one: many clients read the first choice of an event only
+
+    def ending(self) -> Iterator[bytes]:
         if self.body.include_usage:
             yield self.chunk([], usage=self.usage())
-        yield DONE
+        yield from super().ending()
 
     def choices(self, update: Update) -> list[dict[str, Any]]:
         """The update as items of `choices`: the first has the log-probabilities, the last of an answer the finish

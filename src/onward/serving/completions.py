@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -20,7 +20,7 @@ from onward.serving.pieces import scores
 from onward.serving.prompt_size import check_size, prompts_in, size_of
 from onward.serving.service import account_of, service_of
 from onward.serving.shapes import Prompts, Whole
-from onward.serving.streams import DONE, event
+from onward.serving.streams import Streamed, event
 from onward.serving.usage import of_completion, usage_of
 from onward.text.media import refuse_media
 
@@ -64,7 +64,7 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
                 choice.prompt_logprobs = [prompt[0], *scored]
     reply = CompletionReply(body, served, job, choices)
     if body.stream:
-        return service.stream(http, job, reply.events)
+        return service.stream(http, job, reply)
     return await service.respond(job, reply.as_json)
 
 
@@ -111,7 +111,7 @@ class CompletionChoice:
         return choice | ({"token_ids": update.tokens} if self.body.return_token_ids else {})
 
 
-class CompletionReply:
+class CompletionReply(Streamed):
     """The reply to a request, one JSON object or server-sent events, from the updates of its answers."""
 
     def __init__(self, body: CompletionRequest, served: Served, job: Job, choices: Sequence[CompletionChoice]) -> None:
@@ -128,11 +128,11 @@ class CompletionReply:
         choices = [choice.piece(i, update) for i, (choice, update) in enumerate(zip(self.choices, joined))]
         return {**self.head, "choices": choices, "usage": usage_of(self.job)}
 
-    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[bytes]:
-        async for updates in batches:
-            for update in updates:
-                choice = self.choices[update.index].piece(update.index, update)
-                yield event({**self.head, "choices": [choice]})
+    def growth(self, update: Update) -> Iterator[bytes]:
+        choice = self.choices[update.index].piece(update.index, update)
+        yield event({**self.head, "choices": [choice]})
+
+    def ending(self) -> Iterator[bytes]:
         if self.body.include_usage:
             yield event({**self.head, "choices": [], "usage": usage_of(self.job)})
-        yield DONE
+        yield from super().ending()

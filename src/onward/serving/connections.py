@@ -66,6 +66,7 @@ class Connection(H11Protocol):
         super().__init__(**given)
         self.all, self.limits = connections, connections.limits
         self.timer: asyncio.TimerHandle | None = None
+        self.app_state = {**self.app_state, "connection": self}  # the state of each request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -103,6 +104,12 @@ class Connection(H11Protocol):
         super().resume_writing()
         self.within(0)
 
+    def outlet(self) -> Outlet | None:
+        """An outlet for the body of the response to the current request; None if the body is not sent in chunks, or if
+        half of the descriptors are in use: an outlet has its own."""
+        spare = len(self.all.open) < self.all.most // 2
+        return Outlet(self.transport, self.loop) if spare and self.scope["http_version"] == "1.1" else None
+
     def within(self, seconds: float, action: Callable[[], None] | None = None) -> None:
         """Call `action` after this time; replaces an earlier call."""
         if self.timer:
@@ -117,6 +124,35 @@ class Connection(H11Protocol):
             self.transport.write(REFUSAL % status)
         self.transport.close()
         self.within(self.limits.send_timeout, self.transport.abort)  # for a client that does not read even this
+
+
+class Outlet:
+    """Writes pieces of a response's body to the socket of a connection, from any thread, while it is `free`: then the
+    event loop has nothing else to send over it."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self.transport, self.loop = transport, loop
+        self.socket = transport.get_extra_info("socket").dup()  # which no other connection takes the place of
+
+    @property
+    def free(self) -> bool:
+        return not self.transport.get_write_buffer_size()
+
+    def write(self, body: bytes) -> bool:
+        """Send a piece as a chunk; False if the event loop has to send the rest of it."""
+        chunk, sent = b"%x\r\n%b\r\n" % (len(body), body), 0
+        try:
+            sent = self.socket.send(chunk)
+        except BlockingIOError:
+            pass
+        except OSError:  # the client has gone, of which the event loop hears
+            return True
+        if sent < len(chunk):
+            self.loop.call_soon_threadsafe(self.transport.write, chunk[sent:])
+        return sent == len(chunk)
+
+    def close(self) -> None:
+        self.socket.close()
 
 
 def descriptors() -> int:

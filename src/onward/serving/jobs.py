@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from threading import Lock
 from time import perf_counter
 
 from onward.base.errors import UserError
@@ -14,6 +16,7 @@ from onward.generation.answer import Answer
 from onward.generation.engine.engine import Engine
 from onward.generation.logprobs import TokenLogprob
 from onward.generation.request import Request
+from onward.serving.connections import Outlet
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,15 @@ class Job:
         self.arrival, self.first_token = perf_counter(), 0.0
         self.complete: dict[int, Sequence[int]] = {}  # tokens of answers that are to be checked, by index
         self.checks = set[asyncio.Task[None]]()  # in progress
+        self.outlet: Outlet | None = None
+        self.lock, self.ready = Lock(), False  # whether the engine's thread may write to `outlet`
+        self.num_posted = self.num_received = 0  # lists of updates for the event loop
+        self.error: Exception | None = None  # of the engine's thread, in writing
+
+    def write_to(self, outlet: Outlet, growth: Callable[[Update], Iterator[bytes]]) -> None:
+        """Let the engine's thread write the `growth` of the only answer to an outlet, whenever the client has got all
+        that came before: for a token, neither this thread nor the event loop then wakes the other and waits for it."""
+        self.outlet, self.growth = outlet, growth
 
     def check_answers(self, problem: Callable[[Sequence[int]], Awaitable[str]]) -> None:
         """Check complete answers before their last update is sent: `problem` returns the sentence that says what is
@@ -89,6 +101,21 @@ class Job:
         logprobs = request.logprobs[start:] if request.logprobs else []
         text, tokens = answer.take(), request.tokens[start:]
         return Update(self.index[request], text, tokens, logprobs, request.finish_reason, request.error)
+
+    def write(self, updates: list[Update]) -> bool:
+        """Write updates to the outlet; False if the event loop has to send them. Called by the engine's thread."""
+        with self.lock:
+            if self.outlet and self.ready and not updates[-1].finish_reason:
+                self.first_token = self.first_token or perf_counter()
+                try:
+                    body = b"".join(chain.from_iterable(map(self.growth, updates)))
+                    self.ready = not body or self.outlet.write(body)  # an empty chunk would end the response
+                    return True
+                except Exception as error:
+                    self.error = error
+            self.ready = False
+            self.num_posted += 1
+            return False
 
     def receive(self, updates: list[Update]) -> None:
         # called in the event loop
@@ -127,11 +154,23 @@ class Job:
             self.closed = True
             self.on_close(self)
 
+    async def next_updates(self) -> list[Update]:
+        try:
+            with self.lock:
+                unsent = self.num_posted > self.num_received or not self.queue.empty()
+                self.ready = self.outlet is not None and self.outlet.free and not unsent
+            return await self.queue.get()
+        finally:
+            with self.lock:
+                self.ready = False
+
     async def updates(self) -> AsyncIterator[list[Update]]:
         """Lists of updates as the answers grow, at most one for each answer."""
         done = 0
         while done < len(self.answers):
-            updates = await self.queue.get()
+            updates = await self.next_updates()
+            if self.error:
+                raise self.error
             while not self.queue.empty():  # a client that reads slowly gets longer pieces
                 updates = updates + self.queue.get_nowait()
             self.unread = 0
@@ -148,4 +187,5 @@ class Job:
 def deliver(batches: list[tuple[Job, list[Update]]]) -> None:
     # called in the event loop
     for job, updates in batches:
+        job.num_received += 1
         job.receive(updates)

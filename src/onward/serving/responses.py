@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
@@ -14,14 +14,14 @@ from onward.serving.calls.forms import Forms
 from onward.serving.calls.splitter import AnswerSplitter
 from onward.serving.chat import ChatFields, begin, message_of, schema_of
 from onward.serving.completions import MOST_LOGPROBS
-from onward.serving.errors import ApiError, body_of
+from onward.serving.errors import ApiError
 from onward.serving.items import OutputItems
 from onward.serving.jobs import Job, Update
 from onward.serving.models import Served
 from onward.serving.request_objects import InputItem, Reasoning, TextField
 from onward.serving.service import service_of
 from onward.serving.shapes import Whole, shown
-from onward.serving.streams import event
+from onward.serving.streams import Streamed, event
 from onward.serving.tools import Tools
 from onward.serving.usage import of_chat, usage_of
 
@@ -74,7 +74,7 @@ async def responses(body: ResponsesRequest, http: Request) -> Any:
     job, forms = await begin(http, served, body, messages, tools, "responses", schema, logprobs=body.num_logprobs)
     reply = ResponseReply(body, served, job, tools, forms)
     if body.stream:
-        return service.stream(http, job, reply.events)
+        return service.stream(http, job, reply)
     return await service.respond(job, reply.as_json)
 
 
@@ -131,7 +131,7 @@ def join(message: dict[str, Any], more: Mapping[str, Any]) -> None:
         message[name] = message[name] + more[name] if message.get(name) else more[name]
 
 
-class ResponseReply:
+class ResponseReply(Streamed):
     """The reply to a request, one JSON object or server-sent events, from the updates of its answer."""
 
     def __init__(self, body: ResponsesRequest, served: Served, job: Job, tools: Tools, forms: Forms) -> None:
@@ -139,7 +139,7 @@ class ResponseReply:
         self.id, self.created = f"resp_{secrets.token_hex(12)}", int(time.time())
         (request,) = job.answers
         self.splitter, self.output = AnswerSplitter(forms, request.prompt), OutputItems()
-        self.number = -1  # of the last event
+        self.number, self.reason = -1, ""  # of the last event; why the answer ended
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:
         """The response so far; the `finish_reason` "length" makes it incomplete."""
@@ -202,20 +202,19 @@ class ResponseReply:
         self.number += 1
         return event({"type": kind, "sequence_number": self.number, **fields}, kind)
 
-    async def events(self, batches: AsyncIterator[list[Update]]) -> AsyncIterator[bytes]:
-        """Server-sent events; an answer that fails ends with response.failed."""
+    def beginning(self) -> Iterator[bytes]:
         yield self.event("response.created", response=self.response("in_progress"))
         yield self.event("response.in_progress", response=self.response("in_progress"))
-        reason = ""
-        try:
-            async for updates in batches:
-                for kind, fields in self.changes(updates[0]):
-                    yield self.event(kind, **fields)
-                reason = updates[0].finish_reason
-        except Exception as error:
-            _, body = body_of(error, self.body.model_dump(exclude_unset=True))
-            failed = self.response("failed") | {"error": {"code": "server_error", "message": body["error"]["message"]}}
-            yield self.event("response.failed", response=failed)
-            return
-        kind = "response.incomplete" if reason == "length" else "response.completed"
-        yield self.event(kind, response=self.response("completed", reason))
+
+    def growth(self, update: Update) -> Iterator[bytes]:
+        for kind, fields in self.changes(update):
+            yield self.event(kind, **fields)
+        self.reason = update.finish_reason
+
+    def ending(self) -> Iterator[bytes]:
+        kind = "response.incomplete" if self.reason == "length" else "response.completed"
+        yield self.event(kind, response=self.response("completed", self.reason))
+
+    def failure(self, error: Mapping[str, Any]) -> Iterator[bytes]:
+        failed = self.response("failed") | {"error": {"code": "server_error", "message": error["error"]["message"]}}
+        yield self.event("response.failed", response=failed)

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HttpRequest
@@ -20,6 +21,7 @@ from onward.generation.options import FORMS, GenerationOptions
 from onward.generation.prompts import Prompt, requests_for, schema_note
 from onward.generation.schemas import Claim
 from onward.serving.account import Account, Accounts
+from onward.serving.connections import Connection
 from onward.serving.constraints.remote import Constraints
 from onward.serving.edits import Edits, edited_for
 from onward.serving.errors import ApiError, body_of
@@ -27,7 +29,7 @@ from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
 from onward.serving.request_log import current
 from onward.serving.server_options import RequestLimits
-from onward.serving.streams import DONE, event
+from onward.serving.streams import Streamed
 from onward.serving.weight_files import WeightFiles
 from onward.serving.worker import StepObserver, Worker
 
@@ -198,21 +200,24 @@ class Service:
                 raise update.error
         return body(updates)
 
-    def stream(
-        self, http: HttpRequest, job: Job, events: Callable[[AsyncIterator[list[Update]]], AsyncIterator[bytes]]
-    ) -> Response:
+    def stream(self, http: HttpRequest, job: Job, reply: Streamed) -> Response:
         """A stream of server-sent events."""
+        connection: Connection | None = getattr(http.state, "connection", None)  # None: of another HTTP server
+        if connection and len(job.answers) == 1 and (outlet := connection.outlet()):
+            account_of(http).ends.callback(outlet.close)
+            job.write_to(outlet, reply.growth)
 
         async def body() -> AsyncIterator[bytes]:
             try:
-                async for piece in events(checked(job)):
-                    yield piece
+                yield b"".join(reply.beginning())
+                async for updates in checked(job):
+                    yield b"".join(chain.from_iterable(map(reply.growth, updates)))
+                yield b"".join(reply.ending())
             except Exception as error:  # the status is sent already
                 status, content = body_of(error, await http.json())
                 if status == 500:
                     LOG.exception("a stream failed")
-                yield event(content)
-                yield DONE
+                yield b"".join(reply.failure(content))
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(body(), media_type="text/event-stream", headers=headers)

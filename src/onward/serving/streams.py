@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi.responses import JSONResponse
+
+from onward.serving.jobs import Update
 
 DONE = b"data: [DONE]\n\n"
 ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
@@ -26,3 +30,25 @@ class JSONReply(JSONResponse):
 def event(value: Any, name: str = "") -> bytes:
     head = f"event: {name}\n".encode() if name else b""
     return b"%bdata: %b\n\n" % (head, line_of(value))
+
+
+class Streamed(ABC):
+    """A reply as server-sent events, in the order of its methods; one that fails has a `failure` in place of what is
+    left."""
+
+    def beginning(self) -> Iterator[bytes]:
+        """Events before the first token."""
+        return iter(())
+
+    @abstractmethod
+    def growth(self, update: Update) -> Iterator[bytes]:
+        """Events of what one step of the engine added to one answer."""
+
+    def ending(self) -> Iterator[bytes]:
+        """Events after the last token."""
+        yield DONE
+
+    def failure(self, error: Mapping[str, Any]) -> Iterator[bytes]:
+        """Events of an error, which is given in the form of the API."""
+        yield event(error)
+        yield DONE

@@ -242,8 +242,8 @@ class Worker(threading.Thread):
         self.send(engine, new)
 
     def send(self, engine: Engine, new: Sequence[tuple[Request, int]] = ()) -> None:
-        """Pass updates to the event loop; return once they are sent, or after PATIENCE. Otherwise the event loop would
-        send them while the next step computes, and take the lock of Python and a core from it."""
+        """Write updates, or pass them to the event loop; return once they are sent, or after PATIENCE. Otherwise the
+        event loop would send them while the next step computes, and take the lock of Python and a core from it."""
         changed = dict.fromkeys(request for request, _ in new if request in self.jobs)
         changed |= dict.fromkeys(request for request in self.jobs if request.done)
         batches: dict[Job, list[Update]] = {}
@@ -254,10 +254,10 @@ class Worker(threading.Thread):
                 self.forget(request)
             if update.text or update.finish_reason or update.logprobs or update.tokens:
                 batches.setdefault(job, []).append(update)
-        if batches:
+        if unsent := [(job, updates) for job, updates in batches.items() if not job.write(updates)]:
             try:
                 self.sent.clear()
-                next(iter(batches)).loop.call_soon_threadsafe(self.hand_over, list(batches.items()))
+                unsent[0][0].loop.call_soon_threadsafe(self.hand_over, unsent)
                 self.sent.wait(PATIENCE)
             except RuntimeError:  # the loop is closed: the server has ended
                 self.stopping = True

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.request import Request, inverse_temperature, is_plain
+from onward.generation.request import Request, ends_early, inverse_temperature, is_plain
 from onward.kernels.draws import draw_by_kernel
 
 DRAW = 0  # the purpose of the random numbers that draw tokens, see `kernels.draws.draw`
@@ -26,12 +26,16 @@ def places(requests: Sequence[Request], proposals: Sequence[Proposal]) -> list[t
 
 def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Request, int]]) -> Tensor | None:
     """Draw a token (N,) from each row of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row that
-    has no distribution gets -1. Returns None on other devices, and if the distribution of a row depends on more than
-    the temperature."""
+    has no distribution gets -1. Returns None on other devices, if the distribution of a row depends on more than the
+    temperature, and if a token was drawn that would end its answer too early."""
     if not all(map(is_plain, {request for request, _ in rows})):
         return None
     factors = [inverse_temperature(request.sampling.temperature) for request, _ in rows]
-    return draw_by_kernel(logits, allowed, factors, [request.seed for request, _ in rows], [index for _, index in rows])
+    seeds, index = [request.seed for request, _ in rows], [index for _, index in rows]
+    drawn = draw_by_kernel(logits, allowed, factors, seeds, index)
+    if drawn is not None and any(ends_early(*row, token) for row, token in zip(rows, drawn.tolist())):
+        return None
+    return drawn
 
 
 def verified(drawn: Sequence[int], proposals: Sequence[Proposal]) -> list[list[int]]:

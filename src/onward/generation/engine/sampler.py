@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.request import Request, inverse_temperature, is_plain
+from onward.generation.request import Request, ends_early, inverse_temperature, is_plain
 from onward.kernels.draws import draw_by_kernel
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class Sampler:
         row. Arguments and results are those of `sample`: the new tokens of each request, and the last ones as a tensor
         (B,).
 
-        Returns None on other devices, with other options or draft tokens, and if a row has no distribution (all its
-        logits are -inf, or one is NaN).
+        Returns None on other devices, with other options or draft tokens, if a row has no distribution (all its logits
+        are -inf, or one is NaN), and if a token was drawn that would end its answer too early.
         """
         if any(proposal.tokens for proposal in proposals) or not all(map(is_plain, requests)):
             return None
@@ -66,4 +66,6 @@ class Sampler:
         if drawn is None:
             return None
         tokens = drawn.tolist()
-        return None if min(tokens) < 0 else ([[token] for token in tokens], drawn)
+        if min(tokens) < 0 or any(map(ends_early, requests, index, tokens)):
+            return None
+        return [[token] for token in tokens], drawn
