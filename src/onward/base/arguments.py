@@ -266,8 +266,18 @@ field_types: Callable[[type], dict[str, Type]] = functools.cache(read_field_type
 def check_fields(value: Any, prefix: str = "") -> None:
     """Check the fields of a dataclass and convert them by `as_declared`, in place, for its `__post_init__`. `prefix`
     precedes the field's name in the message of an error."""
-    for name, read in check(field_types(type(value)), vars(value), prefix).items():
+    usual = defaults(type(value))
+    given = {name: one for name, one in vars(value).items() if one is not usual.get(name, usual)}
+    for name, read in check(field_types(type(value)), given, prefix).items():
         object.__setattr__(value, name, read)
+
+
+@functools.cache
+def defaults(cls: type) -> dict[str, Any]:
+    """The defaults of a dataclass's fields that have the types of their fields."""
+    given = {f.name: f.default for f in dataclasses.fields(cls) if f.init and f.default is not dataclasses.MISSING}
+    kinds = field_types(cls)
+    return {n: one for n, one in given.items() if as_declared(kinds[n], one) is one and kinds[n].fits(one)}
 
 
 signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cache(inspect.signature)
@@ -307,6 +317,13 @@ def types(function: Callable[..., Any]) -> dict[str, Type]:
     return types_of({p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in variadic})
 
 
+@functools.cache
+def places(function: Callable[..., Any]) -> list[str]:
+    """The names of a function's parameters that may be given by their place."""
+    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return [name for name, parameter in signature_of(function).parameters.items() if parameter.kind in kinds]
+
+
 def checked(function: F) -> F:
     """Decorator for a public function: each call checks the arguments against the annotations and raises a UserError
     that names a wrong argument.
@@ -316,9 +333,14 @@ def checked(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = bind(function, args, kwargs)
-        bound.arguments |= check(types(function), bound.arguments)
-        return function(*bound.args, **bound.kwargs)
+        names = places(function)
+        read = check(types(function), {**dict(zip(names, args)), **kwargs})
+        given = [read[name] for name, _ in zip(names, args)]
+        try:
+            return function(*given, *args[len(names) :], **{name: read[name] for name in kwargs})
+        except TypeError:
+            bind(function, args, kwargs)  # which costs more than the check
+            raise
 
     return call  # type: ignore[return-value]
 

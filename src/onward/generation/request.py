@@ -33,6 +33,9 @@ class Constraint(Protocol):
         ...
 
 
+STOPS = types_of({"stop_token_ids": Collection[int]})
+
+
 def random_seed() -> int:
     return secrets.randbits(63)
 
@@ -75,7 +78,7 @@ class Request:
     num_accepted: int = 0  # drafted tokens that were accepted
 
     def __post_init__(self) -> None:
-        check(types_of({"stop_token_ids": Collection[int]}), vars(self))
+        check(STOPS, vars(self))
         self.stop_token_ids = frozenset(self.stop_token_ids)
         check_fields(self)
         self.seed %= 1 << 63

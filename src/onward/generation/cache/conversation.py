@@ -35,13 +35,11 @@ class ConversationCache(CacheManager):
         length = common_prefix(tokens[:-1][:most], self.tokens) if kind == self.kind else 0
         if not self.can_continue(row, length):
             length = 0
-        kept = self.dump(row, length) if length else {}
         super().free(row)
         super().allocate(row, tokens, rope_length, key)
         self.tokens, self.kind = tokens[:length], kind
-        if length:
+        if length:  # the vectors of these tokens are still in the row
             self.reserve(row, length - 1, length)
-            self.load(row, length, kept)
         return length
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
