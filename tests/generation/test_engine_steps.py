@@ -7,8 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from onward import BlockManager, Decoder, DecoderConfig, Engine, KVCache, PagedKVCache, Request, Sampling
+from onward import (
+    BlockManager,
+    CacheManager,
+    Decoder,
+    DecoderConfig,
+    Engine,
+    KVCache,
+    PagedKVCache,
+    Request,
+    Sampling,
+)
 from onward.generation import PrefixFiles
+from onward.generation.cache.conversation import ConversationCache
 from onward.generation.runner import Runner
 
 from support.plain_generation import CONFIGS, DRAFTS, GREEDY, MODELS, PROMPTS, WARM, decoder, plainly, run
@@ -136,3 +147,29 @@ def test_prompts_are_prefilled_in_the_order_of_arrival(budget: int | None) -> No
         engine.add(request)
     first = list(dict.fromkeys(request.arrival for request, _ in engine.run()))
     assert first == sorted(first)
+
+
+CACHES = {
+    "one row": lambda config: CacheManager(KVCache(config, 1, 24, 16, dtype=torch.float64)),
+    "three rows": lambda config: CacheManager(KVCache(config, 3, 24, 16, step=8, dtype=torch.float64)),
+    "conversation": lambda config: ConversationCache(KVCache(config, 1, 24, 16, dtype=torch.float64)),
+    "paged": lambda config: BlockManager(PagedKVCache(config, 3, 24, 16, blocks=18, block_size=4, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("draft", ["no draft", "look-up"])
+@pytest.mark.parametrize("kind", ["rotary", "windows"])
+@pytest.mark.parametrize("name", CACHES)
+def test_nan_of_an_earlier_answer_reaches_no_later_one(name: str, kind: str, draft: str) -> None:
+    model = decoder(kind).double()  # no kernel reads fp64: all slots of a view are read
+    manager = CACHES[name](model.config)
+    engine = Engine(model, cache=manager, draft=DRAFTS[draft](), compile_after=None)
+    for new in 16, 4, 9:
+        requests = [Request([*prompt, new], GREEDY, new) for prompt in PROMPTS]
+        for request in requests:
+            engine.add(request)
+        engine.finish()
+        assert [r.tokens for r in requests] == [plainly(model, r) for r in requests]
+        for layer in manager.cache.layers:
+            for entry in layer.entries.values():
+                entry[entry != 0] = torch.nan

@@ -275,9 +275,8 @@ def check_fields(value: Any, prefix: str = "") -> None:
 @functools.cache
 def defaults(cls: type) -> dict[str, Any]:
     """The defaults of a dataclass's fields that have the types of their fields."""
-    given = {f.name: f.default for f in dataclasses.fields(cls) if f.init and f.default is not dataclasses.MISSING}
-    kinds = field_types(cls)
-    return {n: one for n, one in given.items() if as_declared(kinds[n], one) is one and kinds[n].fits(one)}
+    given = {name: (kind, getattr(cls, name)) for name, kind in field_types(cls).items() if hasattr(cls, name)}
+    return {name: default for name, (kind, default) in given.items() if kind.fits(default)}
 
 
 signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cache(inspect.signature)
@@ -317,13 +316,6 @@ def types(function: Callable[..., Any]) -> dict[str, Type]:
     return types_of({p.name: hints[p.name] for p in parameters if p.name in hints and p.kind not in variadic})
 
 
-@functools.cache
-def places(function: Callable[..., Any]) -> list[str]:
-    """The names of a function's parameters that may be given by their place."""
-    kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-    return [name for name, parameter in signature_of(function).parameters.items() if parameter.kind in kinds]
-
-
 def checked(function: F) -> F:
     """Decorator for a public function: each call checks the arguments against the annotations and raises a UserError
     that names a wrong argument.
@@ -331,9 +323,11 @@ def checked(function: F) -> F:
     Costs some microseconds per call, so it is not for functions that are called for each token or each step.
     """
 
+    code = inspect.unwrap(function).__code__
+    names = code.co_varnames[: code.co_argcount]  # of the parameters that may be given by their place
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        names = places(function)
         read = check(types(function), {**dict(zip(names, args)), **kwargs})
         given = [read[name] for name, _ in zip(names, args)]
         try:
