@@ -165,7 +165,7 @@ def test_nan_of_an_earlier_answer_reaches_no_later_one(name: str, kind: str, dra
     manager = CACHES[name](model.config)
     engine = Engine(model, cache=manager, draft=DRAFTS[draft](), compile_after=None)
     for new in 16, 4, 9:
-        requests = [Request([*prompt, new], GREEDY, new) for prompt in PROMPTS]
+        requests = [Request([new, *prompt], GREEDY, new) for prompt in PROMPTS]
         for request in requests:
             engine.add(request)
         engine.finish()

@@ -323,11 +323,13 @@ def checked(function: F) -> F:
     Costs some microseconds per call, so it is not for functions that are called for each token or each step.
     """
 
-    code = inspect.unwrap(function).__code__
-    names = code.co_varnames[: code.co_argcount]  # of the parameters that may be given by their place
+    inner = inspect.unwrap(function)  # type: ignore[arg-type]
+    names = inner.__code__.co_varnames[: inner.__code__.co_argcount]  # of parameters that may be given by their place
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if inner is not function:  # a decorated generator fails only when it is read
+            bind(function, args, kwargs)
         read = check(types(function), {**dict(zip(names, args)), **kwargs})
         given = [read[name] for name, _ in zip(names, args)]
         try:

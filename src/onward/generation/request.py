@@ -33,9 +33,6 @@ class Constraint(Protocol):
         ...
 
 
-STOPS = types_of({"stop_token_ids": Collection[int]})
-
-
 def random_seed() -> int:
     return secrets.randbits(63)
 
@@ -78,7 +75,7 @@ class Request:
     num_accepted: int = 0  # drafted tokens that were accepted
 
     def __post_init__(self) -> None:
-        check(STOPS, vars(self))
+        check(types_of({"stop_token_ids": Collection[int]}), vars(self))
         self.stop_token_ids = frozenset(self.stop_token_ids)
         check_fields(self)
         self.seed %= 1 << 63

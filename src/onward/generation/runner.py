@@ -61,9 +61,8 @@ class Runner:
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
-        """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`; the
-        length is rounded up to a multiple of BUCKET, so that views can be reused. `counts` of each row are tokens,
-        which change its states."""
+        """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`, rounded
+        up so that views can be reused. `counts` of each row are tokens, which change its states."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -164,9 +163,6 @@ class Runner:
     def keep(self, requests: Sequence[Request], sampled: Tensor) -> None:
         """Keep the tokens (B,) that were sampled for these requests on the device, as inputs of the next `decode`."""
         self.sampled_for, self.sampled = list(requests), sampled
-
-    def forget(self) -> None:
-        self.decoding = []
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Return whether the tokens kept on the device are the inputs of this decoding step: the requests are those of

@@ -60,8 +60,7 @@ class CacheManager:
 
     def leave(self, row: int, end: int) -> None:
         """Note that the positions of a row from `end` on are those of an earlier request."""
-        padding = self.widest if self.cache.rows > 1 else 0
-        written = self.ends[row] + padding if self.ends[row] else 0
+        written = self.ends[row] and self.ends[row] + (self.widest if self.cache.rows > 1 else 0)  # with padding
         self.left[row] = range(end, max(written, self.left[row].stop if self.left[row] else 0))
         self.ends[row] = end
 
@@ -76,20 +75,14 @@ class CacheManager:
             unchecked(KVCache.grow)(self.cache, end)
         self.starts[row], self.ends[row] = start, max(self.ends[row], end)
         self.widest = max(self.widest, end - start)
-        if self.left[row]:  # the first call overwrites all that it reserves, later ones may have fewer draft tokens
-            self.clear(row, start + 1 if start else end, end)
+        if left := self.left[row]:  # the first call overwrites all positions, a later one may have fewer draft tokens
+            first, stop = max(left.start, start + 1 if start else end), left.stop
+            if self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu":  # no longer row is read beside it
+                stop = min(stop, -(-end // BUCKET) * BUCKET)
+            for entry in self.entries() if first < stop else ():
+                entry[row, first:stop].zero_()
+            self.left[row] = range(max(first, stop), left.stop)
         return True
-
-    def clear(self, row: int, start: int, end: int) -> None:
-        """Set to zero what an earlier request has left in a row from position `start` on, as far as a call up to `end`
-        reads: one of several rows reads as far as the longest of them."""
-        left = range(max(self.left[row].start, start), self.left[row].stop)
-        one = self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu"
-        stop = min(left.stop, -(-end // BUCKET) * BUCKET) if one else left.stop
-        if left.start < stop:
-            for entry in self.entries():
-                entry[row, left.start : stop].zero_()
-        self.left[row] = range(max(left.start, stop), left.stop)
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
         """Record that a row holds `tokens`, so that requests that begin with the same tokens may share its memory."""
@@ -164,10 +157,3 @@ def growing_cache(model: Decoder, rows: int, length: int, chunk: int, keep: int 
         config, rows, length, chunk, step=STEP, keep=keep, device=model.device, dtype=model.dtype
     )
     return unchecked(CacheManager)(cache)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next(i for i in range(length) if a[i] != b[i])
