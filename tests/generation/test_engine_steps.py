@@ -1,6 +1,6 @@
 """The steps of an engine: the tokens that they read and feed, the lists that they copy, and the order of prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def test_prompts_are_prefilled_in_the_order_of_arrival(budget: int | None) -> No
     assert first == sorted(first)
 
 
-CACHES = {
+CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
     "one row": lambda config: CacheManager(KVCache(config, 1, 24, 16, dtype=torch.float64)),
     "three rows": lambda config: CacheManager(KVCache(config, 3, 24, 16, step=8, dtype=torch.float64)),
     "conversation": lambda config: ConversationCache(KVCache(config, 1, 24, 16, dtype=torch.float64)),

@@ -323,7 +323,7 @@ def checked(function: F) -> F:
     Costs some microseconds per call, so it is not for functions that are called for each token or each step.
     """
 
-    inner = inspect.unwrap(function)  # type: ignore[arg-type]
+    inner = inspect.unwrap(function)
     names = inner.__code__.co_varnames[: inner.__code__.co_argcount]  # of parameters that may be given by their place
 
     @functools.wraps(function)
