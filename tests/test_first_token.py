@@ -13,6 +13,9 @@ import onward
 from onward import Decoder, DecoderConfig, LanguageModel
 from onward.compiled import fingerprint
 from onward.compiled.fingerprint import Snapshot
+from onward.config.lora import LoRA
+from onward.transforms.lora import add_lora
+from onward.transforms.quantize import quantize_model
 
 FORWARD = {Decoder.hidden_of_checked.__code__, Decoder.logits.__code__}
 
@@ -100,4 +103,19 @@ def test_an_engine_is_lent_again_only_to_the_model_and_tokenizer_it_was_made_for
     assert ask(lm) == ask(onward.LanguageModel(copy.deepcopy(lm.model), lm.tokenizer))
     assert other not in lm.idle.values()
     lm.generate("The cat", 2, lookup=2)
+    assert not lm.idle
+
+
+def test_an_engine_of_integer_weights_is_lent_again_and_one_with_adapters_is_not(lm: LanguageModel) -> None:
+    lm = made(lm)
+    ask = lambda: lm.generate("The cat", 4, temperature=0)
+    ask()
+    quantize_model(lm.model, "int8")
+    expected = onward.LanguageModel(copy.deepcopy(lm.model), lm.tokenizer).generate("The cat", 4, temperature=0)
+    assert ask() == expected
+    [engine] = lm.idle.values()
+    assert ask() == expected
+    assert [*lm.idle.values()] == [engine]
+    add_lora(lm.model, LoRA())
+    assert ask() == expected
     assert not lm.idle

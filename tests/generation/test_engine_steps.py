@@ -1,14 +1,25 @@
 """The steps of an engine: the tokens that they read and feed, the lists that they copy, and the order of prompts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from onward import BlockManager, Decoder, DecoderConfig, Engine, KVCache, PagedKVCache, Request, Sampling
+from onward import (
+    BlockManager,
+    CacheManager,
+    Decoder,
+    DecoderConfig,
+    Engine,
+    KVCache,
+    PagedKVCache,
+    Request,
+    Sampling,
+)
 from onward.generation import PrefixFiles
+from onward.generation.cache.conversation import ConversationCache
 from onward.generation.runner import Runner
 
 from support.plain_generation import CONFIGS, DRAFTS, GREEDY, MODELS, PROMPTS, WARM, decoder, plainly, run
@@ -30,7 +41,9 @@ def test_samples_of_one_prompt_share_its_prefill_unless_it_is_short(
 def test_prompt_on_disk_is_not_read_again_and_changes_no_token(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, read = MODELS[kind], tokens_read(monkeypatch)
+    model = MODELS[kind]
+    Engine(model)  # which tries parts of one's own, once
+    read = tokens_read(monkeypatch)
     longer, found = [*PROMPTS[1], 3, 8], 6 if kind == "recurrent" else 7  # the last snapshot, or all
     for prompt, new in (PROMPTS[1], 7), (PROMPTS[1], 1), (longer, 9 - found), (longer, 1):
         read.clear()
@@ -134,3 +147,29 @@ def test_prompts_are_prefilled_in_the_order_of_arrival(budget: int | None) -> No
         engine.add(request)
     first = list(dict.fromkeys(request.arrival for request, _ in engine.run()))
     assert first == sorted(first)
+
+
+CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
+    "one row": lambda config: CacheManager(KVCache(config, 1, 24, 16, dtype=torch.float64)),
+    "three rows": lambda config: CacheManager(KVCache(config, 3, 24, 16, step=8, dtype=torch.float64)),
+    "conversation": lambda config: ConversationCache(KVCache(config, 1, 24, 16, dtype=torch.float64)),
+    "paged": lambda config: BlockManager(PagedKVCache(config, 3, 24, 16, blocks=18, block_size=4, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("draft", ["no draft", "look-up"])
+@pytest.mark.parametrize("kind", ["rotary", "windows"])
+@pytest.mark.parametrize("name", CACHES)
+def test_nan_of_an_earlier_answer_reaches_no_later_one(name: str, kind: str, draft: str) -> None:
+    model = decoder(kind).double()  # no kernel reads fp64: all slots of a view are read
+    manager = CACHES[name](model.config)
+    engine = Engine(model, cache=manager, draft=DRAFTS[draft](), compile_after=None)
+    for new in 16, 4, 9:
+        requests = [Request([new, *prompt], GREEDY, new) for prompt in PROMPTS]
+        for request in requests:
+            engine.add(request)
+        engine.finish()
+        assert [r.tokens for r in requests] == [plainly(model, r) for r in requests]
+        for layer in manager.cache.layers:
+            for entry in layer.entries.values():
+                entry[entry != 0] = torch.nan

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict, Unpack, cast, overload
-from weakref import WeakKeyDictionary
 
+from onward.api.drafting import mtp_draft, trained_draft
 from onward.api.searching import searched
 from onward.api.text_model import TextModel
 from onward.base.arguments import Range, checked, named, unchecked
 from onward.base.errors import UserError
-from onward.checkpoint.prediction import load_prediction
 from onward.config.ranges import Size, SizeOrZero
 from onward.data.progress import Progress, silent
 from onward.evaluation.benchmark import TaskResult, run_task
@@ -23,7 +22,6 @@ from onward.evaluation.tasks import Task, tasks_of
 from onward.generation.answer import Answer
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import SIZE, PrefixFiles
-from onward.generation.drafts.hidden_draft import HiddenDraft
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.model_draft import ModelDraft
 from onward.generation.drafts.paced import default_draft
@@ -35,13 +33,11 @@ from onward.generation.prompts import Prompt, prompts_of, submit
 from onward.generation.request import Request
 from onward.generation.results import Completion, SearchResult
 from onward.model.attachments import ATTACHMENTS
-from onward.model.cache import KVCache
-from onward.model.decoder import Decoder, without_dropout
+from onward.model.decoder import without_dropout
 from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
-PREDICTIONS: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()  # layers for multi-token prediction, once loaded
 KEPT = 1 << 27  # bytes of a cache, at most, whose engine is kept for the next call
 
 
@@ -275,10 +271,12 @@ class LanguageModel(TextModel):
             raise UserError("Cannot draft tokens by draft and by lookup: choose one")
         proposals: Draft | None = LookupDraft(lookup) if lookup else None
         if draft is not None:
-            proposals = ModelDraft(draft.model) if isinstance(draft, LanguageModel) else mtp_draft(self)
+            model, path = self.model, self.path
+            proposals = ModelDraft(draft.model) if isinstance(draft, LanguageModel) else mtp_draft(model, path)
         elif lookup is None:
             kv = cache.cache if cache else None
-            proposals = (trained_draft(self, kv) if self.draft_head else None) or default_draft(self.model, kv)
+            trained = trained_draft(self.model, self.draft_head, kv) if self.draft_head else None
+            proposals = trained or default_draft(self.model, kv)
         return unchecked(Engine)(
             self.model,
             rows=rows,
@@ -301,23 +299,6 @@ class LanguageModel(TextModel):
 # The methods above check their arguments, once; these functions do what several of them share.
 
 
-def mtp_draft(lm: LanguageModel) -> Draft:
-    """Return the draft that is the model's own layer for multi-token prediction, which is loaded at the first call.
-    Raises a UserError if there is none."""
-    if lm.path is None:
-        raise UserError("Cannot draft by mtp, because this model was not loaded from files: load it by onward.load")
-    if lm.model not in PREDICTIONS:
-        PREDICTIONS[lm.model] = load_prediction(lm.path, lm.model)
-    return HiddenDraft(PREDICTIONS[lm.model])
-
-
-def trained_draft(lm: LanguageModel, cache: KVCache | None) -> Draft | None:
-    """Return the draft that is the head trained beside the model; None if it cannot draft for this cache."""
-    from onward.generation.drafts.head_draft import head_draft
-
-    return head_draft(lm.model, lm.draft_head, cache) if lm.draft_head else None
-
-
 def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Engine:
     """Make an engine to compute `answers` answers; `options` are keyword arguments of `LanguageModel.engine`. If
     neither `rows` nor `cache` is given, the engine has at most one row per answer."""
@@ -327,10 +308,12 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
-    """Lend an engine as `engine_for` makes it. Without options and adapters it is that of the last call, with its cache
-    and what it knows of the model, if it was made for the same model, tokenizer and number of answers, and is idle."""
+    """Lend an engine as `engine_for` makes it. Without options, and if nothing but quantization is attached to the
+    model, it is that of the last call, with its cache and what it knows of the model, if it was made for the same
+    model, tokenizer and number of answers, and is idle."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
-    reusable = not options and ATTACHMENTS not in vars(lm.model)
+    attached = vars(lm.model).get(ATTACHMENTS)
+    reusable = not options and (attached is None or attached.by_kind.keys() <= {"quantization"})
     engine = lm.idle.pop(key, None) if reusable else None
     lm.idle.clear()
     if engine is None:

@@ -7,11 +7,13 @@ from typing import Any
 
 from onward.api.text_model import TextModel
 from onward.base.errors import UserError
+from onward.generation.answer import Answer
 from onward.generation.keywords import BeamKeywords
 from onward.generation.options import FORMS, GenerationOptions, split
-from onward.generation.prompts import Prompt, continued, default_new_tokens, prompt_tokens, prompts_of
+from onward.generation.prompts import Prompt, default_new_tokens, prompt_tokens, prompts_of
 from onward.generation.results import SearchResult
 from onward.generation.search.beam import beam_search
+from onward.text.tokenizer import Tokenizer
 
 UNCHANGED = GenerationOptions(temperature=1.0)  # the model's own probabilities
 
@@ -39,3 +41,12 @@ def searched(lm: TextModel, prompt: str | Sequence[Prompt], keywords: Mapping[st
         [result(tokens, h.tokens, h.finished, h.score, h.logprob) for h in hypotheses]
         for tokens, hypotheses in zip(prompts, beam_search(lm.model, prompts, n=options.n, **shared, **own))
     ]
+
+
+def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
+    """Decode `tokens`, those of an answer, to text; `before` are the tokens of its prompt, which may affect the first
+    characters of the text."""
+    answer = Answer(tokenizer, before)
+    for token in tokens:
+        answer.push(token)
+    return answer.finish()

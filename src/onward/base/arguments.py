@@ -266,8 +266,17 @@ field_types: Callable[[type], dict[str, Type]] = functools.cache(read_field_type
 def check_fields(value: Any, prefix: str = "") -> None:
     """Check the fields of a dataclass and convert them by `as_declared`, in place, for its `__post_init__`. `prefix`
     precedes the field's name in the message of an error."""
-    for name, read in check(field_types(type(value)), vars(value), prefix).items():
+    usual = defaults(type(value))
+    given = {name: one for name, one in vars(value).items() if one is not usual.get(name, usual)}
+    for name, read in check(field_types(type(value)), given, prefix).items():
         object.__setattr__(value, name, read)
+
+
+@functools.cache
+def defaults(cls: type) -> dict[str, Any]:
+    """The defaults of a dataclass's fields that have the types of their fields."""
+    given = {name: (kind, getattr(cls, name)) for name, kind in field_types(cls).items() if hasattr(cls, name)}
+    return {name: default for name, (kind, default) in given.items() if kind.fits(default)}
 
 
 signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cache(inspect.signature)
@@ -314,11 +323,20 @@ def checked(function: F) -> F:
     Costs some microseconds per call, so it is not for functions that are called for each token or each step.
     """
 
+    inner = inspect.unwrap(function)
+    names = inner.__code__.co_varnames[: inner.__code__.co_argcount]  # of parameters that may be given by their place
+
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        bound = bind(function, args, kwargs)
-        bound.arguments |= check(types(function), bound.arguments)
-        return function(*bound.args, **bound.kwargs)
+        if inner is not function:  # a decorated generator fails only when it is read
+            bind(function, args, kwargs)
+        read = check(types(function), {**dict(zip(names, args)), **kwargs})
+        given = [read[name] for name, _ in zip(names, args)]
+        try:
+            return function(*given, *args[len(names) :], **{name: read[name] for name in kwargs})
+        except TypeError:
+            bind(function, args, kwargs)  # which costs more than the check
+            raise
 
     return call  # type: ignore[return-value]
 

@@ -49,15 +49,6 @@ def prompt_tokens(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     return tokens or tokenizer.begin([])
 
 
-def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Decode `tokens`, those of an answer, to text; `before` are the tokens of its prompt, which may affect the first
-    characters of the text."""
-    answer = Answer(tokenizer, before)
-    for token in tokens:
-        answer.push(token)
-    return answer.finish()
-
-
 def requests_for(
     engine: Engine,
     tokenizer: Tokenizer,

@@ -18,13 +18,13 @@ from onward.base.device import tensor_on
 from onward.compiled.interface import NotCompilable, decoding_step
 from onward.compiled.model_state import ModelState
 from onward.compiled.steps import CompiledSteps, unsupported
+from onward.generation.cache.manager import BUCKET
 from onward.generation.request import Request
 from onward.model.adapters import Selection, adapter_names, check_adapter, selection
 from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
-BUCKET = 64  # cache lengths are rounded up to a multiple of it, so that the same view serves many steps
 MAX_VIEWS = 64  # views that are kept
 Pieces = Sequence[Sequence[int]]  # tokens of each row
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
@@ -61,8 +61,8 @@ class Runner:
         self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
 
     def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
-        """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`; the
-        length is rounded up, so that views can be reused. `counts` of each row are tokens, which change its states."""
+        """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`, rounded
+        up so that views can be reused. `counts` of each row are tokens, which change its states."""
         if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -104,8 +104,8 @@ class Runner:
             return self.model.hidden(tokens, positions, view)
 
     def inputs(self, pieces: Pieces, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
-        tokens, device = tensor_on(self.model.device, pieces), self.model.device
-        return tokens, tensor_on(device, starts)[:, None] + torch.arange(tokens.size(1), device=device)
+        width, device = len(pieces[0]), self.model.device
+        return tensor_on(device, pieces), tensor_on(device, [[*range(start, start + width)] for start in starts])
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
         """Run the model on the last token of each request; returns the logits (B, V) after these tokens. Request i is
@@ -163,9 +163,6 @@ class Runner:
     def keep(self, requests: Sequence[Request], sampled: Tensor) -> None:
         """Keep the tokens (B,) that were sampled for these requests on the device, as inputs of the next `decode`."""
         self.sampled_for, self.sampled = list(requests), sampled
-
-    def forget(self) -> None:
-        self.decoding = []
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
         """Return whether the tokens kept on the device are the inputs of this decoding step: the requests are those of

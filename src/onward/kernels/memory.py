@@ -38,12 +38,6 @@ def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
     return tensor, tensor.data_ptr()
 
 
-def filled(values: Sequence[float], dtype: torch.dtype) -> tuple[Tensor, int]:
-    """A tensor (N,) of these values, and its address."""
-    tensor = torch.tensor(values, dtype=dtype, device="cpu")
-    return tensor, tensor.data_ptr()
-
-
 def in_memory(tensor: Tensor) -> bool:
     """Whether a tensor's elements are stored in the memory of the CPU, at the tensor's address and strides, and are not
     computed when read."""

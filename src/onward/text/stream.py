@@ -39,6 +39,8 @@ class TextStream:
         return self.bytes.decode(b"", final=True) + self.release(self.text())
 
     def text(self) -> str:
+        if not self.pending:
+            return ""
         before = self.tokenizer.decode(self.decoded)
         return self.tokenizer.decode(self.decoded + self.pending)[len(before) :]
 

@@ -215,10 +215,12 @@ class BlockManager(CacheManager):
             new, copied = pool.reserve(row, start, end)
             if not new:
                 continue
-            index = torch.tensor(new, device=self.cache.rope_length.device)
+            if not start:  # the first call overwrites all that it reserves, see CacheManager
+                new = new[-1:] if end % self.block_size else []
+            index = torch.tensor(new, dtype=torch.long, device=self.cache.rope_length.device)
             for cache in self.cache.layers:
                 for entry in cache.entries.values() if cache.window == window else ():
-                    entry.index_fill_(0, index, 0)  # a mask does not hide NaN of an earlier row, see CacheManager
+                    entry.index_fill_(0, index, 0)
                     if copied:
                         entry[copied[1]] = entry[copied[0]]
         del self.hashes[row][1 + start // self.block_size :]

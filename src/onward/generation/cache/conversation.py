@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from onward.base.arguments import checked
 from onward.base.errors import UserError
-from onward.generation.cache.manager import CacheManager, common_prefix
+from onward.generation.cache.manager import CacheManager
+from onward.generation.cache.prefix_cache import common_prefix
 from onward.generation.cache.rotations import rope_key
 from onward.model.cache import KVCache
 
@@ -35,13 +36,11 @@ class ConversationCache(CacheManager):
         length = common_prefix(tokens[:-1][:most], self.tokens) if kind == self.kind else 0
         if not self.can_continue(row, length):
             length = 0
-        kept = self.dump(row, length) if length else {}
         super().free(row)
         super().allocate(row, tokens, rope_length, key)
         self.tokens, self.kind = tokens[:length], kind
-        if length:
+        if length:  # the vectors of these tokens are still in the row
             self.reserve(row, length - 1, length)
-            self.load(row, length, kept)
         return length
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:

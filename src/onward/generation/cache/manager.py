@@ -20,6 +20,7 @@ from onward.model.divided import cache_config
 from onward.model.layer_cache import LayerCache
 from onward.model.paged import PagedKVCache
 
+BUCKET = 64  # an engine's call for one row reads slots up to the next multiple of it
 CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
 STEP = 256  # number of slots by which a cache grows
 
@@ -28,8 +29,8 @@ class CacheManager:
     """The manager of a contiguous KVCache: assigns its rows to requests.
 
     A scheduler calls `allocate` when it assigns a row to a request, `reserve` before each call of the model,
-    `register_prefix` after the call, and `free` when the request leaves the row. A row that another request has left is
-    set to zero before it is used again: a masked key has weight 0, but 0 * NaN is NaN.
+    `register_prefix` after the call, and `free` when the request leaves the row. Of what another request has left in a
+    row, `reserve` sets to zero what a call reads but does not overwrite: a masked key has weight 0, but 0 * NaN is NaN.
     """
 
     block_size = 1  # positions per block; a contiguous cache has no blocks
@@ -40,7 +41,9 @@ class CacheManager:
             raise UserError("this cache is paged: make a BlockManager for it")
         self.cache = cache
         self.starts = [0] * cache.rows  # per row: position where the last reserved call began
-        self.used = [0] * cache.rows  # per row: positions that may have been written, including padding
+        self.ends = [0] * cache.rows  # per row: positions below this one were written for its request
+        self.left = [range(0)] * cache.rows  # per row: positions that may hold vectors of an earlier request
+        self.widest = 0  # positions of one reserved call: rows of the same call may have as much padding
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
@@ -50,15 +53,16 @@ class CacheManager:
         Returns the number of leading tokens that the row already holds, always less than all of them and at most `most`
         (None: no limit); None if there is not enough free memory at present.
         """
-        self.clear(row)
+        self.leave(row, 0)
         self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
         return 0
 
-    def clear(self, row: int) -> None:
-        for entry in self.entries() if self.used[row] else ():
-            entry[row, : self.used[row]].zero_()
-        self.used[row] = 0
+    def leave(self, row: int, end: int) -> None:
+        """Note that the positions of a row from `end` on are those of an earlier request."""
+        written = self.ends[row] and self.ends[row] + (self.widest if self.cache.rows > 1 else 0)  # with padding
+        self.left[row] = range(end, max(written, self.left[row].stop if self.left[row] else 0))
+        self.ends[row] = end
 
     def entries(self) -> list[Tensor]:
         return [entry for cache in self.cache.layers for entry in cache.entries.values()]
@@ -69,8 +73,15 @@ class CacheManager:
         """
         if end > self.cache.capacity:
             unchecked(KVCache.grow)(self.cache, end)
-        self.starts[row] = start
-        self.used[row] = max(self.used[row], end if self.cache.rows == 1 else start + self.cache.chunk)  # with padding
+        self.starts[row], self.ends[row] = start, max(self.ends[row], end)
+        self.widest = max(self.widest, end - start)
+        if left := self.left[row]:  # the first call overwrites all positions, a later one may have fewer draft tokens
+            first, stop = max(left.start, start + 1 if start else end), left.stop
+            if self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu":  # no longer row is read beside it
+                stop = min(stop, -(-end // BUCKET) * BUCKET)
+            for entry in self.entries() if first < stop else ():
+                entry[row, first:stop].zero_()
+            self.left[row] = range(max(first, stop), left.stop)
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
@@ -87,16 +98,16 @@ class CacheManager:
 
     def fork(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of row `source`, its states and its rope_length, to row `target`."""
-        self.clear(target)
+        self.leave(target, length)
         self.cache.rope_length[target] = self.cache.rope_length[source]
         self.cache.states.copy([source], [target])
-        self.starts[target], self.used[target] = self.starts[source], self.used[source]
+        self.starts[target] = self.starts[source]
         for entry in self.entries():
             entry[target, :length] = entry[source, :length]
 
     def move(self, source: int, target: int) -> None:
         """Move the contents of row `source` to row `target`, which is free."""
-        self.fork(source, target, self.used[source])
+        self.fork(source, target, self.ends[source])
         self.free(source)
 
     def reorder(self, index: Sequence[int]) -> None:
@@ -106,7 +117,8 @@ class CacheManager:
             tensor[: len(rows)] = tensor[rows]
         self.cache.states.copy(index, range(len(index)))
         self.starts[: len(index)] = [self.starts[row] for row in index]
-        self.used[: len(index)] = [self.used[row] for row in index]
+        self.ends[: len(index)] = [self.ends[row] for row in index]
+        self.left[: len(index)] = [self.left[row] for row in index]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
         """Return the cache entries that a row with `length` tokens needs to continue from the last token, for a file or
@@ -145,10 +157,3 @@ def growing_cache(model: Decoder, rows: int, length: int, chunk: int, keep: int 
         config, rows, length, chunk, step=STEP, keep=keep, device=model.device, dtype=model.dtype
     )
     return unchecked(CacheManager)(cache)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next(i for i in range(length) if a[i] != b[i])

@@ -1,0 +1,33 @@
+"""The drafts of a LanguageModel that come with its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+from onward.base.errors import UserError
+from onward.checkpoint.prediction import load_prediction
+from onward.generation.drafts.hidden_draft import HiddenDraft
+from onward.generation.drafts.proposal import Draft
+from onward.model.cache import KVCache
+from onward.model.decoder import Decoder
+from onward.model.draft_head import DraftHead
+
+PREDICTIONS: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()  # layers for multi-token prediction, once loaded
+
+
+def mtp_draft(model: Decoder, path: Path | None) -> Draft:
+    """Return the draft that is the model's own layer for multi-token prediction, which is loaded at the first call from
+    `path`, the model's files. Raises a UserError if there is none."""
+    if path is None:
+        raise UserError("Cannot draft by mtp, because this model was not loaded from files: load it by onward.load")
+    if model not in PREDICTIONS:
+        PREDICTIONS[model] = load_prediction(path, model)
+    return HiddenDraft(PREDICTIONS[model])
+
+
+def trained_draft(model: Decoder, head: DraftHead, cache: KVCache | None) -> Draft | None:
+    """Return the draft that is the head trained beside the model; None if it cannot draft for this cache."""
+    from onward.generation.drafts.head_draft import head_draft
+
+    return head_draft(model, head, cache)
