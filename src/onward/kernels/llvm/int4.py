@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from llvmlite import ir
 
 from onward.kernels.llvm.code import FLOATS, INT, LANES, Code, integers
-from onward.kernels.llvm.units import PAIRS, ZERO, AVX512DotUnit, BFloat, Unit, shuffle
+from onward.kernels.llvm.units import PAIRS, ZERO, AVX512DotUnit, BFloat, DotUnit, Unit, shuffle
 
 GROUP = 32  # weights with the same scale
 WIDE = 4 * GROUP  # weights in 64 bytes
@@ -54,7 +54,7 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> Any:
     offset = code.fmul(scale, ir.Constant(FLOATS, [-8.0] * LANES))
     half = code.and_(place, INT(LANES))
     pair = [code.fma(each, scale, offset) for each in halves(code, codes, code.sub(place, half))]
-    if unit.step == GROUP:
+    if isinstance(unit, DotUnit):
         return unit.of_floats(code, *pair)
     return code.select(code.icmp_signed("==", half, INT(0)), *pair)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -177,7 +177,9 @@ class Product:
                         continue
                     offset = code.mul(code.sub(output, outputs[0]), unpacked[1].first)
                     kept = [replace(row, first=code.add(row.first, offset)) for row in unpacked[:width]]
-                    packed = [PackedRow(*astuple(row), given.scales, to) for row, to in zip(stored, kept)]
+                    packed = [
+                        PackedRow(row.address, row.dtype, row.first, given.scales, to) for row, to in zip(stored, kept)
+                    ]
                     with code.if_else(code.icmp_signed("==", start, first_row)) as (new, known):
                         with new:
                             multiply(packed, later)
