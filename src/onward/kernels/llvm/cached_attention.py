@@ -13,7 +13,7 @@ from llvmlite import ir
 from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like, tanh
-from onward.kernels.llvm.products import Matrix, least, tile
+from onward.kernels.llvm.products import Row, least, tile
 from onward.kernels.llvm.units import shuffle, sums, unit_for
 from onward.kernels.llvm.writes import block_of
 from onward.kernels.memory import Kernel
@@ -106,10 +106,10 @@ def attend(form: AttentionForm) -> Emit:
 
 
 class KeyPart(NamedTuple):
-    """The elements of the keys that are in one entry of the KV cache, whose matrix is `entry`: `width` elements of each
+    """The elements of the keys that are in one entry of the KV cache, at the address `entry`: `width` elements of each
     key, from element `start` on. `scales` is the address of their scales in a quantized cache."""
 
-    entry: Matrix
+    entry: Any
     scales: Any
     start: int
     width: int
@@ -133,10 +133,9 @@ class HeadGroup:
     def __init__(self, form: AttentionForm, code: Code, given: Values, weights: Sequence[Any], item: Any) -> None:
         self.form, self.code, self.given, self.weights = form, code, given, weights
         d_key = form.d_head - form.d_tail
-        self.keys = [KeyPart(Matrix(given.k, form.entry_dtype), given.k_scales, 0, d_key)]
+        self.keys = [KeyPart(given.k, given.k_scales, 0, d_key)]
         if form.d_tail:
-            tails = Matrix(given.tails, form.entry_dtype)
-            self.keys.append(KeyPart(tails, given.tail_scales, d_key, form.d_tail))
+            self.keys.append(KeyPart(given.tails, given.tail_scales, d_key, form.d_tail))
         query, number = code.urem(item, given.queries), code.udiv(item, given.queries)
         self.kv_head = code.udiv(number, INT(form.heads // form.kv_heads // form.group))
         self.row, position = code.udiv(query, given.tokens), code.scalar(given.positions, "int64", query)
@@ -195,7 +194,7 @@ class HeadGroup:
                 with code.loop(start, stop, keys, peaks[i::2]) as (index, carried):
                     places = [self.place(run, index, key.width) for key in self.keys]
                     for key, place in zip(self.keys, places):
-                        self.prefetch(key.entry.address, key.width, key.width, place, keys)
+                        self.prefetch(key.entry, key.width, key.width, place, keys)
                     scales = self.key_scales(self.place(run, index, 1), keys)
                     for n, part in enumerate(form.parts):
                         number = code.add(run.offset, index)
@@ -238,10 +237,10 @@ class HeadGroup:
         code, form, found = self.code, self.form, list[list[Any]]()
         for key, place in zip(self.keys, places):
             heads = [code.mul(code.add(self.head, INT(g)), INT(form.d_head)) for g in part]
-            queries = [code.add(head, INT(key.start)) for head in heads]
-            indices = [code.add(place, INT(i * form.kv_heads * key.width)) for i in range(keys)]
-            q, width = Matrix(self.given.q, form.dtype), INT(key.width)
-            found.append(tile(code, unit_for(form.dtype), q, queries, key.entry, indices, width))
+            queries = [Row(self.given.q, form.dtype, code.add(head, INT(key.start))) for head in heads]
+            starts = [code.add(place, INT(i * form.kv_heads * key.width)) for i in range(keys)]
+            rows = [Row(key.entry, form.entry_dtype, start) for start in starts]
+            found.append(tile(code, unit_for(form.dtype), queries, rows, INT(key.width)))
         if scales:
             return reduce(code.fadd, [code.fmul(sums(code, p), scale) for p, scale in zip(found, scales)])
         return sums(code, [reduce(code.fadd, vectors) for vectors in zip(*found)])

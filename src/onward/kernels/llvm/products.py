@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from onward.kernels.llvm import int4
@@ -15,7 +15,7 @@ from onward.kernels.memory import Kernel
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
 PREFETCHED = 48  # rows of x from which prefetching the weight costs more time than it saves
-UNPACKED = 8  # rows of x from which prefetching integers saves time: one tile of x leaves too little time for it
+FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}  # rows of x from which tiles are faster
 GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
@@ -24,12 +24,37 @@ BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of th
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
 
 
-class Matrix(NamedTuple):
-    """A matrix while the code of a kernel is emitted: the memory address and the dtype of its contiguous rows of
-    numbers."""
+@dataclass(frozen=True)
+class Row:
+    """A row of a matrix while the code of a kernel is emitted: the address and dtype of the matrix, and the index of
+    the row's first number, from which on its numbers are contiguous."""
 
     address: Any
     dtype: str
+    first: Any
+
+    def read(self, code: Code, unit: Unit, index: Any, left: Any) -> Any:
+        """Emit code for the vector of `unit` that begins at number `index` of the row; see `Unit.read` for `left`."""
+        return unit.read(code, self.address, self.dtype, code.add(self.first, index), left)
+
+
+@dataclass(frozen=True)
+class PackedRow(Row):
+    """A row of an int8 or int4 weight, which is unpacked to the dtype of the arithmetic while it is read, and written
+    to the row `unpacked`, which has room for whole vectors."""
+
+    scales: Any
+    unpacked: Row
+
+    def read(self, code: Code, unit: Unit, index: Any, left: Any) -> Any:
+        place = code.add(self.first, index)
+        if self.dtype == "int4":
+            vector = int4.unpack(code, unit, self.address, self.scales, place)
+        else:
+            vector = unit.read(code, self.address, self.dtype, place, left)
+        target = code.at(self.unpacked.address, unit.dtype, code.add(self.unpacked.first, index))
+        code.store(vector, code.bitcast(target, vector.type.as_pointer()), align=1)
+        return vector
 
 
 class Ahead(NamedTuple):
@@ -53,14 +78,17 @@ class Product:
     def emit(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight; `given` are the
         kernel's arguments."""
-        with code.if_else(code.icmp_signed("<", given.rows, INT(TILE))) as (few, many):
+        with code.if_else(code.icmp_signed("<", given.rows, INT(FEW[self.weight_format]))) as (few, many):
             with few:
                 self.few_rows(code, given, first, end)
-            order, bound = (">=", UNPACKED) if self.unpacked else ("<", PREFETCHED)
-            with many, code.if_else(code.icmp_signed(order, given.rows, INT(bound))) as (fetching, other):
-                for part, prefetches in (fetching, True), (other, False):
-                    with part:
-                        self.many_rows(code, given, first, end, prefetches)
+            with many:
+                if self.unpacked:
+                    self.many_rows(code, given, first, end, True)
+                else:
+                    with code.if_else(code.icmp_signed("<", given.rows, INT(PREFETCHED))) as (fetching, other):
+                        for part, prefetches in (fetching, True), (other, False):
+                            with part:
+                                self.many_rows(code, given, first, end, prefetches)
 
     @property
     def unpacked(self) -> bool:
@@ -78,131 +106,141 @@ class Product:
     def few_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight, one row of the
         weight after the other, for few rows of x; `given` are the kernel's arguments."""
-        x, weight, unit = Matrix(given.x, self.dtype), Matrix(given.weight, self.weight_format), self.unit
-        rows, inputs, prepared, chains = given.rows, given.inputs, None, 4 if self.weight_format == "int8" else 1
+        x, dtype, unit, rows, inputs = given.x, self.dtype, self.unit, given.rows, given.inputs
         if self.weight_format == "int4":
             unit = int4.unit_of(unit)
-            prepared = int4.prepare(code, unit, given.x, self.dtype, rows, inputs)
-        elif self.weight_format == "int8" and self.dtype == "bfloat16":  # fp32 is made of integers in fewer steps
-            x, unit = Matrix(widened(code, x, code.mul(rows, inputs)), "float32"), Unit()
+            prepared = int4.prepare(code, unit, x, dtype, rows, inputs)
+            with code.loop(first, end) as (output, _):
+                for begin, stop, size in parts(code, INT(0), rows):
+                    with code.loop(begin, stop, size) as (row, _):
+                        these = [code.add(row, INT(i)) for i in range(size)]
+                        partials = int4.dot(code, unit, prepared, these, given.weight, given.scales, output, inputs)
+                        self.store(code, given, partials, these, output, 1)
+            return
+        if self.weight_format == "int8" and dtype == "bfloat16":  # fp32 is made of integers in fewer steps
+            x, dtype, unit = widened(code, x, dtype, code.mul(rows, inputs)), "float32", Unit()
         with code.loop(first, end) as (output, _), code.loop(0, rows) as (row, _):
-            if prepared is not None:
-                partials = [int4.dot(code, unit, prepared, row, given.weight, given.scales, output, inputs)]
-            else:
-                indices = [self.x_index(code, given, row)], [code.mul(output, inputs)]
-                partials = tile(code, unit, x, indices[0], weight, indices[1], inputs, chains=chains)
-            self.store(code, given, partials, row, 1, output, 1)
+            of_x = Row(x, dtype, self.x_index(code, given, row))
+            of_weight = Row(given.weight, self.weight_format, code.mul(output, inputs))
+            chains = 4 if self.weight_format == "int8" else 1
+            partials = tile(code, unit, [of_x], [of_weight], inputs, chains=chains)
+            self.store(code, given, partials, [row], output, 1)
 
     def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
         multiplied with all rows of the weight, a group of which stays in a core's first cache. `prefetches`: whether
         the next group is prefetched meanwhile."""
-        rows, inputs, weight = given.rows, given.inputs, Matrix(given.weight, self.weight_format)
+        rows, inputs = given.rows, given.inputs
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
         tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
-        group = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE))
+        group, unpacked = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE)), []
         if self.unpacked:
-            group = INT(TILE)  # more of them, unpacked at a time, are slower up to 8 rows
-            vectors = code.udiv(code.add(code.mul(inputs, group), INT(2 * self.unit.step)), INT(self.unit.step))
-            weight = Matrix(code.ptrtoint(code.alloca(self.unit.vector, size=vectors), INT), self.unit.dtype)
+            group = INT(TILE)
+            vectors = code.udiv(code.add(inputs, INT(self.unit.step - 1)), INT(self.unit.step))
+            memory = code.ptrtoint(code.alloca(self.unit.vector, size=code.mul(vectors, group)), INT)
+            stride = code.mul(vectors, INT(self.unit.step))
+            unpacked = [Row(memory, self.unit.dtype, code.mul(stride, INT(i))) for i in range(TILE)]
         with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
             stop, to = least(code, code.add(begin, block), rows), least(code, code.add(start, group), end)
-            if self.unpacked:
-                self.unpack(code, given, weight.address, start, code.sub(to, start))
-            base = start if self.unpacked else INT(0)
-            self.tiles(code, given, weight, base, (begin, stop), (start, to), group if prefetches else None)
-
-    def unpack(self, code: Code, given: Values, target: Any, output: Any, outputs: Any) -> None:
-        """Emit code that converts `outputs` rows of an int8 or int4 weight, from row `output` on, to the dtype of the
-        arithmetic, and writes them at the address `target`."""
-        inputs, unit = given.inputs, self.unit
-        width = int4.GROUP if self.weight_format == "int4" else unit.step
-        begin, size = code.mul(output, inputs), code.mul(inputs, outputs)
-        full_end = code.sub(size, code.urem(size, INT(width)))
-        for start, end, ragged in (INT(0), full_end, False), (full_end, size, True):
-            with code.loop(start, end, width) as (index, _):
-                place = code.add(begin, index)
-                if self.weight_format == "int4":
-                    vectors = int4.unpack(code, unit, given.weight, given.scales, place)
-                else:
-                    left = code.sub(size, index) if ragged else None
-                    vectors = [unit.read(code, given.weight, "int8", place, left)]
-                for i, vector in enumerate(vectors):
-                    pointer = code.at(target, unit.dtype, code.add(index, INT(i * unit.step)))
-                    code.store(vector, code.bitcast(pointer, vector.type.as_pointer()), align=1)
+            self.tiles(code, given, (begin, stop), (start, to), group if prefetches else None, unpacked)
 
     def tiles(
         self,
         code: Code,
         given: Values,
-        weight: Matrix,
-        base: Any,
         rows: tuple[Any, Any],
         outputs: tuple[Any, Any],
         ahead: Any,
+        unpacked: Sequence[Row],
     ) -> None:
         """Emit code that multiplies the rows of x in the range `rows` (begin, end) with the rows of the weight in the
-        range `outputs` (begin, end), tile by tile; the first row in the matrix `weight` is that of output `base`. While
-        a tile is multiplied, the code prefetches the tile `ahead` outputs later (None: no prefetch)."""
-        inputs, x = given.inputs, Matrix(given.x, self.dtype)
-        for row_start, row_end, size in parts(code, *rows):
-            with code.loop(row_start, row_end, size) as (row, _):
-                x_indices = [self.x_index(code, given, code.add(row, INT(i))) for i in range(size)]
-                for begin, end, width in parts(code, *outputs):
-                    with code.loop(begin, end, width) as (output, _):
-                        first = code.sub(output, base)
-                        indices = [code.mul(code.add(first, INT(i)), inputs) for i in range(width)]
-                        later = None
-                        if ahead is not None and size == width == TILE:
-                            bits = BITS[self.weight_format]
-                            start = code.mul(code.mul(code.add(output, ahead), inputs), INT(bits))
-                            later = Ahead(code.add(given.weight, code.lshr(start, INT(3))), TILE * bits // 8)
-                        partials = tile(code, self.unit, x, x_indices, weight, indices, inputs, later)
-                        self.store(code, given, partials, row, size, output, width)
+        range `outputs` (begin, end), tile by tile. While a tile is multiplied, the code prefetches the tile `ahead`
+        outputs later (None: no prefetch). The first tile of rows unpacks an int8 or int4 weight to the rows `unpacked`,
+        which the others read: then conversions and products run side by side."""
+        inputs, (first_row, stop) = given.inputs, rows
+        with code.loop(first_row, stop, TILE) as (start, _):
+            # a tile beyond the last row has this row several times: faster than tiles of fewer rows, and less code
+            numbers = [least(code, code.add(start, INT(i)), code.sub(stop, INT(1))) for i in range(TILE)]
+            x = [Row(given.x, self.dtype, self.x_index(code, given, row)) for row in numbers]
+            for begin, end, width in parts(code, *outputs):
+                with code.loop(begin, end, width) as (output, _):
+                    starts = [code.mul(code.add(output, INT(i)), inputs) for i in range(width)]
+                    stored = [Row(given.weight, self.weight_format, index) for index in starts]
+                    later = None
+                    if ahead is not None and width == TILE:
+                        bits = BITS[self.weight_format]
+                        place = code.mul(code.mul(code.add(output, ahead), inputs), INT(bits))
+                        later = Ahead(code.add(given.weight, code.lshr(place, INT(3))), TILE * bits // 8)
+                    multiply = partial(self.multiply, code, given, x, numbers, output)
+                    if not unpacked:
+                        multiply(stored, later)
+                        continue
+                    offset = code.mul(code.sub(output, outputs[0]), unpacked[1].first)
+                    kept = [replace(row, first=code.add(row.first, offset)) for row in unpacked[:width]]
+                    packed = [
+                        PackedRow(row.address, row.dtype, row.first, given.scales, to) for row, to in zip(stored, kept)
+                    ]
+                    with code.if_else(code.icmp_signed("==", start, first_row)) as (new, known):
+                        with new:
+                            multiply(packed, later)
+                        with known:
+                            multiply(kept, None)
+
+    def multiply(
+        self,
+        code: Code,
+        given: Values,
+        x: Sequence[Row],
+        rows: Sequence[Any],
+        output: Any,
+        weight: Sequence[Row],
+        ahead: Ahead | None,
+    ) -> None:
+        """Emit code that writes the tile of y with the rows `rows`, whose rows of x are `x`, and a column for each row
+        of the weight, from column `output` on."""
+        partials = tile(code, self.unit, x, weight, given.inputs, ahead)
+        self.store(code, given, partials, rows, output, len(weight))
 
     def store(
-        self, code: Code, given: Values, vectors: Sequence[Any], row: Any, rows: int, output: Any, outputs: int
+        self, code: Code, given: Values, vectors: Sequence[Any], rows: Sequence[Any], output: Any, outputs: int
     ) -> None:
-        """Emit code that writes a tile of y, `rows` rows and `outputs` columns from (row, output) on, given a vector of
+        """Emit code that writes a tile of y, the rows `rows` and `outputs` columns from `output` on, given a vector of
         partial sums for each number, row by row."""
         totals = sums(code, vectors)
         if self.weight_format == "int8":
             totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
         if self.biased:
             totals = code.fadd(totals, repeated(code, given.bias, self.dtype, output, outputs))
-        for i in range(rows):
+        for i, row in enumerate(rows):
             numbers = shuffle(code, [i * outputs + j for j in range(outputs)], totals)
-            place = code.add(self.y_index(code, given, code.add(row, INT(i))), output)
-            code.put(numbers, given.y, self.dtype, place)
+            code.put(numbers, given.y, self.dtype, code.add(self.y_index(code, given, row), output))
 
 
 def tile(
     code: Code,
     unit: Unit,
-    x: Matrix,
-    x_indices: Sequence[Any],
-    weight: Matrix,
-    indices: Sequence[Any],
+    x: Sequence[Row],
+    weight: Sequence[Row],
     inputs: Any,
     ahead: Ahead | None = None,
     chains: int = 1,
 ) -> list[Any]:
     """Emit code that multiplies rows of x with rows of the weight, each of `inputs` numbers; return the vectors of
-    partial sums. `x_indices` and `indices` are the indices of the first numbers of these rows in x and in the weight.
+    partial sums.
 
     `ahead`: the part of the weight that is prefetched meanwhile; all passes over the same rows of the weight prefetch
     the same, since to skip it costs more. An addition waits for the previous one of its sum: where a tile has few sums,
     each is divided into `chains` sums.
     """
-    count = len(x_indices) * len(indices)
+    count = len(x) * len(weight)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
 
     def add(index: Any, totals: list[Any], left: Any) -> None:
-        weights = [unit.read(code, weight.address, weight.dtype, code.add(place, index), left) for place in indices]
-        for i, place in enumerate(x_indices):
-            numbers = unit.read(code, x.address, x.dtype, code.add(place, index), left)
-            for j, vector in enumerate(weights):
-                totals[i * len(indices) + j] = unit.add(code, vector, numbers, totals[i * len(indices) + j])
+        vectors = [row.read(code, unit, index, left) for row in weight]
+        for i, row in enumerate(x):
+            numbers = row.read(code, unit, index, left)
+            for j, vector in enumerate(vectors):
+                totals[i * len(weight) + j] = unit.add(code, vector, numbers, totals[i * len(weight) + j])
 
     with code.loop(0, wide, unit.step * chains, [ZERO] * (count * chains)) as (index, totals):
         if ahead is not None:
@@ -231,12 +269,12 @@ def parts(code: Code, begin: Any, end: Any) -> tuple[tuple[Any, Any, int], ...]:
     return (begin, middle, TILE), (middle, end, 1)
 
 
-def widened(code: Code, x: Matrix, size: Any) -> Any:
+def widened(code: Code, x: Any, dtype: str, size: Any) -> Any:
     """Emit code that copies the first `size` numbers of x as fp32; return the address of the copy."""
     unit = Unit()
     copy = code.ptrtoint(code.alloca(FLOATS, size=code.add(code.udiv(size, INT(LANES)), INT(1))), INT)
     with code.loop(0, size, LANES) as (index, _):
-        numbers = unit.read(code, x.address, x.dtype, index, code.sub(size, index))
+        numbers = unit.read(code, x, dtype, index, code.sub(size, index))
         code.put(numbers, copy, "float32", index)
     return copy
 

@@ -44,10 +44,6 @@ class Unit:
         sums."""
         return code.fma(a, b, total)
 
-    def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
-        """Emit code that converts two vectors of LANES fp32 numbers, `low` and `high`, to vectors of `step` numbers."""
-        return [low, high]
-
 
 class DotUnit(Unit):
     """The bf16 multiply-add instructions of a CPU, for vectors of 2 * LANES numbers, whose products are added to fp32
@@ -57,12 +53,14 @@ class DotUnit(Unit):
 
     def read(self, code: Code, address: Any, dtype: str, index: Any, left: Any = None) -> Any:
         numbers = code.vector(address, dtype, index, self.step, left)
-        if dtype == "int8":  # bf16 has all of its numbers
-            return code.fptrunc(code.as_floats(numbers, dtype), self.vector)
+        if dtype == "int8":  # bf16, the upper half of fp32, has all of its numbers
+            halves = code.bitcast(code.as_floats(numbers, dtype), ir.VectorType(ir.IntType(16), 2 * PAIRS))
+            numbers = shuffle(code, range(1, 2 * PAIRS, 2), halves)
         return code.bitcast(numbers, self.vector)
 
-    def of_floats(self, code: Code, low: Any, high: Any) -> list[Any]:
-        return [code.fptrunc(shuffle(code, range(PAIRS), low, high), self.vector)]
+    def of_floats(self, code: Code, low: Any, high: Any) -> Any:
+        """Emit code that converts two vectors of LANES fp32 numbers, `low` and `high`, to one of bf16."""
+        return code.fptrunc(shuffle(code, range(PAIRS), low, high), self.vector)
 
 
 class AVX512DotUnit(DotUnit):
