@@ -177,8 +177,7 @@ class Failures:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             error = (crash.message if crash else str(report.longrepr)).strip().split("\n")[0]
-            self.terminal.ensure_newline()
-            self.terminal.write_line(f"FAILED {report.nodeid} at {report.when}: {error}", flush=True)
+            self.terminal.write_line(f"\nFAILED {report.nodeid} at {report.when}: {error}", flush=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
