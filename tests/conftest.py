@@ -169,11 +169,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where tests compute, such as cuda (default: cpu)")
 
 
+class Failures:
+    """Prints the name and the error of each test that fails at once: a run that is cut off has no summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self.terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            error = (crash.message if crash else str(report.longrepr)).strip().split("\n")[0]
+            self.terminal.write_line(f"\nFAILED {report.nodeid} at {report.when}: {error}", flush=True)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     stack = ExitStack()
     stack.enter_context(devices.using(config.getoption("device")))
     config.add_cleanup(stack.close)
     config.add_cleanup(lambda: shutil.rmtree(os.environ["HF_HOME"], ignore_errors=True))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugins = session.config.pluginmanager
+    if terminal := plugins.get_plugin("terminalreporter"):  # processes that run tests for another have none
+        plugins.register(Failures(terminal))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -46,6 +46,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     for slot in Position, Attention:
         monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts that a page defines are forgotten with it
     monkeypatch.setattr("onward.cli.shared.training.examine", lambda *_: None)  # inspection/test_doctor.py, at length
+    monkeypatch.setattr("onward.training.clock.calibration.precisions_of", lambda _: ["fp32"])  # test_calibration.py
     text = "\n\n".join(embedded().documents[:16])
     Path("mybook.txt").write_text(text, encoding="utf-8")
     Path("other.txt").write_text(text[:4000], encoding="utf-8")

@@ -65,8 +65,14 @@ def test_the_changelog_replaces_inner_modules_by_public_names() -> None:
     assert names <= {f"{module}.{name}" for module, name, _ in public.public_names()}
 
 
+@pytest.fixture(scope="module")
+def names() -> set[str]:
+    """All public names, with their modules."""
+    return {f"{module}.{name}" for module, name, _ in public.public_names()}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_a_page_imports_public_names_alone(page: Path) -> None:
+def test_a_page_imports_public_names_alone(page: Path, names: set[str]) -> None:
     text = page.read_text("utf-8")
     codes = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if page.suffix == ".md" else [text]
     taken = {
@@ -77,4 +83,4 @@ def test_a_page_imports_public_names_alone(page: Path) -> None:
         if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] == "onward"
         for alias in node.names
     }
-    assert taken <= {f"{module}.{name}" for module, name, _ in public.public_names()}
+    assert taken <= names

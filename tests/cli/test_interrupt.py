@@ -13,28 +13,29 @@ from pathlib import Path
 import pytest
 
 from onward import Run
+from onward.cli import main
 from onward.cli.shared.signals import Requests
 from onward.cli.shared.training import train
 
+from support.forked import Forked
 from support.runs import config
-
-MAIN = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
-
 
 SMALL = "--tokenizer char --steps 400 --batch-size 2 --precision fp32 --validate-every 10000 --model.d-model 16"
 SMALL += " --model.n-layers 1 --model.n-heads 2 --model.context-length 16"
 
 
 @contextmanager
-def training(story_file: Path, run: Path) -> Iterator[subprocess.Popen]:
+def training(story_file: Path, run: Path) -> Iterator[Forked]:
     """A run that has made its first steps."""
-    words = [*MAIN, "train", str(story_file), "--out", str(run), *SMALL.split()]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as process:
+    process = Forked(main, ["train", str(story_file), "--out", str(run), *SMALL.split()])
+    try:
         metrics = run / "metrics.jsonl"
         until = time.monotonic() + 60
         while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < until:
             time.sleep(0.005)
         yield process
+    finally:
+        process.kill()
 
 
 OTHERS = (signal.SIGHUP, 129), (signal.SIGTERM, 143)
@@ -65,8 +66,7 @@ def test_sigusr1_saves_and_other_signals_save_and_print_the_command_that_resumes
     assert command.startswith("train --resume")
     at = max(json.loads((save / "progress.json").read_text())["step"] for save in (run / "checkpoints").iterdir())
     assert 1 <= at < 400
-    again = subprocess.run([*MAIN, *shlex.split(command)], capture_output=True, text=True)
-    assert again.returncode == 0, again.stderr
+    assert main(shlex.split(command)) == 0
     lines = (run / "metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line)["step"] for line in lines if "learning_rate" in line]
     assert steps == list(range(1, 401))
@@ -101,7 +101,8 @@ def test_ctrl_c_asks_to_stop_before_it_stops_at_once(interrupts: int) -> None:
 
 def test_ctrl_c_elsewhere_exits_with_130_without_a_traceback(tiny_run: Path) -> None:
     words = ["generate", str(tiny_run), "The", "--max-new-tokens", "1000000", "--context-overflow", "slide"]
-    with subprocess.Popen([*MAIN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    fresh = [sys.executable, "-c", "import sys; from onward.cli import main; sys.exit(main())"]
+    with subprocess.Popen([*fresh, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.read(20)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate()

@@ -4,7 +4,6 @@ import json
 import os
 import resource
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from support.forked import Forked
 from support.server import started
 
 SOON = 3.0  # seconds for a short request, on a machine that runs other tests too
@@ -28,7 +28,7 @@ class Attacked:
     """A server in a separate process, with few descriptors, and its log."""
 
     url: str
-    process: subprocess.Popen[str]
+    process: Forked
 
     @property
     def address(self) -> tuple[str, int]:

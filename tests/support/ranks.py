@@ -1,6 +1,5 @@
 """Functions that several processes of one group run, as torchrun would start them."""
 
-import multiprocessing
 import os
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -9,12 +8,11 @@ from typing import Any
 import torch
 from torch import distributed
 
-CONTEXT = multiprocessing.get_context("forkserver")
+from support.forked import CONTEXT
 
 
 def run_ranks(task: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
     """What `task(*arguments)` returns or raises in each rank; None for a rank that was killed."""
-    CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.parallel.failures", "pytest", "hypothesis"])
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives the ranks
     pipes, processes = [], []
     for rank in range(count):
@@ -34,7 +32,6 @@ class Ranks:
     """Processes of one group that wait for tasks: starting processes takes seconds."""
 
     def __init__(self, count: int) -> None:
-        CONTEXT.set_forkserver_preload(["onward.training.run.run", "onward.parallel.failures", "pytest", "hypothesis"])
         store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.store, self.pipes, self.processes = store, [], []
         for rank in range(count):

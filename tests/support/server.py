@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -16,10 +14,13 @@ import httpx
 import uvicorn
 
 import onward
+from onward.cli import main
 from onward.serving import EngineOptions, RequestLimits, Served, Service, load_served, make_app
 from onward.serving.models import engines_of
 from onward.serving.server import config_of, listen
 from onward.serving.server_options import ConnectionLimits
+
+from support.forked import Forked
 
 APP = "keys", "hosts", "origins", "observers"  # options of make_app
 
@@ -84,13 +85,12 @@ def serving(
         bound.close()
 
 
-def started(*words: str, log: list[str] | None = None) -> tuple[subprocess.Popen[str], str]:
+def started(*words: str, log: list[str] | None = None) -> tuple[Forked, str]:
     """Start `onward serve` on a free port; return its process and address, once it is ready. The lines of its log are
     appended to `log`."""
-    command = [sys.executable, "-m", "onward", "serve", *words, "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = Forked(main, ["serve", *words, "--port", "0"])
     said: list[str] = [] if log is None else log
-    for line in process.stderr or ():
+    for line in process.stderr:
         said.append(line)
         if "the page: " in line:
             threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()  # a pipe has no room
