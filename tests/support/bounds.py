@@ -5,6 +5,7 @@
 
 import ctypes
 import sys
+from array import array
 from bisect import bisect_right, insort
 from collections.abc import Sequence
 from typing import Any
@@ -106,10 +107,10 @@ def compile_checked() -> None:
         whole(found[0])
         return found
 
-    def checked_filled(*form: Any) -> tuple[Tensor, int]:
-        found = filled(*form)
-        whole(found[0])
-        return found
+    def checked_filled(*form: Any) -> tuple[array[Any], int]:
+        numbers, pointer = filled(*form)
+        allow(pointer, len(numbers) * numbers.itemsize)
+        return numbers, pointer
 
     def checked_address(tensor: Tensor | None, *form: Any) -> int:
         found = address(tensor, *form)

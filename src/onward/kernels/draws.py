@@ -6,7 +6,6 @@ Shapes: B rows, V vocabulary.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from onward.base.splitmix import GOLDEN, MULTIPLIERS
 from onward.kernels.available import unavailable
-from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer
+from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer, filled
 
 
 def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int) -> Tensor:
@@ -74,8 +73,8 @@ def draw_by_kernel(
         operands = address(logits, logits.dtype, rows, size), address(allowed, torch.bool, size)
     except Unreadable:
         return None
-    given = array("f", factors), array("q", seeds), array("q", index)
+    given = filled("f", factors), filled("q", seeds), filled("q", index)
     kernel = draws(DTYPES[logits.dtype], allowed is not None)
     threads = torch.get_num_threads() if rows * size >= MIN_PARALLEL else 1
-    kernel(target, *operands, *(numbers.buffer_info()[0] for numbers in given), size, rows, threads)
+    kernel(target, *operands, *(pointer for _, pointer in given), size, rows, threads)
     return tokens

@@ -4,6 +4,7 @@ and takes the addresses of tensors."""
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,12 @@ def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
     """A contiguous, uninitialized tensor in the memory of the CPU, and its address."""
     tensor = allocate(shape, dtype=dtype, device="cpu")
     return tensor, tensor.data_ptr()
+
+
+def filled(kind: str, values: Sequence[float]) -> tuple[array[Any], int]:
+    """An array of these values, of a type code of Python's `array`, and its address."""
+    numbers = array(kind, values)
+    return numbers, numbers.buffer_info()[0]
 
 
 def in_memory(tensor: Tensor) -> bool:
