@@ -272,11 +272,13 @@ def check_fields(value: Any, prefix: str = "") -> None:
         object.__setattr__(value, name, read)
 
 
-@functools.cache
-def defaults(cls: type) -> dict[str, Any]:
-    """The defaults of a dataclass's fields that have the types of their fields."""
+def read_defaults(cls: type) -> dict[str, Any]:
+    """Return the defaults of a dataclass's fields that have the types of their fields."""
     given = {name: (kind, getattr(cls, name)) for name, kind in field_types(cls).items() if hasattr(cls, name)}
     return {name: default for name, (kind, default) in given.items() if kind.fits(default)}
+
+
+defaults: Callable[[type], dict[str, Any]] = functools.cache(read_defaults)
 
 
 signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cache(inspect.signature)
