@@ -74,7 +74,7 @@ def test_a_refusal_leaves_nothing(tmp_path: Path, monkeypatch, capsys) -> None:
     pickled({"a": Bomb()}, Path("old/pytorch_model.bin"))
     assert main(["convert", "old", "new", "--from-bin"]) == 2
     error = capsys.readouterr().err
-    assert "old: the pickles cannot be read as weights (one holds getattr besides weights)" in error
+    assert "old: the pickles cannot be read as weights (one contains getattr besides weights)" in error
     assert error.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     onward.save(onward.LanguageModel(decoder(DECODERS["llama"])), "plain")

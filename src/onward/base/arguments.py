@@ -273,7 +273,7 @@ def check_fields(value: Any, prefix: str = "") -> None:
 
 
 def read_defaults(cls: type) -> dict[str, Any]:
-    """The defaults of a dataclass's fields that have the types of their fields."""
+    """Return the defaults of a dataclass's fields that have the types of their fields."""
     given = {name: (kind, getattr(cls, name)) for name, kind in field_types(cls).items() if hasattr(cls, name)}
     return {name: default for name, (kind, default) in given.items() if kind.fits(default)}
 

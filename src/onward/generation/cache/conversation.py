@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from onward.base.arguments import checked
 from onward.base.errors import UserError
+from onward.generation.cache.common import common_prefix
 from onward.generation.cache.manager import CacheManager
-from onward.generation.cache.prefix_cache import common_prefix
 from onward.generation.cache.rotations import rope_key
 from onward.model.cache import KVCache
 

@@ -54,15 +54,14 @@ class CacheManager:
         (None: no limit); None if there is not enough free memory at present.
         """
         self.leave(row, 0)
-        self.starts[row] = 0
         self.cache.rope_length[row] = rope_length
         return 0
 
     def leave(self, row: int, end: int) -> None:
         """Note that the positions of a row from `end` on are those of an earlier request."""
-        written = self.ends[row] and self.ends[row] + (self.widest if self.cache.rows > 1 else 0)  # with padding
-        self.left[row] = range(end, max(written, self.left[row].stop if self.left[row] else 0))
-        self.ends[row] = end
+        last, padding = self.ends[row], self.widest if self.cache.rows > 1 else 0
+        self.left[row] = range(end, max(last and last + padding, self.left[row].stop if self.left[row] else 0))
+        self.starts[row], self.ends[row] = 0, end
 
     def entries(self) -> list[Tensor]:
         return [entry for cache in self.cache.layers for entry in cache.entries.values()]
@@ -73,8 +72,7 @@ class CacheManager:
         """
         if end > self.cache.capacity:
             unchecked(KVCache.grow)(self.cache, end)
-        self.starts[row], self.ends[row] = start, max(self.ends[row], end)
-        self.widest = max(self.widest, end - start)
+        self.starts[row], self.ends[row], self.widest = start, max(self.ends[row], end), max(self.widest, end - start)
         if left := self.left[row]:  # the first call overwrites all positions, a later one may have fewer draft tokens
             first, stop = max(left.start, start + 1 if start else end), left.stop
             if self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu":  # no longer row is read beside it

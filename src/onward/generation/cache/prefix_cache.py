@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 
 from onward.compiled.model_state import ModelState
 from onward.config.decoder import each
+from onward.generation.cache.common import common_prefix
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import PrefixFiles
 from onward.generation.cache.rotations import last_length, rope_key
@@ -121,10 +122,3 @@ class PrefixCache:
         without `files`, or if the model has changed since the last admission of a request."""
         if self.files and (self.state is None or self.state.fingerprint() == self.model):
             self.files.keep(self.manager, row, request.context[: request.num_cached], request.computed_by)
-
-
-def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next(i for i in range(length) if a[i] != b[i])

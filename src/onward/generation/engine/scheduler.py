@@ -243,9 +243,7 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def too_large(self, request: Request) -> UserError:
-        return UserError(
-            f"the cache has no room for {request.num_context_tokens} tokens of one request: make it larger"
-        )
+        return UserError(f"the cache has no room for {request.num_context_tokens} tokens of one request: enlarge it")
 
 
 def is_prefilling(request: Request, other: Request) -> bool:
