@@ -36,7 +36,7 @@ class Guesses:
         rows = [(request, len(request.tokens) + len(tokens)) for request, tokens in zip(requests, proposed)]
         drawn = draw_plain(logits, None, rows)
         if drawn is not None:
-            return [int(token) for token in drawn]
+            return drawn
         history = RequestHistory(requests, list(enumerate(proposed)), self.counts, self.ngrams)
         errors: dict[int, Exception] = {}  # a processor that fails here fails again when proposals are verified
         p = process_logits(logits, [r.sampling for r in requests], history, None, errors).softmax(-1).cpu()

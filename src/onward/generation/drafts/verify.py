@@ -24,8 +24,8 @@ def places(requests: Sequence[Request], proposals: Sequence[Proposal]) -> list[t
     return [(r, len(r.tokens) + j) for r, p in zip(requests, proposals) for j in range(1 + len(p.tokens))]
 
 
-def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Request, int]]) -> Tensor | None:
-    """Draw a token (N,) from each row of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row that
+def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Request, int]]) -> list[int] | None:
+    """Draw a token from each of the N rows of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row that
     has no distribution gets -1. Returns None on other devices, if the distribution of a row depends on more than the
     temperature, and if a token was drawn that would end its answer too early."""
     if not all(map(is_plain, {request for request, _ in rows})):
@@ -33,9 +33,10 @@ def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Requ
     factors = [inverse_temperature(request.sampling.temperature) for request, _ in rows]
     seeds, index = [request.seed for request, _ in rows], [index for _, index in rows]
     drawn = draw_by_kernel(logits, allowed, factors, seeds, index)
-    if drawn is not None and any(ends_early(*row, token) for row, token in zip(rows, drawn.tolist())):
+    if drawn is None:
         return None
-    return drawn
+    tokens: list[int] = drawn.tolist()
+    return None if any(ends_early(*row, token) for row, token in zip(rows, tokens)) else tokens
 
 
 def verified(drawn: Sequence[int], proposals: Sequence[Proposal]) -> list[list[int]]:

@@ -70,10 +70,8 @@ class ShapedSampler:
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
         """Sample all rows by one kernel on a CPU, as `Sampler.sample_plain` does without draft tokens."""
-        if (drawn := draw_plain(logits, self.allowed, places(requests, proposals))) is None:
-            return None
-        tokens = drawn.tolist()
-        if min(tokens) < 0:
+        tokens = draw_plain(logits, self.allowed, places(requests, proposals))
+        if tokens is None or min(tokens) < 0:
             return None
         new = verified(tokens, proposals)
         return [*new], torch.tensor([each[-1] for each in new])
