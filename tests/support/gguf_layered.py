@@ -270,6 +270,14 @@ REFUSED = {
         small(attention=replace(KIMI, norm_eps=1e-6)),
         "attention.norm_eps (1e-06 here, 1e-05 there): keep the model as a folder, or accept the difference with --acc",
     ),
+    "Gemma 3n, a rank": (
+        replace(altup(4), block=tuple(replace(block, rank=8) for block in altup(4).block)),
+        "gemma3n differs in block.rank (8 here, 64 there)",
+    ),
+    "Gemma 3n, sparse units": (
+        replace(altup(12), mlp=(SparseGated("gelu_tanh"),) * 10 + (Gated("gelu_tanh"),) * 2),
+        "gemma3n differs in mlp.sparsity (0.95 here, 0.951",
+    ),
     "an indexer's width": (
         small(attention=replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 96))),
         "deepseek32 differs in attention.indexer.d_head (96 here, 128 there)",
