@@ -59,7 +59,7 @@ class Gemma3nArchitecture(Architecture):
             if f"per_layer_{their}.weight" != TABLE:
                 yield from linear(f"per_layer_{their}", f"layer_inputs.{our}")
         yield TABLE, "layer_inputs.embed.weight", every_token(c)
-        streams = range(getattr(at(c.block, 0), "streams", 2) - 1)
+        streams = range(max(1, getattr(at(c.block, 0), "streams", 2) - 1))
         stacked: Fix = lambda t: t.flatten(0, 1), lambda t: t.unflatten(0, (len(streams), -1))
         for their, layer, our in ("altup_proj", 0, "split"), ("altup_unembd_proj", c.n_layers - 1, "merge"):
             yield f"{their}.weight", [f"blocks.{layer}.{our}.projections.{i}.weight" for i in streams], stacked

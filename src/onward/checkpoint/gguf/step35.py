@@ -83,7 +83,7 @@ def feed_forwards(keys: Keys, layers: Sequence[int]) -> tuple[Gated | Experts, .
 def step35_keys(c: DecoderConfig) -> dict[str, Any]:
     layers = range(c.n_layers)
     parts = [part for i in layers if isinstance(part := at(c.attention, i), SelfAttention)]
-    mlps = [part for i in layers if isinstance(part := at(c.mlp, i), (Gated, Experts))]
+    mlps = [mlp for i in layers if isinstance(mlp := at(c.mlp, i), (Gated, Experts))]
     if len(parts) < c.n_layers or len(mlps) < c.n_layers:
         return {}
     heads, many = [part.heads(c) for part in parts], a_mixture(c)

@@ -133,7 +133,7 @@ def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
     if plain or any(part in name for part in small):
         return TYPES[CODES["F32"]]
-    finest = (wanted, "Q8_0", "F16") if wanted in K_TYPES else (wanted, "F16")
+    finest = [wanted, "Q8_0", "F16"] if wanted in K_TYPES else [wanted, "F16"]
     if TYPES[CODES[wanted]].numbers > 1 and any(part in name for part in UNQUANTIZED):
-        finest = ("F16",)
+        finest = ["F16"]
     return next(kind for name in finest if shape[-1] % (kind := TYPES[CODES[name]]).numbers == 0)
