@@ -89,6 +89,24 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor], str]] = {
     "factors that nothing reads": ("qwen2", {}, FACTORS, "reads no rope_freqs.weight in the architecture qwen2"),
     "attention to the future": ("qwen3", {"attention.causal": False}, {}, "qwen3.attention.causal is False"),
     "groups of experts": ("llama: experts", {"expert_group_count": 2}, {}, "llama.expert_group_count is 2"),
+    "another cap than the fixed one": (
+        "gemma3n: few layers",
+        {"final_logit_softcapping": 20.0},
+        {},
+        "final_logit_softcapping is 20.0, but llama.cpp always computes this architecture with 30.0",
+    ),
+    "a magnitude in layers without scaling": (
+        "step35",
+        {"rope.scaling.attn_factor": 1.5},
+        {},
+        "rope.scaling.attn_factor is 1.5, by which llama.cpp also multiplies layers with a window",
+    ),
+    "factors of elements": (
+        "muse-glimmer",
+        {},
+        {"blk.1.attn_k_norm.weight": torch.arange(16.0)},
+        "blk.1.attn_k_norm.weight has different numbers",
+    ),
     "heads of another width": ("olmo2", {"attention.key_length_swa": 4}, {}, "olmo2.attention.key_length_swa is 4"),
 }
 

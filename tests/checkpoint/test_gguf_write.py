@@ -21,6 +21,7 @@ from onward.checkpoint.gguf.writer import TensorOutline, write_gguf
 from onward.checkpoint.load import load_model
 from onward.cli import main
 from onward.families import family
+from onward.kernels.operations import ACTIVATIONS
 
 from support import disk
 from support.decoders import decoder, token_ids
@@ -53,16 +54,23 @@ def test_a_model_comes_back_bit_for_bit(case: str, dtype: torch.dtype, tmp_path:
         torch.testing.assert_close(parameters[name], parameter, rtol=0, atol=2e-7 if shifted else 0)
 
 
+def gelu_of_a_table(x: torch.Tensor) -> torch.Tensor:
+    """GELU as llama.cpp looks it up on a CPU, in a table of fp16."""
+    y = torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
+    return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, y))
+
+
 @pytest.mark.parametrize("case", COMPUTED)
 @torch.inference_mode()
-def test_llama_cpp_computes_the_same_distributions(case: str, tmp_path: Path) -> None:
+def test_llama_cpp_computes_the_same_distributions(case: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(ACTIVATIONS, "gelu_tanh", gelu_of_a_table)
     model = written(case, tmp_path / "x.gguf")
     [tokens] = token_ids(model.config, 1, LENGTH).tolist()
     wanted = model(torch.tensor([tokens]))[0].log_softmax(-1)
     got = logprobs(tmp_path / "x.gguf", tokens, LENGTH)
-    tanh = "gelu" in str(model.config.mlp)  # llama.cpp looks GELU up in a table of fp16
+    tanh = "gelu" in str(model.config.mlp)  # numbers that fp16 rounds to either side
     stateful = "GatedDelta" in str(model.config.attention)
-    assert (got - wanted).abs().max() < (1e-2 if tanh else 5e-5 if stateful else 2e-5)
+    assert (got - wanted).abs().max() < (5e-3 if tanh else 5e-5 if stateful else 2e-5)
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -14,6 +14,8 @@ from onward import (
     Indexer,
     LatentAttention,
     LayerNorm,
+    LinearScaling,
+    Llama3Scaling,
     LogScale,
     LongRoPEScaling,
     Mamba2,
@@ -25,16 +27,21 @@ from onward import (
     SelfAttention,
     SharedIndexer,
     SharedNorm,
+    SigmoidGate,
     SigmoidRouting,
     SoftmaxRouting,
     YaRNScaling,
 )
+from onward.checkpoint.gguf.gemma3n import sparsity
 from onward.config.attention_options import SoftplusGate
 from onward.config.decoder import XIELU, AttentionAndMamba2
 from onward.config.scaling import yarn_magnitude
 from onward.families.bitnet import NormedAttention, NormedGated
 from onward.families.falcon_h1 import ScaledGated
+from onward.families.gemma3n_text import AltUpBlock, SparseGated
 from onward.families.llama4_text import InputWeightedExperts
+from onward.families.muse_glimmer_text import MuseBlock
+from onward.families.step3p5 import LimitedExperts, LimitedGated
 
 LENGTH = 40
 MAMBA = Mamba2(4, 16, 2, 16)
@@ -190,6 +197,64 @@ COMPUTED |= {
         n_layers=4,
     ),
 }
+STEP = SelfAttention(qk_norm="head", gate=SigmoidGate("head"), n_heads=4, n_kv_heads=2)
+CLAMPED = LimitedExperts(6, 3, 32, SigmoidRouting(scale=2.5), d_shared=48, limit=0.05, shared_limit=0.04)
+MUSE = SelfAttention(scale=0.7, qk_norm="head", qk_norm_part=RMSNorm(1e-5, weight=False), gate=SigmoidGate())
+
+
+def altup(n_layers: int, window: int = 8) -> DecoderConfig:
+    """Gemma 3n with every fifth layer without a window, and with the sizes that llama.cpp always has."""
+    part = SelfAttention(scale=1.0, qk_norm="head")
+    own, local = replace(part, value_norm=RMSNorm(1e-6, weight=False)), [i % 5 < 4 for i in range(n_layers)]
+    kinds = [own if i < 20 else replace(part, shares_kv=True) for i in range(n_layers)]
+    block, last = AltUpBlock(vocab_size=37), n_layers - 1
+    return small(
+        attention=tuple(replace(kind, window=window * one) for kind, one in zip(kinds, local)),
+        position=tuple(Rotary(100.0) if one else Rotary(500.0, scaling=LinearScaling(2.0)) for one in local),
+        norm=RMSNorm(1e-6),
+        mlp=tuple(
+            SparseGated("gelu_tanh", sparsity=sparsity(64)) if i < 10 else Gated("gelu_tanh") for i in range(n_layers)
+        ),
+        block=tuple(replace(block, splits=i == 0, merges=i == last) for i in range(n_layers)),
+        embed_scale=32**0.5,
+        logit_softcap=30.0,
+        n_layers=n_layers,
+        n_kv_heads=2,
+        tied=True,
+    )
+
+
+COMPUTED |= {
+    "step35": small(
+        attention=tuple(replace(STEP, window=8 * one, n_heads=4 + 2 * one) for one in LOCAL),
+        position=tuple(
+            Rotary(100.0) if one else Rotary(500.0, 0.5, scaling=Llama3Scaling(4.0, 1.0, 4.0, 16)) for one in LOCAL
+        ),
+        mlp=(LimitedGated(limit=0.03), Gated(), replace(CLAMPED, limit=0.0), CLAMPED),
+        norm=RMSNorm(1e-5, 1.0),
+        n_layers=4,
+        n_kv_heads=2,
+        d_head=16,
+    ),
+    "step35: dense, tied, all windows": small(
+        attention=replace(STEP, gate=None, window=8), norm=RMSNorm(1e-5, 1.0), tied=True, n_kv_heads=2
+    ),
+    "muse-glimmer": small(
+        attention=tuple(replace(MUSE, window=8 * one) for one in LOCAL),
+        position=tuple(Rotary(500.0) if one else NoPosition() for one in LOCAL),
+        norm=RMSNorm(1e-5, 1.0),
+        final_norm=RMSNorm(1e-5),
+        embed_norm=RMSNorm(1e-5, weight=False),
+        block=MuseBlock(),
+        logit_scale=0.2,
+        logit_softcap=2.0,
+        n_layers=4,
+        n_kv_heads=2,
+        d_head=16,
+    ),
+    "gemma3n": altup(22),
+    "gemma3n: few layers": altup(4),
+}
 FOLDED = small(  # a Falcon-H1 whose factors end up in the file's weights
     attention=AttentionAndMamba2(
         SelfAttention(scale=0.1, value_scale=0.8), replace(MAMBA, scales=(0.5, 0.7, 1.2, 0.9, 0.8)), 0.6
@@ -204,6 +269,14 @@ REFUSED = {
     "an epsilon of latents": (
         small(attention=replace(KIMI, norm_eps=1e-6)),
         "attention.norm_eps (1e-06 here, 1e-05 there): keep the model as a folder, or accept the difference with --acc",
+    ),
+    "Gemma 3n, a rank": (
+        replace(altup(4), block=tuple(replace(block, rank=8) for block in altup(4).block)),
+        "gemma3n differs in block.rank (8 here, 64 there)",
+    ),
+    "Gemma 3n, sparse units": (
+        replace(altup(12), mlp=(SparseGated("gelu_tanh"),) * 10 + (Gated("gelu_tanh"),) * 2),
+        "gemma3n differs in mlp.sparsity (0.95 here, 0.951",
     ),
     "an indexer's width": (
         small(attention=replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 96))),

@@ -12,7 +12,8 @@ from torch import Tensor
 from onward.base import fields
 from onward.base.errors import UserError
 from onward.checkpoint.gguf.keys import Keys
-from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT
+from onward.checkpoint.gguf.rope import FREQS, LONG, SHORT, rope_tensors
+from onward.checkpoint.gguf.tensors import is_norm
 from onward.checkpoint.names import joined, same, to_theirs
 from onward.checkpoint.packed import Change
 from onward.checkpoint.weights import StoredTensor
@@ -139,6 +140,14 @@ class Architecture:
     def number_keys(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> dict[str, Any]:
         """The metadata keys for these parameters."""
         return {}
+
+    def constants(self, c: DecoderConfig) -> dict[str, Tensor]:
+        """Tensors of the file that are not parameters of the decoder, by default factors of rotary frequencies."""
+        return rope_tensors(c)
+
+    def shift_of(self, name: str) -> float:
+        """What is added to a tensor of this name when the file is written."""
+        return self.shift if is_norm(name) else 0.0
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """(name, tensor) of the file's tensors, one by one, from a decoder's; on the meta device they have shapes
@@ -280,6 +289,14 @@ def windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int, window
     if len(pattern) < n_layers:
         raise UserError(f"attention.sliding_window_pattern has {len(pattern)} of {n_layers} layers: get the file again")
     return tuple(replace(part, window=window if local else 0) for local in pattern[:n_layers])
+
+
+def strictly_windowed(keys: Keys, part: SelfAttention, period: int, n_layers: int) -> tuple[SelfAttention, ...]:
+    """`windowed` for architectures that llama.cpp loads only if a layer has a window."""
+    layers = windowed(keys, part, period, n_layers, keys.number("attention.sliding_window"))
+    if not any(one.window for one in layers):
+        raise UserError("no layer has a window, without which llama.cpp does not load this architecture")
+    return layers
 
 
 def window_keys(c: DecoderConfig) -> dict[str, Any]:

@@ -17,7 +17,19 @@ from typing import Any
 
 from onward.base.errors import UserError
 from onward.base.fields import nearest
-from onward.checkpoint.gguf import dense, gemma4, indexed, latent, layered, mamba, recurrent, sparse
+from onward.checkpoint.gguf import (
+    dense,
+    gemma3n,
+    gemma4,
+    indexed,
+    latent,
+    layered,
+    mamba,
+    muse_glimmer,
+    recurrent,
+    sparse,
+    step35,
+)
 from onward.checkpoint.gguf.architecture import (
     Architecture,
     Parts,
@@ -193,10 +205,13 @@ EVERY = (
     *sparse.ALL,
     *recurrent.ALL,
     *mamba.ALL,
+    *gemma3n.ALL,
     *gemma4.ALL,
     *layered.ALL,
     *latent.ALL,
     *indexed.ALL,
+    *step35.ALL,
+    *muse_glimmer.ALL,
 )
 ARCHITECTURES = {kind.name: kind for kind in sorted(EVERY, key=lambda kind: kind.name not in FIRST)}
 

@@ -21,8 +21,7 @@ from onward.checkpoint.gguf.header import Header, TensorInfo
 from onward.checkpoint.gguf.importance import by_their_names, importance
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.kquants import mixed
-from onward.checkpoint.gguf.rope import divisors, rope_keys, rope_tensors
-from onward.checkpoint.gguf.tensors import is_norm
+from onward.checkpoint.gguf.rope import divisors, rope_keys
 from onward.checkpoint.gguf.vocabulary import general_name, tokenizer_keys
 from onward.checkpoint.gguf.writer import TensorOutline, type_of, write_gguf
 from onward.checkpoint.weights import DTYPE_NAMES
@@ -166,7 +165,7 @@ def accepted(difference: str) -> set[str]:
 
 def outlined(kind: Architecture, c: DecoderConfig, ours: Mapping[str, Tensor], name: str) -> Plan:
     """The plan with all tensors in fp32, without a check that llama.cpp computes the same."""
-    constants = rope_tensors(c)
+    constants = kind.constants(c)
     try:
         tensors = {**constants, **dict(kind.tensors(c, parameters(kind, c, ours)))}
     except KeyError as error:
@@ -329,6 +328,6 @@ def write_model(
 def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """(name, tensor) of the planned file, one by one."""
     yield from plan.constants.items()
-    shift = plan.architecture.shift
     for name, tensor in plan.architecture.tensors(plan.config, ours):
-        yield name, tensor.float() + shift if shift and is_norm(name) else tensor
+        shift = plan.architecture.shift_of(name)
+        yield name, tensor.float() + shift if shift else tensor

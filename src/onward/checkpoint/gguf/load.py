@@ -56,7 +56,7 @@ class GGUFFile(ModelSource):
             for name, info in self.header.tensors.items()
             if not (match := LAYER.match(name)) or int(match[1]) < layers or layers == keys.number("block_count")
         }
-        result = self.architecture.stored(stored_tensors(tensors, -self.architecture.shift))
+        result = self.architecture.stored(stored_tensors(tensors, self.architecture.shift_of))
         for name, value in self.architecture.numbers(keys).items():
             rows = lambda start, end, value=value: torch.tensor([value])[start:end]
             result[name] = StoredTensor([1], next(iter(result.values())).dtype, rows)

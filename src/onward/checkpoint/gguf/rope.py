@@ -35,6 +35,17 @@ def rotary(keys: Keys, sizes: dict[str, Any]) -> Rotary:
     return Rotary(theta, fraction(rotated, width), scaling(keys, theta, context, rotated))
 
 
+def unscaled(keys: Keys, theta: float, part: float = 1.0) -> Rotary:
+    """The positions of the layers with a window, which llama.cpp does not scale, on a fraction of a head; `theta` is
+    the default."""
+    if (weight := keys.number("rope.scaling.attn_factor", 1.0)) != 1.0:
+        raise UserError(
+            f"rope.scaling.attn_factor is {weight}, by which llama.cpp also multiplies layers with a window, whose "
+            "positions are not scaled: Onward does not have this"
+        )
+    return Rotary(keys.number("rope.freq_base_swa", theta), part)
+
+
 def fraction(rotated: int, width: int) -> float:
     """Convert `rotated`, the elements that Rotary rotates in a head of `width` elements, to the fraction in the
     file."""
@@ -57,12 +68,12 @@ def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | 
         )
     factor = 1.0 if kind == "none" else factor
     if FREQS in listed:
-        short = long = factors(keys, FREQS)
+        short = long = factors(keys, FREQS)[: rope_dim // 2]  # the file may have more, for layers without scaling
         if (factor, weight) == (1.0, 1.0):
             return llama3(short, theta, context, rope_dim)
         original = context
     elif listed == [LONG, SHORT]:
-        short, long = factors(keys, SHORT), factors(keys, LONG)
+        short, long = (factors(keys, name)[: rope_dim // 2] for name in (SHORT, LONG))
     elif weight == 1.0:
         return LinearScaling(factor) if factor != 1.0 else None
     else:

@@ -63,16 +63,20 @@ def gpt_oss_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def routed(keys: Keys, layers: int, gating: int = SOFTMAX) -> tuple[Gated | Experts, ...]:
-    """The feed-forward of each layer: dense in the first layers, then experts as in DeepSeek, whose routing the file
-    names; `gating` is the default."""
+    """The feed-forward of each layer: dense in the first layers, then experts; `gating` is the default."""
+    dense = min(layers, keys.number("leading_dense_block_count", 0))
+    return (Gated(),) * dense + (mixture(keys, dense, gating),) * (layers - dense)
+
+
+def mixture(keys: Keys, layer: int, gating: int) -> Experts:
+    """The experts of a layer, as in DeepSeek, whose routing the file names; `gating` is the default."""
     width, groups = keys.number("expert_feed_forward_length"), keys.number("expert_group_count", 1) or 1
     shared = keys.number("expert_shared_feed_forward_length", keys.number("expert_shared_count", 0) * width)
     part = experts(keys, bool(keys.get("expert_weights_norm")), d_shared=shared)
     scale = keys.number("expert_weights_scale", 1.0) or 1.0
     kind = keys.number("expert_gating_func", gating) or gating
-    dense = min(layers, keys.number("leading_dense_block_count", 0))
     router: Routing
-    biased = any(keys.has(f"blk.{dense}.exp_probs_b{leaf}") for leaf in ("", ".bias"))
+    biased = any(keys.has(f"blk.{layer}.exp_probs_b{leaf}") for leaf in ("", ".bias"))
     if kind == SIGMOID:
         used = keys.number("expert_group_used_count", 1) or 1
         router = SigmoidRouting(part.router.renormalize, scale, groups, used, selection_bias=biased)
@@ -80,7 +84,7 @@ def routed(keys: Keys, layers: int, gating: int = SOFTMAX) -> tuple[Gated | Expe
         raise UserError(f"expert_gating_func is {kind} with {groups} groups of experts, which Onward does not have")
     else:
         router = SoftmaxRouting(part.router.renormalize, scale, selection_bias=biased)
-    return (Gated(),) * dense + (replace(part, router=router),) * (layers - dense)
+    return replace(part, router=router)
 
 
 def routed_keys(c: DecoderConfig) -> dict[str, Any]:

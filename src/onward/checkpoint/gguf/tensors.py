@@ -21,9 +21,11 @@ from onward.checkpoint.weights import DTYPE_NAMES, StoredTensor
 QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another is asked for
 
 
-def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dict[str, StoredTensor]:
-    """The file's tensors, to be read on request. `shift` is added to the weights of norms when they are read, in fp32:
-    some architectures store them with an offset.
+def stored_tensors(
+    tensors: Mapping[str, TensorInfo], shift_of: Callable[[str], float] = lambda name: 0.0
+) -> dict[str, StoredTensor]:
+    """The file's tensors, to be read on request. `shift_of` a tensor's name is subtracted when it is read, in fp32:
+    some architectures store the weights of norms with an offset.
 
     All get the dtype that most elements of the file's matrices have, since GGUF keeps norms and biases in fp32 in every
     file."""
@@ -39,7 +41,7 @@ def stored_tensors(tensors: Mapping[str, TensorInfo], shift: float = 0.0) -> dic
     map_of = cache(open_map)
     result = {}
     for name, info in tensors.items():
-        add = shift if is_norm(name) else 0.0
+        add = -shift_of(name)
         view = partial(mapped, info, map_of) if info.type.plain == main and not add else None
         result[name] = StoredTensor(list(info.shape), DTYPE_NAMES[main], partial(rows, info, add), view)
     return result

@@ -19,7 +19,6 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
         "mamba jamba plamo2 rwkv6 rwkv6qwen2 rwkv7 arwkv7 minimax-01 bailingmoe3 kimi-k3"
     ),
     "its layers run several times": "hrm_text",
-    "Onward reads its family from folders, but not from GGUF": "gemma3n muse-glimmer step35",
     "its layers have sizes of their own, and some are left out": "deci openelm",
     "its images are tokens of the vocabulary": "chameleon",
     "its layers have other weights for images": "cogvlm",
@@ -34,8 +33,8 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
 UNREAD = {name: reason for reason, names in ARCHITECTURES_UNREAD.items() for name in names.split()}
 FAMILIES_WITHOUT = {  # model_types for which llama.cpp has no architecture, or one that Onward does not read
     *("aria_text", "axk1", "beam", "biogpt", "codegen", "cohere_compass_text", "cosmos3_edge_text", "ctrl"),
-    *("deepseek_ocr2_text", "diffllama", "flex_olmo", "flint", "gemma3n_text"),
+    *("deepseek_ocr2_text", "diffllama", "flex_olmo", "flint"),
     *("gpt_neo", "gpt_neox_japanese", "gptj", "helium", "hyperclovax", "kolibri1", "modernbert-decoder"),
-    *("muse_glimmer_text", "nanochat", "olmo_hybrid", "onward", "openai-gpt", "opt", "persimmon", "step3p5"),
+    *("nanochat", "olmo_hybrid", "onward", "openai-gpt", "opt", "persimmon"),
     *("vaultgemma", "xglm"),
 }

@@ -21,6 +21,7 @@ from onward.checkpoint.gguf.header import ALIGNMENT, ARRAY, MAGIC, STRING, VERSI
 FILLER = {"onward.alignment": 64}  # a key of 32 bytes, with which the tensors begin at a multiple of 64
 PIECE = 1 << 22  # numbers that are encoded at a time
 K_TYPES = "Q4_K", "Q5_K", "Q6_K"
+UNQUANTIZED = "altup", "laurel", "per_layer_model_proj"  # as llama-quantize leaves them
 HALF = torch.finfo(torch.float16).max  # below it every type holds a number
 SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the types of a key by those of Python
 ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
@@ -126,9 +127,13 @@ def type_of(name: str, shape: tuple[int, ...], wanted: str) -> BlockType:
         "attn_sinks.",
         "ssm_conv1d",
         "shortconv.conv.",
+        "altup_correct_coef",
+        "altup_predict_coef",
     )
     plain = len(shape) < 2 or name.endswith("_norm.weight") or not name.endswith(".weight")
     if plain or any(part in name for part in small):
         return TYPES[CODES["F32"]]
-    finest = (wanted, "Q8_0", "F16") if wanted in K_TYPES else (wanted, "F16")
+    finest = [wanted, "Q8_0", "F16"] if wanted in K_TYPES else [wanted, "F16"]
+    if TYPES[CODES[wanted]].numbers > 1 and any(part in name for part in UNQUANTIZED):
+        finest = ["F16"]
     return next(kind for name in finest if shape[-1] % (kind := TYPES[CODES[name]]).numbers == 0)
