@@ -1,5 +1,6 @@
 """Which architectures of llama.cpp are read, and those that keep a model's numbers in other places than its tensors."""
 
+import json
 import os
 import re
 from dataclasses import replace
@@ -53,6 +54,16 @@ def test_every_architecture_of_llama_cpp_is_read_or_has_a_reason() -> None:
         pytest.skip("LLAMA_CPP_SOURCE is not the folder of llama.cpp's sources: its list is not compared")
     listed = re.findall(r'\{ LLM_ARCH_\w+,\s+"([a-z0-9_.-]+)"', source.read_text())
     assert {*listed} == UNREAD.keys() | ARCHITECTURES.keys() | SEEING.keys()
+
+
+@pytest.mark.parametrize("case", ["step35", "muse-glimmer", "gemma3n: few layers"])
+def test_a_model_without_its_family_goes_to_gguf_and_to_a_folder_of_its_family(case: str, tmp_path: Path) -> None:
+    onward.save(onward.LanguageModel(decoder(COMPUTED[case])), tmp_path / "x.gguf")
+    name = case.split(":")[0]
+    assert read_header(tmp_path / "x.gguf").architecture == name
+    onward.save(onward.load(tmp_path / "x.gguf"), tmp_path / "folder")
+    kind = json.loads((tmp_path / "folder" / "config.json").read_text())["model_type"]
+    assert kind in ARCHITECTURES[name].families
 
 
 def test_a_reason_is_given_for_an_architecture_that_is_not_read(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,7 +73,7 @@ def constant(keys: Keys, layer: int, name: str) -> float:
     weights = factors(keys, tensor)
     if len({*weights}) != 1:
         raise UserError(f"{tensor} has different numbers: Onward has one factor for all elements, as published")
-    return weights[0]
+    return float(str(np.float32(weights[0])))  # as header.py reads numbers: 3.87, not 3.869999885559082
 
 
 def muse_glimmer_keys(c: DecoderConfig) -> dict[str, Any]:

@@ -73,7 +73,7 @@ class RecurrentArchitecture(Architecture):
                 yield from linear(f"{their}.shortconv.in_proj", [f"{our}.attn.{name}" for name in ("b", "c", "x")])
                 yield f"{their}.shortconv.conv.weight", f"{our}.attn.conv.weight", FLAT
                 yield from linear(f"{their}.shortconv.out_proj", f"{our}.attn.out")
-            case SelfAttention(gate=SigmoidGate()):
+            case SelfAttention(gate=SigmoidGate(per="element")):
                 heads = part.heads(c)
                 order = grouped(heads.n_heads, heads.d_head, heads.d_head)
                 yield from linear(f"{their}.attn_q", [f"{our}.attn.q", f"{our}.attn.gate"], order)
