@@ -48,17 +48,17 @@ def test_a_call_is_checked_at_its_door_alone_and_asks_for_the_vocabulary_once(
     lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lm.generate("The", 4)
-    bound, bind = list[str](), arguments.bind
+    checked, types = list[str](), arguments.types
 
-    def noted(function: Any, *given: Any) -> Any:
-        bound.append(function.__qualname__)
-        return bind(function, *given)
+    def noted(function: Any) -> Any:
+        checked.append(function.__qualname__)
+        return types(function)
 
-    monkeypatch.setattr(arguments, "bind", noted)
+    monkeypatch.setattr(arguments, "types", noted)
     lm.generate(["The", "A dog"], 4)
     lm.complete("The", 4, n=2)
     assert [*lm.stream("The", 4)]
-    assert bound == ["LanguageModel.generate", "LanguageModel.complete", "LanguageModel.stream"]
+    assert checked == ["LanguageModel.generate", "LanguageModel.complete", "LanguageModel.stream"]
     changed = lm.allowed()
     changed[:] = False
     assert lm.generate("The", 4)

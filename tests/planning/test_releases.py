@@ -30,6 +30,7 @@ def test_catalog_has_every_family_and_release() -> None:
     found = list(catalog())
     assert [family["family"] for family in found] == sorted(modules())
     assert sorted(preset["name"] for family in found for preset in family["presets"]) == sorted(presets())
+    assert [family["family"] for family in found if not family["source"]] == ["onward"]
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class AnswerLosses:
 
 def ratio_error(totals: np.ndarray, counts: np.ndarray) -> float:
     """Standard error of sum(totals) / sum(counts) over independent examples of several tokens each (Cochran
-    1977, equation 6.13)."""
+    1977, chapter 6)."""
     residuals = totals - totals.sum() / counts.sum() * counts
     n = len(counts)
     return float(math.sqrt(n / (n - 1) * np.square(residuals).sum()) / counts.sum())

@@ -13,6 +13,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"afmoe": "AfmoeForCausalLM"}
+SOURCE = "huggingface.co/arcee-ai/Trinity-Mini, arXiv:2602.17004"
 BASE = "model."
 IGNORED = ""
 RELEASED = {"mup_enabled": True, "sliding_window": 2048, "max_position_embeddings": 131_072}

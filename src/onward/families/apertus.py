@@ -9,6 +9,7 @@ from onward.families import HF, Row, llama, only, require, with_defaults
 from onward.families.llama import shape, stretched
 
 ARCHITECTURES = {"apertus": "ApertusForCausalLM"}
+SOURCE = "arXiv:2509.14233"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -8,6 +8,7 @@ from onward.families import HF, llama, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"arcee": "ArceeForCausalLM"}
+SOURCE = "huggingface.co/arcee-ai/AFM-4.5B"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -9,6 +9,7 @@ from onward.families import HF, Inexpressible, Row, linear, llama, only, require
 from onward.families._experts import FUSED_ROWS
 
 ARCHITECTURES = {"aria_text": "AriaTextForCausalLM"}
+SOURCE = "arXiv:2410.05993"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"axk1": "AXK1ForCausalLM"}
+SOURCE = "arXiv:2601.09200"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"a.x-k1": {}}

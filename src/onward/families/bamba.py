@@ -12,6 +12,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"bamba": "BambaForCausalLM"}
+SOURCE = "huggingface.co/blog/bamba"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"bamba-9b": {"vocab_size": 128_256, "mamba_d_state": 128, "attn_layer_indices": [9, 18, 27]}}
@@ -38,16 +39,9 @@ def config(hf: HF) -> DecoderConfig:
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     attention, mlp = one(c, SelfAttention, SelfAttention()), require(c.mlp, Gated)
     full = [i for i, kind in enumerate(types(c)) if kind == FULL]
-    return (
-        llama.keys(c)
-        | mamba2_keys(c)
-        | {
-            "attn_layer_indices": full,
-            "attention_bias": attention.bias,
-            "mlp_bias": mlp.bias,
-            "partial_rotary_factor": a_rotary(c).fraction,
-        }
-    )
+    biases = {"attention_bias": attention.bias, "mlp_bias": mlp.bias}
+    layout = {"attn_layer_indices": full, "partial_rotary_factor": a_rotary(c).fraction}
+    return llama.keys(c) | mamba2_keys(c) | biases | layout
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:

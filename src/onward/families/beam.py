@@ -17,6 +17,7 @@ from onward.families._rope_by_type import UNREAD
 from onward.families.llama import shape
 
 ARCHITECTURES = {"beam": "BeamForCausalLM"}
+SOURCE = "huggingface.co/reflection/Beam-1.0-501B-A23B"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -7,6 +7,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, Self
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, opt, sizes
 
 ARCHITECTURES = {"biogpt": "BioGptForCausalLM"}
+SOURCE = "arXiv:2210.10341"
 BASE = "biogpt."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"biogpt": {}}

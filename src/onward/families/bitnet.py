@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"bitnet": "BitNetForCausalLM"}
+SOURCE = "arXiv:2504.12285"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"bitnet-b1.58-2b": {"max_position_embeddings": 4096, "tie_word_embeddings": True}}

@@ -7,6 +7,7 @@ from onward.config.decoder import Alibi, DecoderConfig, LayerNorm, Plain, SelfAt
 from onward.families import HF, Fix, Row, linear, only, renamed, require, sizes
 
 ARCHITECTURES = {"bloom": "BloomForCausalLM"}
+SOURCE = "arXiv:2211.05100"
 BASE = "transformer."
 IGNORED = ""
 ALIASES = {"n_embed": "hidden_size", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}

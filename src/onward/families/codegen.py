@@ -6,6 +6,7 @@ from onward.config.decoder import DecoderConfig, Rotary
 from onward.families import HF, Fix, Row, gptj, require
 
 ARCHITECTURES = {"codegen": "CodeGenForCausalLM"}
+SOURCE = "arXiv:2203.13474"
 BASE = gptj.BASE
 IGNORED = gptj.IGNORED
 PRESETS: dict[str, HF] = {

@@ -10,6 +10,7 @@ from onward.families._interleaved import neighbor_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"cohere": "CohereForCausalLM"}
+SOURCE = "huggingface.co/CohereForAI/c4ai-command-r-v01"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -12,6 +12,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"cohere2": "Cohere2ForCausalLM"}
+SOURCE = "arXiv:2504.00698"
 BASE = "model."
 IGNORED = ""
 BOTH = {"logit_scale": 0.25, "rope_theta": 50_000.0}

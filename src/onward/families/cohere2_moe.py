@@ -16,6 +16,7 @@ from onward.families._layers import layer_types, windowed_parts
 from onward.families._rope import a_rotary
 
 ARCHITECTURES = {"cohere2_moe": "Cohere2MoeForCausalLM"}
+SOURCE = "huggingface.co/CohereLabs/command-a-plus-05-2026"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -11,6 +11,7 @@ from onward.families._rope import rope, rotary
 from onward.families._rope_by_type import UNREAD
 
 ARCHITECTURES = {"cohere_compass_text": "CohereCompassForCausalLM"}
+SOURCE = "huggingface.co/CohereLabs/North-Micro-Vision-Instruct"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

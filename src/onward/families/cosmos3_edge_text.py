@@ -7,6 +7,7 @@ from onward.families import HF, Row, arcee, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"cosmos3_edge_text": "Cosmos3EdgeForCausalLM"}
+SOURCE = "huggingface.co/nvidia/Cosmos3-Edge"
 BASE = "model."
 IGNORED = r"moe_gen|^(model\.)?(action_|time_embedder|proj_)|self_attn\.(add_|to_add|norm_added|k_norm_und)"
 PRESETS: dict[str, HF] = {}

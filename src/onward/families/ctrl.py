@@ -7,6 +7,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Plain, SelfAttention
 from onward.families import HF, Row, linear, require, sizes
 
 ARCHITECTURES = {"ctrl": "CTRLLMHeadModel"}
+SOURCE = "arXiv:1909.05858"
 BASE = "transformer."
 IGNORED = r"pos_encoding$"
 PRESETS: dict[str, HF] = {"ctrl": {}}

@@ -9,6 +9,7 @@ from onward.families._layers import layer_types, windowed_parts
 from onward.families.llama import shape, stretched
 
 ARCHITECTURES = {"cwm": "CwmForCausalLM"}
+SOURCE = "arXiv:2510.02387"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"cwm-32b": {}}

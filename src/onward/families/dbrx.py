@@ -9,6 +9,7 @@ from onward.families import ACTIVATIONS, HF, Row, activation, only, require, siz
 from onward.families._rope import a_rotary, rope, rotary
 
 ARCHITECTURES = {"dbrx": "DbrxForCausalLM"}
+SOURCE = "huggingface.co/databricks/dbrx-instruct"
 BASE = "transformer."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

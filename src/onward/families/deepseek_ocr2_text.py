@@ -13,6 +13,7 @@ from onward.families._experts import dense_or_sparse, mixture, mixture_keys, mix
 from onward.families.deepseek_v2 import METHODS
 
 ARCHITECTURES = {"deepseek_ocr2_text": "DeepseekOcr2ForCausalLM"}
+SOURCE = "arXiv:2601.20552"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -25,6 +25,7 @@ from onward.families._experts import mixture, mixture_keys, mixture_names
 from onward.families._rope import rope, rope_table, rotary
 
 ARCHITECTURES = {"deepseek_v2": "DeepseekV2ForCausalLM"}
+SOURCE = "arXiv:2405.04434"
 BASE = "model."
 IGNORED = r""
 YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}

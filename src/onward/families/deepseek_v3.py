@@ -13,6 +13,7 @@ from onward.families._prediction import NUMBERED
 from onward.families.deepseek_v2 import YARN
 
 ARCHITECTURES = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
+SOURCE = "arXiv:2412.19437, arXiv:2501.12948, arXiv:2507.20534"
 BASE = "model."
 IGNORED = ""
 PREDICTION = NUMBERED

@@ -11,6 +11,7 @@ from onward.families import HF, Fix, Row, deepseek_v3, linear, only, require, si
 from onward.families._prediction import NUMBERED
 
 ARCHITECTURES = {"deepseek_v32": "DeepseekV32ForCausalLM"}
+SOURCE = "arXiv:2512.02556"
 BASE = "model."
 IGNORED = ""
 PREDICTION = NUMBERED

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCHITECTURES = {"diffllama": "DiffLlamaForCausalLM"}
+SOURCE = "arXiv:2410.05258"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

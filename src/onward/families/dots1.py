@@ -10,6 +10,7 @@ from onward.families._layers import layer_types, windowed_parts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"dots1": "Dots1ForCausalLM"}
+SOURCE = "arXiv:2506.05767"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -9,6 +9,7 @@ from onward.families._interleaved import neighbor_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"ernie4_5": "Ernie4_5ForCausalLM"}
+SOURCE = "huggingface.co/baidu/ERNIE-4.5-0.3B-PT"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"ernie-4.5-0.3b": {}}

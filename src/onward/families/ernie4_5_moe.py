@@ -12,6 +12,7 @@ from onward.families._interleaved import neighbor_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"ernie4_5_moe": "Ernie4_5_MoeForCausalLM"}
+SOURCE = "huggingface.co/baidu/ERNIE-4.5-21B-A3B-PT"
 BASE = "model."
 IGNORED = r"\.mtp_"  # multi-token prediction
 PRESETS: dict[str, HF] = {

@@ -10,6 +10,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape, stretched
 
 ARCHITECTURES = {"exaone4": "Exaone4ForCausalLM"}
+SOURCE = "arXiv:2507.11407"
 BASE = "model."
 IGNORED = ""
 BOTH = stretched(16.0) | {"rope_theta": 1e6}

@@ -10,6 +10,7 @@ from onward.families._experts import dense_or_sparse, mixture_keys, mixture_name
 from onward.families.llama import shape
 
 ARCHITECTURES = {"exaone_moe": "ExaoneMoeForCausalLM"}
+SOURCE = "arXiv:2601.01739"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

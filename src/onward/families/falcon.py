@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCHITECTURES = {"falcon": "FalconForCausalLM"}
+SOURCE = "arXiv:2311.16867"
 BASE = "transformer."
 IGNORED = ""
 GROUPED = {"new_decoder_architecture": True, "num_kv_heads": 8}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCHITECTURES = {"falcon_h1": "FalconH1ForCausalLM"}
+SOURCE = "arXiv:2507.22448"
 BASE = "model."
 IGNORED = ""
 SSM = [2**-1.5, 0.25, 2**-2.5, 0.5, 2**-1.5]  # factors of the parts of Mamba-2's input

@@ -7,6 +7,7 @@ from onward.config.decoder import BranchNorm, DecoderConfig
 from onward.families import HF, Row, olmo2, olmoe, with_defaults
 
 ARCHITECTURES = {"flex_olmo": "FlexOlmoForCausalLM"}
+SOURCE = "arXiv:2507.07024"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"flexolmo-7x7b": {}}

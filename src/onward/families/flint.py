@@ -15,6 +15,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"flint": "FlintForCausalLM"}
+SOURCE = "huggingface.co/RecursiveSI/flint"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

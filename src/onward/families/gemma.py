@@ -8,6 +8,7 @@ from onward.families import ACTIVATIONS, HF, llama, only, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"gemma": "GemmaForCausalLM"}
+SOURCE = "arXiv:2403.08295"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -10,6 +10,7 @@ from onward.families._layers import layer_types, windowed_layers
 from onward.families.llama import shape
 
 ARCHITECTURES = {"gemma2": "Gemma2ForCausalLM"}
+SOURCE = "arXiv:2408.00118"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

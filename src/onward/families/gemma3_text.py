@@ -10,6 +10,7 @@ from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"gemma3_text": "Gemma3ForCausalLM"}
+SOURCE = "arXiv:2503.19786"
 BASE = "model."
 IGNORED = ""
 SMALL = {"vocab_size": 262_144, "max_position_embeddings": 32_768, "sliding_window": 512}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"gemma3n_text": "Gemma3nForCausalLM"}
+SOURCE = "huggingface.co/google/gemma-3n-E4B"
 BASE = "model."
 IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # of layers that share keys and values
 PRESETS: dict[str, HF] = {

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"gemma4_text": "Gemma4ForCausalLM", "gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
+SOURCE = "huggingface.co/google/gemma-4-E2B-it, huggingface.co/google/gemma-4-12B-it"
 BASE = "model."
 IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # of layers that share keys and values
 CAP = {"final_logit_softcapping": 30.0}

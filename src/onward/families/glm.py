@@ -11,6 +11,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm": "GlmForCausalLM"}
+SOURCE = "arXiv:2406.12793"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"glm-4-9b": {}}

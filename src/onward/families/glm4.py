@@ -8,6 +8,7 @@ from onward.families import HF, Row, glm, linear
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm4": "Glm4ForCausalLM"}
+SOURCE = "huggingface.co/THUDM/GLM-4-9B-0414"
 BASE = "model."
 IGNORED = ""
 BOTH = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5}

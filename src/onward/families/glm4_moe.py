@@ -12,6 +12,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm4_moe": "Glm4MoeForCausalLM"}
+SOURCE = "arXiv:2508.06471"
 BASE = "model."
 IGNORED = ""
 PREDICTION = NUMBERED

@@ -9,6 +9,7 @@ from onward.families._prediction import NUMBERED
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm4_moe_lite": "Glm4MoeLiteForCausalLM"}
+SOURCE = "huggingface.co/zai-org/GLM-4.7-Flash"
 BASE = "model."
 IGNORED = ""
 PREDICTION = NUMBERED

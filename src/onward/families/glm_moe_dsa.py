@@ -12,6 +12,7 @@ from onward.families._prediction import NUMBERED
 from onward.families.llama import shape
 
 ARCHITECTURES = {"glm_moe_dsa": "GlmMoeDsaForCausalLM"}
+SOURCE = "arXiv:2602.15763"
 BASE = "model."
 IGNORED = ""
 PREDICTION = NUMBERED

@@ -8,6 +8,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, Self
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, only, require, sizes
 
 ARCHITECTURES = {"gpt2": "GPT2LMHeadModel", "gpt-sw3": "GPT2LMHeadModel"}
+SOURCE = "cdn.openai.com/better-language-models/language_models_are_unsupervised_multitask_learners.pdf"
 BASE = "transformer."
 IGNORED = r"\.attn\.(masked_)?bias$"
 PRESETS: dict[str, HF] = {

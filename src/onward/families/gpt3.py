@@ -25,6 +25,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, Self
 from onward.families import HF
 
 ARCHITECTURES: dict[str, str] = {}
+SOURCE = "arXiv:2005.14165"
 DENSE = SelfAttention(bias=True, out_bias=True)
 WINDOWED = SelfAttention(window=256, bias=True, out_bias=True)
 PRESETS: dict[str, HF | DecoderConfig] = {

@@ -9,6 +9,7 @@ from onward.families import HF, Row, gpt2, linear, only, with_defaults
 from onward.families.bloom import fused_by_group
 
 ARCHITECTURES = {"gpt_bigcode": "GPTBigCodeForCausalLM"}
+SOURCE = "arXiv:2301.03988, arXiv:2305.06161"
 BASE = "transformer."
 IGNORED = r"\.attn\.(masked_)?bias$"
 CODE = {"vocab_size": 49_152, "n_positions": 8192}

@@ -8,6 +8,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Learned, Plain, Self
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
 
 ARCHITECTURES = {"gpt_neo": "GPTNeoForCausalLM"}
+SOURCE = "github.com/EleutherAI/gpt-neo"
 BASE = "transformer."
 IGNORED = r"\.attention\.(masked_)?bias$"
 

@@ -9,6 +9,7 @@ from onward.families._rope import rope, rotary
 from onward.families.bloom import fused_by_group
 
 ARCHITECTURES = {"gpt_neox": "GPTNeoXForCausalLM"}
+SOURCE = "arXiv:2204.06745, arXiv:2304.01373"
 BASE = "gpt_neox."
 IGNORED = r"\.attention\.(masked_)?bias$"
 PRESETS: dict[str, HF] = {"gpt-neox-20b": {"hidden_act": "gelu_fast"}} | {

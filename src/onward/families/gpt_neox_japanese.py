@@ -9,6 +9,7 @@ from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, gpt
 from onward.families._rope import rope, rotary
 
 ARCHITECTURES = {"gpt_neox_japanese": "GPTNeoXJapaneseForCausalLM"}
+SOURCE = "huggingface.co/abeja/gpt-neox-japanese-2.7b"
 BASE = "gpt_neox_japanese."
 IGNORED = gpt_neox.IGNORED
 PRESETS: dict[str, HF] = {}

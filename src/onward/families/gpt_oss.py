@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCHITECTURES = {"gpt_oss": "GptOssForCausalLM"}
+SOURCE = "arXiv:2508.10925"
 BASE = "model."
 IGNORED = r""
 PRESETS: dict[str, HF] = {

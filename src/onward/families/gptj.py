@@ -7,6 +7,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Plain, Rotary, Share
 from onward.families import ACTIVATIONS, HF, Row, activation, gpt2, interleaved, linear, only, require, sizes
 
 ARCHITECTURES = {"gptj": "GPTJForCausalLM"}
+SOURCE = "github.com/kingoflolz/mesh-transformer-jax"
 BASE = gpt2.BASE
 IGNORED = gpt2.IGNORED
 PRESETS: dict[str, HF] = {"gpt-j-6b": {}}

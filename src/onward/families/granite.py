@@ -8,6 +8,7 @@ from onward.families import HF, llama, require
 from onward.families.llama import shape
 
 ARCHITECTURES = {"granite": "GraniteForCausalLM"}
+SOURCE = "huggingface.co/ibm-granite/granite-3.0-8b-base"
 BASE = "model."
 IGNORED = ""
 BOTH = {

@@ -11,6 +11,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"granite_swa": "GraniteSWAForCausalLM", "granitemoe_swa": "GraniteMoeSWAForCausalLM"}
+SOURCE = "huggingface.co/ibm-granite/granite-swash-2b, huggingface.co/ibm-granite/granite-swash-3b-a600m"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

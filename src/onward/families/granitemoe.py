@@ -10,6 +10,7 @@ from onward.families._experts import FUSED_ROWS
 from onward.families.llama import shape
 
 ARCHITECTURES = {"granitemoe": "GraniteMoeForCausalLM", "granitemoeshared": "GraniteMoeSharedForCausalLM"}
+SOURCE = "huggingface.co/ibm-granite/granite-3.0-1b-a400m-base"
 BASE = "model."
 IGNORED = ""
 BOTH = granite.BOTH | {

@@ -12,6 +12,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"granitemoehybrid": "GraniteMoeHybridForCausalLM"}
+SOURCE = "huggingface.co/ibm-granite/granite-4.0-h-tiny"
 BASE = "model."
 IGNORED = ""
 BOTH = {

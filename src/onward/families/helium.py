@@ -10,6 +10,7 @@ from onward.families._interleaved import neighbor_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"helium": "HeliumForCausalLM"}
+SOURCE = "huggingface.co/kyutai/helium-1-preview"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"helium-1-preview-2b": {}}

@@ -9,6 +9,7 @@ from onward.families import HF, Row, llama, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM"}
+SOURCE = "huggingface.co/tencent/Hunyuan-7B-Instruct"
 BASE = "model."
 IGNORED = ""
 RELEASED = {

@@ -11,6 +11,7 @@ from onward.families._experts import mixture_names
 from onward.families.llama import shape
 
 ARCHITECTURES = {"hunyuan_v1_moe": "HunYuanMoEV1ForCausalLM"}
+SOURCE = "huggingface.co/tencent/Hunyuan-A13B-Instruct"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -10,6 +10,7 @@ from onward.families._experts import dense_or_sparse, mixture_keys, mixture_name
 from onward.families.llama import shape
 
 ARCHITECTURES = {"hy_v3": "HYV3ForCausalLM"}
+SOURCE = "huggingface.co/tencent/Hy3-preview"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"hy3-295b": {}}

@@ -8,6 +8,7 @@ from onward.config.decoder import DecoderConfig, PreNorm, Sandwich, SelfAttentio
 from onward.families import HF, Row, granite, linear, llama, require, with_defaults
 
 ARCHITECTURES = {"hyperclovax": "HyperCLOVAXForCausalLM"}
+SOURCE = "arXiv:2506.22403, huggingface.co/naver-hyperclovax/HyperCLOVAX-SEED-Think-14B"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

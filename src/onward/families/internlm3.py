@@ -7,6 +7,7 @@ from onward.families import HF, llama, renamed, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"internlm3": "LlamaForCausalLM"}
+SOURCE = "huggingface.co/internlm/internlm3-8b-instruct"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"internlm3-8b": {"rope_theta": 5e7, "rope_scaling": {"rope_type": "dynamic", "factor": 6.0}}}

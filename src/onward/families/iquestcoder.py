@@ -5,6 +5,7 @@ from onward.families import HF, llama, only, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"iquestcoder": "LlamaForCausalLM"}
+SOURCE = "arXiv:2603.16733"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

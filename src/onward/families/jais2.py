@@ -7,6 +7,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm
 from onward.families import HF, arcee, require, with_defaults
 
 ARCHITECTURES = {"jais2": "Jais2ForCausalLM"}
+SOURCE = "huggingface.co/inceptionai/Jais-2-8B-Chat"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -23,6 +23,7 @@ from onward.families._recurrent import LINEAR, layers, one, types, without_atten
 from onward.families._rope import a_rotary
 
 ARCHITECTURES = {"kimi_linear": "KimiLinearForCausalLM"}
+SOURCE = "arXiv:2510.26692"
 BASE = "model."
 IGNORED = ""
 ALSO = {".mlp.": ".block_sparse_moe."}  # as transformers 5 saves layers without experts

@@ -12,6 +12,7 @@ from onward.families._layers import layer_types, windowed_parts
 from onward.families._rope import a_rotary
 
 ARCHITECTURES = {"kolibri1": "Kolibri1ForCausalLM"}
+SOURCE = "huggingface.co/Aleph-Alpha/Kolibri-1"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

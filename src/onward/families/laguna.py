@@ -15,6 +15,7 @@ from onward.families._rope import rope, rotary, without_rope
 from onward.families.llama import shape
 
 ARCHITECTURES = {"laguna": "LagunaForCausalLM"}
+SOURCE = "huggingface.co/poolside/Laguna-XS.2"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

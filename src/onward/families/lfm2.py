@@ -11,6 +11,7 @@ from onward.families._recurrent import layers, one, types
 from onward.families.llama import shape
 
 ARCHITECTURES = {"lfm2": "Lfm2ForCausalLM"}
+SOURCE = "arXiv:2511.23404"
 BASE = "model."
 IGNORED = ""
 RELEASED = {"layer_types": [FULL if i in (2, 5, 8, 10, 12, 14) else "conv" for i in range(16)]}

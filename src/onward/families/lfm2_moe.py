@@ -12,6 +12,7 @@ from onward.families._layers import FULL
 from onward.families.llama import shape
 
 ARCHITECTURES = {"lfm2_moe": "Lfm2MoeForCausalLM"}
+SOURCE = "arXiv:2511.23404"
 BASE = "model."
 IGNORED = ""
 RELEASED = {

@@ -9,6 +9,7 @@ from onward.families import ACTIVATIONS, HF, Inexpressible, Row, activation, lin
 from onward.families._rope import a_rotary, rope, rotary
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM"}
+SOURCE = "arXiv:2302.13971, arXiv:2307.09288, arXiv:2407.21783"
 BASE = "model."
 IGNORED = ""
 SIZES = {

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"llama4_text": "Llama4ForCausalLM"}
+SOURCE = "huggingface.co/meta-llama/Llama-4-Scout-17B-16E"
 BASE = "model."
 IGNORED = ""
 RELEASED = llama.stretched(16.0) | {"max_position_embeddings": 10_485_760}

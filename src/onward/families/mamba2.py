@@ -8,6 +8,7 @@ from onward.families import HF, Row, linear, only, require, sizes
 from onward.families._recurrent import check_steps, mamba2_names
 
 ARCHITECTURES = {"mamba2": "Mamba2ForCausalLM"}
+SOURCE = "arXiv:2405.21060"
 BASE = ""
 IGNORED = ""
 PRESETS: dict[str, HF] = {"mamba-codestral-7b": {}}

@@ -11,6 +11,7 @@ from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mellum": "MellumForCausalLM"}
+SOURCE = "huggingface.co/JetBrains/Mellum2-12B-A2.5B-Base"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

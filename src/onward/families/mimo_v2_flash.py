@@ -12,6 +12,7 @@ from onward.families._rope import rope, rotary, without_rope
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mimo_v2_flash": "MiMoV2FlashForCausalLM"}
+SOURCE = "arXiv:2601.02780"
 BASE = "model."
 IGNORED = r"^model\.mtp\."
 PRESETS: dict[str, HF] = {"mimo-v2-flash-309b": {}}

@@ -9,6 +9,7 @@ from onward.families import HF, deepseek_v3, require, with_defaults, youtu
 from onward.families.llama import shape
 
 ARCHITECTURES = {"minicpm3": "MiniCPM3ForCausalLM"}
+SOURCE = "huggingface.co/openbmb/MiniCPM3-4B"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

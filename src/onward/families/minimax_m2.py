@@ -11,6 +11,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"minimax_m2": "MiniMaxM2ForCausalLM"}
+SOURCE = "huggingface.co/MiniMaxAI/MiniMax-M2"
 BASE = "model."
 IGNORED = ""
 M2 = {"rotary_dim": 64}

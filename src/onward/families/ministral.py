@@ -7,6 +7,7 @@ from onward.families import HF, llama, mistral
 from onward.families._layers import layer_types
 
 ARCHITECTURES = {"ministral": "MinistralForCausalLM"}
+SOURCE = "huggingface.co/mistralai/Ministral-8B-Instruct-2410"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

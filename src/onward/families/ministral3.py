@@ -11,6 +11,7 @@ from onward.families._rope import rope_table
 from onward.families.llama import shape
 
 ARCHITECTURES = {"ministral3": "Ministral3ForCausalLM"}
+SOURCE = "arXiv:2601.08584"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -9,6 +9,7 @@ from onward.families._layers import windowed_parts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mistral": "MistralForCausalLM"}
+SOURCE = "arXiv:2310.06825"
 BASE = "model."
 IGNORED = ""
 B7 = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5}

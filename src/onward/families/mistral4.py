@@ -1,4 +1,4 @@
-"""Mistral Small 4: DeepSeek-V3's latent attention and experts, softmax routing, Ministral 3's factor of queries."""
+"""Mistral Small 4: DeepSeek-V3 with softmax routing and Ministral 3's factor of queries (Mistral AI 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,6 +14,7 @@ from onward.families.llama import shape
 from onward.families.ministral3 import YARN, log_scale, scaled, with_log_scale
 
 ARCHITECTURES = {"mistral4": "Mistral4ForCausalLM"}
+SOURCE = "huggingface.co/mistralai/Mistral-Small-4-119B-2603"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"mistral-small-4-119b": {}}

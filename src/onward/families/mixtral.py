@@ -10,6 +10,7 @@ from onward.families._experts import experts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"mixtral": "MixtralForCausalLM"}
+SOURCE = "arXiv:2401.04088"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"modernbert-decoder": "ModernBertDecoderForCausalLM"}
+SOURCE = "arXiv:2507.11412"
 BASE = "model."
 IGNORED = ""
 SIZES = {

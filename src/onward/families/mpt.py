@@ -7,6 +7,7 @@ from onward.config.decoder import Alibi, DecoderConfig, LayerNorm, Plain, SelfAt
 from onward.families import HF, Row, only, require, sizes
 
 ARCHITECTURES = {"mpt": "MptForCausalLM"}
+SOURCE = "huggingface.co/mosaicml/mpt-7b"
 BASE = "transformer."
 IGNORED = ""
 SEVEN = {"vocab_size": 50_432, "d_model": 4096, "n_layers": 32, "n_heads": 32}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"muse_glimmer_text": "MuseGlimmerForCausalLM"}
+SOURCE = "huggingface.co/meta-models/Muse-Glimmer-30B"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCHITECTURES = {"nanochat": "NanoChatForCausalLM"}
+SOURCE = "github.com/karpathy/nanochat"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -9,6 +9,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"nemotron": "NemotronForCausalLM"}
+SOURCE = "arXiv:2402.16819, arXiv:2407.14679"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -25,6 +25,7 @@ from onward.families._layers import FULL
 from onward.families._recurrent import LINEAR, check_steps, mamba2_names, one
 
 ARCHITECTURES = {"nemotron_h": "NemotronHForCausalLM"}
+SOURCE = "arXiv:2504.03624, arXiv:2508.14444, arXiv:2512.20848"
 BASE = ""
 IGNORED = r"^mtp\."
 PATTERN = {"M": LINEAR, "*": FULL, "-": "mlp", "E": "moe"}

@@ -9,6 +9,7 @@ from onward.families import HF, llama, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"olmo": "OlmoForCausalLM"}
+SOURCE = "arXiv:2402.00838"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

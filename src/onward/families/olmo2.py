@@ -8,6 +8,7 @@ from onward.families import HF, gemma2, llama, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"olmo2": "Olmo2ForCausalLM"}
+SOURCE = "arXiv:2501.00656"
 BASE = "model."
 IGNORED = ""
 OLMO_2 = {"vocab_size": 100_352, "max_position_embeddings": 4096, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6}

@@ -10,6 +10,7 @@ from onward.families._rope_by_type import UNREAD, rope_by_type, rotary_by_type
 from onward.families.llama import shape
 
 ARCHITECTURES = {"olmo3": "Olmo3ForCausalLM"}
+SOURCE = "arXiv:2512.13961"
 BASE = "model."
 IGNORED = ""
 OLMO_3 = {

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ARCHITECTURES = {"olmo_hybrid": "OlmoHybridForCausalLM"}
+SOURCE = "arXiv:2604.03444"
 BASE = "model."
 ALSO = {
     ".attention_layer_norm.": ".input_layernorm.",

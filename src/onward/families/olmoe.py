@@ -9,6 +9,7 @@ from onward.families import HF, llama, only, qwen2_moe, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"olmoe": "OlmoeForCausalLM"}
+SOURCE = "arXiv:2409.02060"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"olmoe-1b-7b": {"intermediate_size": 1024}}

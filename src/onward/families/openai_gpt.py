@@ -7,6 +7,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Learned, NoNorm, Pla
 from onward.families import HF, Row, gpt2, require, sizes
 
 ARCHITECTURES = {"openai-gpt": "OpenAIGPTLMHeadModel"}
+SOURCE = "cdn.openai.com/research-covers/language-unsupervised/language_understanding_paper.pdf"
 BASE = gpt2.BASE
 IGNORED = gpt2.IGNORED + r"|position_ids$"
 PRESETS: dict[str, HF] = {"gpt": {}}

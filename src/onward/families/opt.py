@@ -7,6 +7,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Learned, NoNorm, Pla
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, require, sizes
 
 ARCHITECTURES = {"opt": "OPTForCausalLM"}
+SOURCE = "arXiv:2205.01068"
 BASE = "model."
 IGNORED = ""
 SIZES = {

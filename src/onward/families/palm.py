@@ -18,6 +18,7 @@ from onward.config.decoder import DecoderConfig, Gated, LayerNorm, Rotary, Share
 from onward.families import HF
 
 ARCHITECTURES: dict[str, str] = {}
+SOURCE = "arXiv:2204.02311"
 PRESETS: dict[str, HF | DecoderConfig] = {
     name: DecoderConfig(
         vocab_size=256_000,

@@ -9,6 +9,7 @@ from onward.families._rope import a_rotary, rope, rotary
 from onward.families.bloom import fused_by_group
 
 ARCHITECTURES = {"persimmon": "PersimmonForCausalLM"}
+SOURCE = "huggingface.co/adept/persimmon-8b-base"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"persimmon-8b": {"rope_theta": 25_000.0}}

@@ -9,6 +9,7 @@ from onward.families._rope import rope, rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"phi": "PhiForCausalLM"}
+SOURCE = "arXiv:2306.11644, arXiv:2309.05463"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -10,6 +10,7 @@ from onward.families._rope import rope, rope_table, rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"phi3": "Phi3ForCausalLM"}
+SOURCE = "arXiv:2404.14219, arXiv:2412.08905, arXiv:2503.01743"
 BASE = "model."
 IGNORED = ""
 # fmt: off

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 ARCHITECTURES = {"phimoe": "PhimoeForCausalLM"}
+SOURCE = "arXiv:2404.14219, huggingface.co/microsoft/Phi-3.5-MoE-instruct"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -11,6 +11,7 @@ from onward.families._layers import layer_types, windowed_parts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"qwen2": "Qwen2ForCausalLM"}
+SOURCE = "arXiv:2407.10671, arXiv:2412.15115"
 BASE = "model."
 IGNORED = ""
 LONG = {"max_position_embeddings": 131_072, "rope_theta": 1e6}

@@ -12,6 +12,7 @@ from onward.families._experts import experts
 from onward.families.llama import shape
 
 ARCHITECTURES = {"qwen2_moe": "Qwen2MoeForCausalLM"}
+SOURCE = "huggingface.co/Qwen/Qwen1.5-MoE-A2.7B, arXiv:2407.10671"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

@@ -8,6 +8,7 @@ from onward.families import HF, llama, qwen2, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"qwen3": "Qwen3ForCausalLM"}
+SOURCE = "arXiv:2505.09388"
 BASE = "model."
 IGNORED = ""
 LONG = {"max_position_embeddings": 40_960, "rope_theta": 1e6}

@@ -12,6 +12,7 @@ from onward.families._recurrent import types
 from onward.families.llama import shape
 
 ARCHITECTURES = {"qwen3_5_text": "Qwen3_5ForCausalLM", "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"}
+SOURCE = "huggingface.co/Qwen/Qwen3.5-27B, huggingface.co/Qwen/Qwen3.5-35B-A3B"
 BASE = "model."
 IGNORED = r"^mtp\."
 PREDICTION = APART

@@ -9,6 +9,7 @@ from onward.families.llama import shape
 from onward.families.qwen3 import LONG
 
 ARCHITECTURES = {"qwen3_moe": "Qwen3MoeForCausalLM"}
+SOURCE = "arXiv:2505.09388"
 BASE = "model."
 IGNORED = ""
 BOTH = LONG | {"head_dim": 128, "norm_topk_prob": True}

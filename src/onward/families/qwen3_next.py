@@ -15,6 +15,7 @@ from onward.families._rope import a_rotary
 from onward.families.llama import shape
 
 ARCHITECTURES = {"qwen3_next": "Qwen3NextForCausalLM"}
+SOURCE = "huggingface.co/Qwen/Qwen3-Next-80B-A3B-Instruct"
 BASE = "model."
 IGNORED = r"^mtp\."
 PREDICTION = APART

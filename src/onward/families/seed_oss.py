@@ -8,6 +8,7 @@ from onward.families import HF, llama, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"seed_oss": "SeedOssForCausalLM"}
+SOURCE = "huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"seed-oss-36b": {"hidden_size": 5120, "rope_theta": 1e7}}

@@ -8,6 +8,7 @@ from onward.config.decoder import DecoderConfig, Gated, NoPosition, Rotary, Self
 from onward.families import HF, llama, qwen2, require, with_defaults
 
 ARCHITECTURES = {"smollm3": "SmolLM3ForCausalLM"}
+SOURCE = "huggingface.co/HuggingFaceTB/SmolLM3-3B"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"smollm3-3b": {"max_position_embeddings": 65_536, "rope_theta": 5e6}}

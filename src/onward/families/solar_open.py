@@ -8,6 +8,7 @@ from onward.families import HF, glm4_moe, llama, only, require, with_defaults
 from onward.families._experts import mixture_keys, sigmoid_mixture
 
 ARCHITECTURES = {"solar_open": "SolarOpenForCausalLM"}
+SOURCE = "arXiv:2601.07022"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {"solar-open-100b": {}}

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     pass
 
 ARCHITECTURES = {"stablelm": "StableLmForCausalLM"}
+SOURCE = "arXiv:2402.17834, huggingface.co/stabilityai/stablelm-3b-4e1t"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

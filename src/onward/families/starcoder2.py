@@ -9,15 +9,11 @@ from onward.families import HF, Row, llama, only, require, with_defaults
 from onward.families.llama import shape
 
 ARCHITECTURES = {"starcoder2": "Starcoder2ForCausalLM"}
+SOURCE = "arXiv:2402.19173"
 BASE = "model."
 IGNORED = ""
-COMMON = {
-    "max_position_embeddings": 16_384,
-    "sliding_window": 4096,
-    "attention_dropout": 0.1,
-    "residual_dropout": 0.1,
-    "embedding_dropout": 0.1,
-}
+DROPOUT = dict.fromkeys(("attention_dropout", "residual_dropout", "embedding_dropout"), 0.1)
+COMMON = DROPOUT | {"max_position_embeddings": 16_384, "sliding_window": 4096}
 PRESETS: dict[str, HF] = {
     "starcoder2-3b": COMMON | {"rope_theta": 999_999.4420358813},
     "starcoder2-7b": COMMON | shape(4608, 18_432, 32, 36, 4) | {"rope_theta": 1e6},

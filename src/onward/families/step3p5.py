@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 ARCHITECTURES = {"step3p5": "Step3p5ForCausalLM"}
+SOURCE = "arXiv:2602.10604"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -8,6 +8,7 @@ from onward.families import HF, Row, gemma2, llama
 from onward.families.llama import shape
 
 ARCHITECTURES = {"vaultgemma": "VaultGemmaForCausalLM"}
+SOURCE = "arXiv:2510.15001"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {

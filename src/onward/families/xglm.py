@@ -7,6 +7,7 @@ from onward.config.decoder import DecoderConfig, LayerNorm, Plain, SelfAttention
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, only, opt, sizes
 
 ARCHITECTURES = {"xglm": "XGLMForCausalLM"}
+SOURCE = "arXiv:2112.10668"
 BASE = "model."
 IGNORED = r"embed_positions\.weights?$"
 PRESETS: dict[str, HF] = {

@@ -8,6 +8,7 @@ from onward.families._experts import mixture_keys
 from onward.families.llama import shape
 
 ARCHITECTURES = {"youtu": "YoutuForCausalLM"}
+SOURCE = "arXiv:2512.24618"
 BASE = "model."
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -1,8 +1,9 @@
 """Well-known devices with the limits on their makers' data sheets.
 
 Compared in November 2026 with copies of these sheets, since the makers' own pages were not at hand: b200 to a100 and
-l40s with S. Bekman, Machine Learning Engineering, compute/accelerator (August 2026), which links the sheets; l4, v100
-and t4 with tables of dealers; the two GeForce cards with cards of the same chips, scaled by units and clock.
+l40s with S. Bekman, Machine Learning Engineering, compute/accelerator (github.com/stas00/ml-engineering, August 2026),
+which links the sheets; l4 and t4 with tables of dealers; v100 with NVIDIA's white paper on A100, rtx4090 and rtx3090
+with those on Ada and GA102 (fp16 products, summed in fp32, without sparsity), as quoted in public repositories.
 
 Links are counted in one direction: NVLink and Infinity Fabric as on the sheets, else PCIe with 16 lanes. The network is
 an adapter for each device: 400 Gb/s as in a DGX H100, 200 Gb/s as in a DGX A100 and for l40s, else 100 Gb/s.

@@ -18,6 +18,12 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def link(source: str) -> str:
+    """A source of a family, "arXiv:NUMBER" or an address without https, as a link."""
+    name = source.rpartition("/")[2].removesuffix(".pdf").replace("_", " ")
+    return f"[{name}](https://{source.replace('arXiv:', 'arxiv.org/abs/')})"
+
+
 def families() -> str:
     def code(names: Iterable[str]) -> str:
         return ", ".join(f"`{name}`" for name in names)
@@ -26,8 +32,9 @@ def families() -> str:
     for family in catalog():
         types, classes = code(family["architectures"]), code(dict.fromkeys(family["architectures"].values()))
         releases = ", ".join(preset["name"] for preset in family["presets"])
-        rows.append([code([f"{family['family']}.py"]), family["about"], types, classes, releases])
-    return table(["file", "what it is", "model_type", "architecture in transformers", "releases"], rows)
+        sources = ", ".join(map(link, filter(None, family["source"].split(", "))))
+        rows.append([code([f"{family['family']}.py"]), family["about"], sources, types, classes, releases])
+    return table(["file", "what it is", "source", "model_type", "architecture in transformers", "releases"], rows)
 
 
 def ladder() -> str:

@@ -21,7 +21,7 @@ from onward.planning.laws import Frontier, LossLaw
 
 Array = NDArray[np.float64]
 DELTA = 1e-3  # of the Huber loss of log L (arXiv:2203.15556, section 3.3)
-STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.3
+STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.2
 FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, and further steps from the best starts
 LEAST = 4  # runs or budgets that a fit needs
 EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # of L(C)

@@ -71,4 +71,10 @@ def catalog(part: str = "") -> Iterator[dict[str, Any]]:
         ]
         if part and not entries:
             continue
-        yield {"family": name, "about": sentence(module), "architectures": module.ARCHITECTURES, "presets": entries}
+        yield {
+            "family": name,
+            "about": sentence(module),
+            "source": getattr(module, "SOURCE", ""),
+            "architectures": module.ARCHITECTURES,
+            "presets": entries,
+        }

@@ -6,7 +6,7 @@ small runs.
 makes these runs and fits the constants again. The law gives the loss in bits per byte, relative to the bits per byte
 that bz2 needs for the text, as a function of the parameters of the blocks and of the bytes that were read, so that one
 law serves all texts and tokenizers. Tokens that are read again count less and less, as in Muennighoff et al., "Scaling
-Data-Constrained Language Models" (arXiv:2305.16264), section 5.
+Data-Constrained Language Models" (arXiv:2305.16264).
 """
 
 import bz2

@@ -40,5 +40,5 @@ class SFT(Method, kind="sft"):
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
         """Compute the loss (M,) of M pairs of answers as a term of a sum such as `dpo + 0.2 * sft`: minus the mean
-        log-probability of the chosen answer's tokens (Pang et al. 2024, equation 2)."""
+        log-probability of the chosen answer's tokens (Pang et al. 2024)."""
         return -chosen.mean_logprob

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CISPO(GroupMethod, kind="cispo"):
-    """Clipped importance-sampling policy optimization (MiniMax 2025, equation 4): the importance weight p / p_old of a
+    """Clipped importance-sampling policy optimization (MiniMax 2025): the importance weight p / p_old of a
     token is bounded by `highest`, and no token loses its gradient."""
 
     formula: ClassVar[str] = "-min(p / p_old, highest), a constant in the gradient, times A log p, + kl KL"

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GSPO(GroupMethod, kind="gspo"):
-    """Group sequence policy optimization (Zheng et al. 2025, equation 5): all tokens of a completion have one ratio,
+    """Group sequence policy optimization (Zheng et al. 2025): all tokens of a completion have one ratio,
     the geometric mean of the tokens' ratios p / p_old."""
 
     formula: ClassVar[str] = "-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A) + kl KL, s = (p / p_old)^(1 / length)"

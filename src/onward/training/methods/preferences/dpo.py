@@ -20,7 +20,7 @@ class DPO(ComparedPairs, kind="dpo"):
     log-ratio to the reference of the chosen answer minus that of the rejected answer.
 
     With label smoothing it is the conservative loss (Mitchell 2023), with `tail` length-desensitized (Liu et al. 2024),
-    with `normalized` length-normalized (Lambert et al. 2024, section 5.1.1).
+    with `normalized` length-normalized (Lambert et al. 2024).
     """
 
     formula: ClassVar[str] = "-(1 - e) log s(beta m) - e log s(-beta m)"
