@@ -116,15 +116,7 @@ PLAIN = [getattr(Sampling(), name) for name in SHAPING]
 
 
 def is_plain(request: Request) -> bool:
-    """Whether the next token depends on the temperature alone, unless one is drawn that `ends_early`."""
     return request.constraint is None and [getattr(request.sampling, name) for name in SHAPING] == PLAIN
-
-
-def ends_early(request: Request, index: int, token: int) -> bool:
-    """Whether a token may not be drawn at an index of an answer, because it would end it before `min_new_tokens`. If
-    another one is drawn, it is the same without the stop tokens: that of the greatest p / e, see `kernels.draws.draw`.
-    """
-    return index < request.min_new_tokens and token in request.stop_token_ids
 
 
 def inverse_temperature(temperature: float) -> float:

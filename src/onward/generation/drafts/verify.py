@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.request import Request, ends_early, inverse_temperature, is_plain
+from onward.generation.request import Request, inverse_temperature, is_plain
 from onward.kernels.draws import draw_by_kernel
 
 DRAW = 0  # the purpose of the random numbers that draw tokens, see `kernels.draws.draw`
@@ -25,9 +25,9 @@ def places(requests: Sequence[Request], proposals: Sequence[Proposal]) -> list[t
 
 
 def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Request, int]]) -> list[int] | None:
-    """Draw a token from each of the N rows of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row that
-    has no distribution gets -1. Returns None on other devices, if the distribution of a row depends on more than the
-    temperature, and if a token was drawn that would end its answer too early."""
+    """Draw a token from each of the N rows of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row
+    that has no distribution gets -1. Returns None on other devices, if the distribution of a row depends on more than
+    the temperature, and if a token was drawn that would end its answer too early."""
     if not all(map(is_plain, {request for request, _ in rows})):
         return None
     factors = [inverse_temperature(request.sampling.temperature) for request, _ in rows]
@@ -37,6 +37,13 @@ def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Requ
         return None
     tokens: list[int] = drawn.tolist()
     return None if any(ends_early(*row, token) for row, token in zip(rows, tokens)) else tokens
+
+
+def ends_early(request: Request, index: int, token: int) -> bool:
+    """Whether the token drawn at an index of a plain request's answer would end it before `min_new_tokens`. If
+    another one is drawn, it is the same without the stop tokens: that of the greatest p / e, see `kernels.draws.draw`.
+    """
+    return index < request.min_new_tokens and token in request.stop_token_ids
 
 
 def verified(drawn: Sequence[int], proposals: Sequence[Proposal]) -> list[list[int]]:

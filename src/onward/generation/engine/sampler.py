@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from onward.generation.drafts.proposal import Proposal
-from onward.generation.request import Request, ends_early, inverse_temperature, is_plain
+from onward.generation.drafts.verify import ends_early
+from onward.generation.request import Request, inverse_temperature, is_plain
 from onward.kernels.draws import draw_by_kernel
 
 if TYPE_CHECKING:
@@ -66,6 +67,6 @@ class Sampler:
         if drawn is None:
             return None
         tokens = drawn.tolist()
-        if min(tokens) < 0 or any(map(ends_early, requests, index, tokens)):
+        if min(tokens) < 0 or any(r.min_new_tokens and ends_early(r, *at) for r, *at in zip(requests, index, tokens)):
             return None
         return [[token] for token in tokens], drawn
