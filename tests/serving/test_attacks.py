@@ -157,8 +157,10 @@ def test_work_of_clients_that_hang_up_is_counted_and_cancelled(name: str, server
 
 def test_embeddings_beyond_the_queue_are_asked_to_retry(server: Attacked) -> None:
     with server.left("/v1/embeddings", {"input": [[5] * 31] * 500}, 16):
-        time.sleep(0.3)
-        reply = httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}, timeout=60)
+        end = time.monotonic() + 30  # until the server has read them
+        ask = lambda: httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}, timeout=60)
+        while (reply := ask()).status_code != 429 and time.monotonic() < end:
+            pass
         assert reply.status_code == 429
         assert reply.headers["Retry-After"]
     server.short()
