@@ -88,7 +88,7 @@ def test_a_text_is_completed_continued_branched_and_looked_into(
         below = page.locator("#box").bounding_box()
         above = newest(page).bounding_box()
         assert above["y"] + above["height"] <= below["y"]  # the newest answer is above the box
-        page.click("text=Continue")
+        page.click("button >> text=Continue")
         expect(tokens).to_have_count(16)
         ended(page)
         tokens.nth(2).click()

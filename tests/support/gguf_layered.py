@@ -2,7 +2,7 @@
 places than parameters of their own."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from onward import (
     AttentionOnly,
@@ -271,7 +271,7 @@ REFUSED = {
         "attention.norm_eps (1e-06 here, 1e-05 there): keep the model as a folder, or accept the difference with --acc",
     ),
     "Gemma 3n, a rank": (
-        replace(altup(4), block=tuple(replace(block, rank=8) for block in altup(4).block)),
+        replace(altup(4), block=tuple(replace(cast(Any, block), rank=8) for block in altup(4).block)),
         "gemma3n differs in block.rank (8 here, 64 there)",
     ),
     "Gemma 3n, sparse units": (

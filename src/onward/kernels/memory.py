@@ -41,8 +41,7 @@ def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
 
 def filled(kind: str, values: Sequence[float]) -> tuple[array[Any], int]:
     """An array of these values, of a type code of Python's `array`, and its address."""
-    numbers = array(kind, values)
-    return numbers, numbers.buffer_info()[0]
+    return (numbers := array(kind, values)), numbers.buffer_info()[0]
 
 
 def in_memory(tensor: Tensor) -> bool:

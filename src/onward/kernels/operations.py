@@ -1,5 +1,4 @@
-"""The operations of a plain decoder, each by a kernel where the machine has one and it saves time, otherwise in plain
-PyTorch.
+"""The operations of a plain decoder, each by a kernel where one exists and saves time, otherwise in plain PyTorch.
 
 Kernels, and the compiler with them, are loaded when the first is needed. Shapes: N rows, I inputs, O outputs.
 """
