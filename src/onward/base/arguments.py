@@ -260,9 +260,6 @@ def read_field_types(cls: type) -> dict[str, Type]:
     return types_of({field.name: annotations[field.name] for field in dataclasses.fields(cls) if field.init})
 
 
-field_types: Callable[[type], dict[str, Type]] = functools.cache(read_field_types)
-
-
 def check_fields(value: Any, prefix: str = "") -> None:
     """Check the fields of a dataclass and convert them by `as_declared`, in place, for its `__post_init__`. `prefix`
     precedes the field's name in the message of an error."""
@@ -278,9 +275,8 @@ def read_defaults(cls: type) -> dict[str, Any]:
     return {name: default for name, (kind, default) in given.items() if kind.fits(default)}
 
 
+field_types: Callable[[type], dict[str, Type]] = functools.cache(read_field_types)
 defaults: Callable[[type], dict[str, Any]] = functools.cache(read_defaults)
-
-
 signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cache(inspect.signature)
 
 

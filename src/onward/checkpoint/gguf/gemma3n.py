@@ -17,7 +17,7 @@ from torch import Tensor
 
 from onward.base.errors import UserError
 from onward.checkpoint.gguf.architecture import Architecture, Parts, rms, self_attention, strictly_windowed
-from onward.checkpoint.gguf.gemma4 import INPUTS, MODEL_INPUTS
+from onward.checkpoint.gguf.gemma4 import INPUTS, MODEL_INPUTS, Gemma4Architecture
 from onward.checkpoint.gguf.keys import Keys
 from onward.checkpoint.gguf.layered import local_theta, pattern_keys
 from onward.checkpoint.gguf.rope import rotary, unscaled
@@ -51,7 +51,7 @@ TABLE = "per_layer_token_embd.weight"
 
 @dataclass(frozen=True)
 class Gemma3nArchitecture(Architecture):
-    IGNORED = rf"{Architecture.IGNORED}|\.attn_(k|v|k_norm)\.weight$"  # of layers that share keys and values
+    IGNORED = Gemma4Architecture.IGNORED
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
         yield from super().names(c)
