@@ -145,8 +145,9 @@ def serve(
     app.router.lifespan_context = lifespan
 
     def stop(error: UserError) -> None:
-        service.state, server.should_exit = "draining", True
+        service.failure = error
         failures.append(error)
+        service.state, server.should_exit = "draining", True
 
     service.worker.on_failure = stop
     reload = (lambda: app.state.keys.replace(options.keys())) if options.api_key_file else None

@@ -50,6 +50,7 @@ class Service:
     def __init__(self, limits: RequestLimits, load_more: Callable[[str], Sequence[Served]] | None = None) -> None:
         self.limits, self.load_more = limits, load_more
         self.state: Literal["loading", "ready", "draining"] = "loading"
+        self.failure: UserError | None = None  # why it accepts no more requests, if by no signal
         self.served: dict[str, Served] = {}
         self.accounts = Accounts(limits, self.num_rows)
         self.worker = Worker(lambda engine, new: self.observe_step(engine, new), limits.share, self.accounts.coming)
@@ -100,6 +101,8 @@ class Service:
     def check_ready(self) -> None:
         if self.state == "loading":
             raise ApiError("the model is being loaded: try again in some seconds", 503, code="loading")
+        if self.failure:
+            raise ApiError(str(self.failure), 503, code="failed")
         if self.state == "draining":
             raise ApiError("the server is shutting down and accepts no more requests", 503, code="draining")
 

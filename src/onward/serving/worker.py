@@ -115,7 +115,8 @@ class Worker(threading.Thread):
                 self.inbox.popleft()()
             if path := self.files.changed():
                 self.fail(path)
-                return
+                self.wake.wait()  # a request that was accepted before is ended too
+                continue
             self.next_piece()
             for engine in self.engines:
                 if engine.busy:
@@ -136,6 +137,7 @@ class Worker(threading.Thread):
         for future, _ in self.pieces:
             if future.set_running_or_notify_cancel():
                 future.set_exception(error)
+        self.pieces.clear()
         self.on_failure(error)
 
     def gather(self) -> None:
