@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import uvicorn
+from httpx._config import DEFAULT_TIMEOUT_CONFIG
 
 import onward
 from onward.cli import main
@@ -22,6 +23,7 @@ from onward.serving.server_options import ConnectionLimits
 
 from support.forked import Forked
 
+DEFAULT_TIMEOUT_CONFIG.read = 60.0  # seconds, since other tests take the cores; httpx has 5
 APP = "keys", "hosts", "origins", "observers"  # options of make_app
 
 
@@ -37,7 +39,7 @@ class Running:
         """Send a request; returns the response."""
         return httpx.post(self.url + path, json=body, timeout=60)
 
-    def idle(self, within: float = 2.0) -> bool:
+    def idle(self, within: float = 20.0) -> bool:
         """Return whether no request, row or block is left, after at most this many seconds."""
         end = time.monotonic() + within
         while time.monotonic() < end:
