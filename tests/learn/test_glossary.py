@@ -26,7 +26,8 @@ acceptance rate, residual distribution, positional head, syntactic head, attenti
 double the context, BooksCorpus, WebText, The Pile, FineWeb, licenses, Falcon, learning rate warmup,
 loss scaling, cache memory, cache class, rotate-half, loading GPT-2, character model, open access, top ten, quiz,
 loss axis, pitfalls, papers, exercises, batches, GPT from scratch, deployment, choosing a model, closed access,
-hard limit, relative positions, chunk without mask, GPT uses ReLU, receptive field, active parameters, Kaplan's constant"""
+hard limit, relative positions, chunk without mask, GPT uses ReLU, receptive field, active parameters,
+Kaplan's constant"""
 
 
 def exists(code: str) -> bool:
