@@ -19,7 +19,7 @@ from onward.learn.glossary import glossary
 
 OVERFLOWING = """() => [...document.querySelectorAll("article *")].filter(e => {
   const box = e.getBoundingClientRect(), out = box.right > innerWidth + 1 && box.width
-  return out && !e.closest("pre, table, .md-typeset__scrollwrap, details:not([open])")
+  return out && !e.closest("pre, table, p:has(> img:only-child), .md-typeset__scrollwrap, details:not([open])")
 }).map(e => e.outerHTML.slice(0, 99))"""
 
 

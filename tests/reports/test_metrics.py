@@ -86,6 +86,10 @@ def test_rewards_of_a_sum_are_drawn_with_it_and_the_sum_is_the_figure() -> None:
 
 
 def test_curves_have_ticks_of_fractions_and_of_numbers_below_0() -> None:
-    for ends, wanted in (((-2.0, 2.0), ["-2", "-1", "0", "1", "2"]), ((0.0, 1.0), ["0", "0.2", "0.4"])):
+    for ends, wanted in (
+        ((-2.0, 2.0), ["-2", "-1", "0", "1", "2"]),
+        ((0.0, 1.0), ["0", "0.2", "0.4"]),
+        ((8.9, 11.3), ["9", "9.5", "10", "10.5", "11"]),
+    ):
         svg = curves("a", np.linspace(*ends, 9).tolist(), {"b": np.arange(9)}, x_name="x").body
         assert all(f'text-anchor="middle">{label}</text>' in svg for label in wanted)

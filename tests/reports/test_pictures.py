@@ -102,6 +102,14 @@ def test_curves_and_bars_show_their_numbers() -> None:
     ]
 
 
+def test_legend_of_curves_breaks_into_rows_within_the_panel() -> None:
+    long = {f"a curve with a long name {i}": [1, 2] for i in range(4)}
+    few, many = (curves("c", [0, 1], series, x_name="step") for series in ({"short": [1, 2]}, long))
+    rows = re.findall(r' x="0" y="(\d+)">', many.body)
+    assert len(rows) == len({*rows}) == 4 // 2
+    assert many.height > few.height
+
+
 def test_arrows_are_as_strong_as_the_weights_of_each_query() -> None:
     panel = arrows("", ["the", "cat", "it"], np.array([[1, 0, 0], [0.5, 0.5, 0], [0.04, 0.9, 0.06]]))
     assert re.findall(r"<title>(.*?)</title>", panel.body) == ["cat to the: 0.50", "it to cat: 0.90"]  # 0.04 has none

@@ -1,4 +1,4 @@
-"""Apertus: Llama 3.1 with xIELU, a learned activation function, and norms of queries and keys (Swiss AI 2025)."""
+"""Apertus: Llama 3.1 with norms of queries and keys, and xIELU in a feed-forward without gate (Swiss AI 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""BLOOM (Le Scao et al. 2022): GPT-3 with ALiBi in place of learned positions and a norm after the embedding."""
+"""BLOOM (Le Scao et al. 2022): GPT-3 with ALiBi for positions, no windows, and a norm after the embedding."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""DiffLlama: Llama with differential attention, which subtracts the noise of a second head (Ye et al. 2024)."""
+"""DiffLlama: Llama whose heads subtract the attention weights of a second head, to cancel noise (Ye et al. 2024)."""
 
 from __future__ import annotations
 

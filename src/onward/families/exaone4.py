@@ -1,4 +1,4 @@
-"""EXAONE 4: OLMo 2 with queries and keys normalized per head; only layers with a window have positions (LG 2025)."""
+"""EXAONE 4: OLMo 2 with q/k norms per head; at 32B, only layers with a window have positions (LG 2025)."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""GPT-J (Wang and Komatsuzaki 2021): GPT-3 with rotary positions, a parallel block and no attention biases."""
+"""GPT-J (Wang and Komatsuzaki 2021): GPT-3 with rotary positions, a parallel block, no windows, no attention biases."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""Llama 4: chunks and rotated layers, every fourth layer sees all without positions, and experts (Meta 2025)."""
+"""Llama 4: Llama 3 with experts, and chunks in three of four layers; the others have no positions (Meta 2025)."""
 
 from __future__ import annotations
 

@@ -40,8 +40,11 @@ def plain(name: str) -> str:
 
 
 def find(word: str) -> list[Entry]:
-    """Entries of this name, ignoring case and hyphens, or else those of `mentioning`."""
-    return [entry for entry in glossary() if plain(word) in map(plain, entry.names)] or mentioning(word)
+    """Entries of this name, ignoring case and hyphens, or of its singular, or else those of `mentioning`."""
+    for form in (plain(word), plain(word).removesuffix("s"), plain(word).removesuffix("es")):
+        if entries := [entry for entry in glossary() if form in map(plain, entry.names)]:
+            return entries
+    return mentioning(word)
 
 
 def mentioning(word: str) -> list[Entry]:

@@ -19,6 +19,7 @@ from onward.reports.pictures.scale import NEGATIVE, SHADES, ColorScale
 
 LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
 BLOCKS = "▁▂▃▄▅▆▇█"
+ROW = 17  # pixels of a row of the legend of curves
 STYLES = "smooth", "validation", "other"  # of the first curves
 COLUMNS = 56  # of a curve in a terminal
 WIDEST, FOLDED = 64, 92  # of cells in a terminal: most of them in a row, most columns of cells with texts
@@ -193,7 +194,9 @@ def curves(
     """
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
-    frame = Frame(width, height, 48, width - 8, 34, height - 40, domain)
+    rows = legend_rows([*series], width)
+    height += ROW * max(rows, default=0)
+    frame = Frame(width, height, 48, width - 8, 34 + ROW * max(rows, default=0), height - 40, domain)
     numbers = {name: np.asarray(values, float) for name, values in series.items()}
     bands = {name: [np.asarray(end, float) for end in ends] for name, ends in ranges.items()}
     points = np.array(dots, float).reshape(-1, 2)
@@ -207,15 +210,16 @@ def curves(
     for i, (name, values) in enumerate(numbers.items()):
         few = len(series) <= 2 * len(STYLES)  # each color twice; more are shades of the first
         style = STYLES[i % len(STYLES)] if few else STYLES[0]
-        opacity = (1.0 if i < len(STYLES) else 0.45) if few else 1 - 0.8 * i / len(series)
+        opacity = (1.0 if i < len(STYLES) else 0.6) if few else 1 - 0.8 * i / len(series)
         known = np.isfinite(values)
         drawn.append(Series(style, "line", coordinates[:, known], y(values[known]), name, opacity=opacity))
     names = "".join(
-        f'<tspan class="{curve.style}-name" opacity="{curve.opacity:.2g}" dx="{0 if i == 0 else 14}">&#9644; '
-        f"{visible(curve.name)}</tspan>"
-        for i, curve in enumerate(drawn)
+        f'<tspan class="{curve.style}-name" opacity="{curve.opacity:.2g}" '
+        f'{"dx" if row == before else "x"}="{14 if row == before else 0}" y="{12 + ROW * row}">&#9644;</tspan>'
+        f'<tspan class="{curve.style}-name"> {visible(curve.name)}</tspan>'
+        for curve, row, before in zip(drawn, rows, [-1, *rows])
     )
-    around = f'<text x="0" y="12">{names}</text>{y.grid(5)}'
+    around = f"<text>{names}</text>{y.grid(5)}"
     around += f'<text x="{frame.right:g}" y="{height - 6:g}" text-anchor="end">{visible(x_name)}</text>'
     for name, at in marks.items():
         place = float(frame.x(np.array([[at]]))[0])
@@ -242,6 +246,17 @@ def curves(
         "series": {name: finite(values) for name, values in numbers.items()},
     } | ({"dots": points.tolist()} if dots else {})
     return Panel(title, width, height, f'<g class="plot">{inner}{hit}</g>', lines, data)
+
+
+def legend_rows(names: Sequence[str], width: float) -> list[int]:
+    """The row in the legend of each name, from 0, where rows have at most `width` pixels."""
+    rows, used = list[int](), 0.0
+    for name in names:
+        size = LABEL * (cell_len(name) + 2) + 14
+        fits = used + size <= width
+        rows.append(rows[-1] + (not fits) if rows else 0)
+        used = size + (used if fits else 0)
+    return rows
 
 
 def band(curve: Series, ends: Sequence[np.ndarray], coordinates: np.ndarray, y: Heights) -> str:

@@ -152,7 +152,7 @@ def rounded(values: np.ndarray) -> Any:
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
     """Ticks (coordinate, label) for the linear and the logarithmic scale of "step", "seconds" or "tokens"."""
-    if first < 0 or (axis == "step" and last < 2):  # no counts
+    if first < 0 or (axis == "step" and (last < 2 or first != int(first))):  # no counts
         linear = [t for t in ticks(first, last, most) if first <= t <= last]
         return [[(t, f"{t:g}") for t in values] for values in (linear, log_ticks(max(first, 1), max(last, 1), most))]
     if axis == "seconds":

@@ -29,8 +29,8 @@ def show_fit(result: dict[str, Any], out: str) -> None:
     forecast and the warnings; then `out`, the name of the picture's file, unless it is ""."""
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
-    between = "{:.4g} to {:.4g}".format
-    print_table([{"": name, "fit": f"{law[name]:.4g}", "95 %": between(*intervals[name])} for name in law])
+    shown = lambda value: f"{value if value > 1e-9 else 0:.4g}"  # the fit is of logarithms, in which 0 is at -infinity
+    print_table([{"": name, "fit": shown(law[name]), "95 %": " to ".join(map(shown, intervals[name]))} for name in law])
     console.print("\nL(N, D) = E + A / N^alpha + B / D^beta; the best size grows as C^a", soft_wrap=True)
     if exponent := result["exponent_of_parabolas"]:
         console.print(f"by parabolas of each budget it grows as C^{exponent:.3f}", soft_wrap=True)
