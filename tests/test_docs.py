@@ -41,7 +41,7 @@ KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the files that the pages speak of; the cache of the hub has their models."""
+    """A folder with the files that the pages mention; the hub cache holds their models."""
     monkeypatch.chdir(tmp_path)
     for slot in Position, Attention:
         monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts that a page defines are forgotten with it

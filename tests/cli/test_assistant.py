@@ -90,7 +90,7 @@ def test_assistant_is_made_of_a_folder_continues_and_refuses_other_options(
     assert main(words) == 0  # all is there but the evaluation
     assert json.loads(capsys.readouterr().out)["training"] == result["training"]
     assert main([*words, "--lora", "4"]) == 2
-    assert "was begun with another lora: give the same, or another --out" in capsys.readouterr().err
+    assert "was begun with another lora: give the same values, or another --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

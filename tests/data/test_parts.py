@@ -85,7 +85,7 @@ def test_part_is_a_number_of_a_number(text: str) -> None:
 
 
 def test_part_needs_a_tokenizer_and_files(sources: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot learn from all texts"):
+    with pytest.raises(UserError, match="Cannot learn the tokenizer 'bpe:300' from one part of the texts"):
         prepare_part(sources, "bpe:300", tmp_path / "out", MachinePart(1, 2))
     with pytest.raises(UserError, match="because a stream can be read only once"):
         prepare_part(["-"], BYTE, tmp_path / "out", MachinePart(1, 2))

@@ -91,7 +91,7 @@ def test_system_column_is_refused_where_it_has_no_place() -> None:
     refused(
         supervised,
         {"text": "Two", "system": "Be!"},
-        "cannot use its text 'Be!' in system, because nothing but text is read",
+        "cannot use its text 'Be!' in system, because Onward reads only text",
     )
 
 
@@ -112,7 +112,7 @@ def test_questions_are_the_prompts_of_preferences(question: str) -> None:
     answers = {question: "Two?", "chosen": [answer], "rejected": [worse]}
     assert [written(made(preferred, one)[0]) for one in (talks, answers)] == [written(first("questions"))] * 2
     lost = {question: "Three?", "chosen": [user, answer], "rejected": [user, worse]}
-    refused(preferred, lost, f"cannot use its text 'Three?' in {question}, because nothing but chosen, rejected")
+    refused(preferred, lost, f"cannot use its text 'Three?' in {question}, because Onward reads only chosen, rejected")
 
 
 def test_text_prompt_of_answers_that_are_messages_is_a_message() -> None:
@@ -138,7 +138,7 @@ def test_columns_with_texts_to_learn_are_refused_by_name(name: str) -> None:
         "prompt_text",
     ):
         refused(form, {**row, column: "Read this."}, f"cannot use its text 'Read this.' in {column}")
-        refused(form, {**row, column: [{"note": "Read this."}]}, f"in {column}.note, because nothing but")
+        refused(form, {**row, column: [{"note": "Read this."}]}, f"in {column}.note, because Onward reads only")
         assert written(first(name, **{column: ""})) == written(first(name, **{column: None})) == written(first(name))
     refused(form, {**row, "weight": 0.5}, "cannot use its weight 0.5, because all examples weigh the same")
     refused(form, {**row, "train": False}, "cannot use its train False, because all examples weigh the same")

@@ -52,7 +52,7 @@ DECODING = {  # rows, and dtype
 
 
 def train(config: DecoderConfig, rows: int, precision: str) -> None:
-    """Three steps; the state of the optimizer comes with the first."""
+    """Run three steps; the first one allocates the optimizer state."""
     model = onward.Decoder(config)
     choose_backend(model, "loop")
     parts = optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99))

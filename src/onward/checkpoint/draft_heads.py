@@ -49,7 +49,8 @@ def is_draft_head(folder: Path) -> bool:
 
 
 def identity(folder: Path) -> str:
-    """Return what a draft head remembers of its model: checksums of some rows of each weight, and of the tokenizer."""
+    """Return the data by which a draft head recognizes its model: checksums of some rows of each weight, and of the
+    tokenizer."""
     tokenizer = folder / "tokenizer.json"
     return f"{weights_checksum(folder, ROWS)} {file_sha256(tokenizer)[:16] if tokenizer.exists() else '-'}"
 
@@ -89,8 +90,8 @@ def mismatch(folder: Path, base: Path) -> str:
 
 
 def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
-    """Load the draft head in the folder `folder` of `model`; None if there is none, or if it does not belong to the
-    model, which a warning says."""
+    """Load the draft head in the folder `folder` of `model`; None if there is none or, with a warning, if it does not
+    belong to the model."""
     place = folder / DRAFT
     if is_adapter(folder) or not is_draft_head(place):
         return None

@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
-    """The message for an exception; None if it is a bug. `words` are those of the command line, which it names as
-    typed."""
+    """The message for an exception; None if it is a bug. `words` are the words of the command line; the message names
+    options as typed."""
     from onward.base.errors import UserError
     from onward.cli.shared.mistakes import with_flags
     from onward.cli.shared.output import printable, shortened

@@ -15,7 +15,7 @@ from onward.base.errors import UserError
 from onward.config.mixtures import MovingWeight, points_of
 
 BLOCK = 10_000  # windows in which each source has exactly its share
-GRID = 1 << 14  # parts of a run in which changing weights are added up
+GRID = 1 << 14  # steps of the sum that approximates the integral of changing weights over a run
 
 SourceRanks = tuple[NDArray[np.int64], NDArray[np.int64]]
 

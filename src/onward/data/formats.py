@@ -105,7 +105,7 @@ class SourcePiece:
             yield SURROGATE.sub(UNKNOWN, as_text(self.text).replace("\r\n", "\n"))
 
     def of_record(self, text: str, found: Extraction) -> str:
-        """The text of a row: that of a page, if it is one."""
+        """The text of a row; if the row is an HTML page, its extracted text."""
         if (
             self.raw
             or "<" not in text[:64]

@@ -71,8 +71,8 @@ def prepare_part(
         )
     if isinstance(tokenizer, str) and (tokenizer == "char" or tokenizer.startswith("bpe:")):
         raise UserError(
-            f"tokenizer is {tokenizer!r}, which a part cannot learn from all texts: learn it with onward tokenizer "
-            "train, and name its folder"
+            f"Cannot learn the tokenizer {tokenizer!r} from one part of the texts: train it with onward tokenizer "
+            "train, and give its folder"
         )
     download_corpora(sources, progress)
     target = part_folder(folder, part)

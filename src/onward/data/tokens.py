@@ -147,7 +147,7 @@ class Report:
     bytes_per_token: Annotated[float, Range(0, MOST)]
     longest: Longest
     dropped: dict[str, Any]  # a `Dropped` for each reason
-    extracted: dict[str, str] = field(default_factory=dict)  # what was read of markup, as a sentence, by source
+    extracted: dict[str, str] = field(default_factory=dict)  # the extracted markup formats, as a sentence, by source
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Element(NamedTuple):
 
 class Block(NamedTuple):
     text: str
-    gap: str  # what separates it from the block before
+    gap: str  # separator from the previous block
     content: str  # as of the element
 
 

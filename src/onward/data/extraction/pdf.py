@@ -17,7 +17,7 @@ def pdf_text(content: bytes, name: str) -> str:
         import pypdf
     except ImportError:
         raise UserError(f"Cannot read {name} without pypdf: pip install 'onward[data]'") from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports what it mends
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports its repairs
     try:
         reader = pypdf.PdfReader(io.BytesIO(content))
         if reader.is_encrypted and not reader.decrypt(""):

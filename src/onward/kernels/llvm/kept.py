@@ -105,8 +105,8 @@ def checksum(path: Path, code: bytes) -> bytes:
 
 
 def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
-    """Return whether LLVM can load machine code that contains these functions. It is tried in a separate process, since
-    malformed code may end the process."""
+    """Return whether LLVM can load machine code that contains these functions. Loads the code in a separate process,
+    since malformed code may end the process."""
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])

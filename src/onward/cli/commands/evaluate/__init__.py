@@ -128,7 +128,7 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
         works = [memory_of_text] if options.sources else [memory_of_text, memory_of_questions]
     try:
         models = [outline_of(name, options) for name in names]
-    except UserError:  # the model cannot be divided, or loading it says why it cannot be loaded
+    except UserError:  # the model cannot be divided, or loading it raises the error that tells why
         return replicas
     holes = holes_on(options.device)
 
