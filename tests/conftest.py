@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no hub, real data, and one small trained run."""
+"""Fixtures that all tests share: one thread, no hub, real data, and one small trained run."""
 
 import gc
 import os
@@ -27,7 +27,7 @@ from support.ranks import Ranks
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("onward")
-for name in "CI", "BUILD_NUMBER":  # with which pytest shows whole differences: of two long lists in hours
+for name in "CI", "BUILD_NUMBER":  # with it, pytest shows full differences, which takes hours for two long lists
     os.environ.pop(name, None)
 os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test loses its power
 gc.disable()  # until all tests are collected: imports make millions of objects and little garbage
@@ -240,15 +240,15 @@ def four() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data beside the repository; tests that use it skip where it is absent."""
+    """The folder of real data next to the repository; tests that use it are skipped if it is missing."""
     if not SHARED.is_dir():
         pytest.skip(f"needs the data in {SHARED}")
     return SHARED
 
 
-@pytest.fixture(scope="module")  # playwright's event loop bars others until it ends
+@pytest.fixture(scope="module")  # playwright's event loop blocks other event loops until it ends
 def browser() -> Iterator[Any]:
-    """Chromium; tests that use it skip where it is absent."""
+    """Chromium; tests that use it are skipped if it is missing."""
     with chromium() as started:
         yield started
 

@@ -98,12 +98,12 @@ def shortened(words: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run with which many pages begin, once a page has trained it."""
+    """The run folder with which many pages begin, after a page has trained the run."""
     return tmp_path_factory.mktemp("kept") / "mybook"
 
 
 def run_command(words: list[str], first_run: Path) -> int:
-    """Run a command of `onward`; that with which many pages begin is run once."""
+    """Run a command of `onward`; the command with which many pages begin runs only once."""
     options = words[4:]
     if words[:4] != BEGINNING or (options and options[0] != "--time"):
         return main(shortened(words))

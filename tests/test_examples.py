@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them; what they claim is read off what they print."""
+"""The examples, run as a user runs them; their claims are checked against their output."""
 
 import ast
 import importlib.util

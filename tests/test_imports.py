@@ -52,7 +52,7 @@ def without_names(tree: ast.Module) -> ast.Module:
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """The modules that a file or a function imports, wherever in it, and the names that it takes from them."""
+    """The modules that a file or a function imports at any place, and the names imported from them."""
     for child in ast.walk(node):
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)

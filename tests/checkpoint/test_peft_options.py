@@ -116,7 +116,7 @@ def quiet() -> Any:
 @torch.no_grad()
 def written(base: Path, folder: Path, seed: int, **options: Any) -> torch.Tensor:
     """The logits of a model with an adapter of random tensors, which PEFT makes with these options and saves in a
-    folder. What PEFT cannot make is an exception of its own."""
+    folder. An adapter that PEFT cannot make raises its own exception."""
     torch.manual_seed(seed)
     theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), peft.LoraConfig(**options)).eval()
     for parameter in theirs.parameters():

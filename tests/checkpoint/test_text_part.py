@@ -92,7 +92,7 @@ def test_text_decoder_is_read_from_any_layout_and_saved_as_its_family(layout: st
 
 
 def with_adapters(old: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As in Phi-4-multimodal: each matrix beside the factors that change it for images and sound."""
+    """As in Phi-4-multimodal: each matrix, and the factors that change it for images and sound."""
     new = {}
     for name, tensor in old.items():
         if "_proj." in name:

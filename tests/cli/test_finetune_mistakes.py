@@ -315,7 +315,7 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def times_of_files(*folders: Path) -> dict[Path, int]:
-    """When each file was changed, but for Python's own, which it writes beside the modules that it imports."""
+    """The modification time of each file, except the caches that Python writes for imported modules."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path: path.stat().st_mtime_ns for path in files if path.parent.name != "__pycache__"}
 

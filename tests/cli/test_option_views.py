@@ -63,7 +63,7 @@ REFUSED = {
 
 @pytest.fixture
 def where(tiny_run: Path, story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The words that stand for paths, in an empty folder."""
+    """The placeholders and their paths; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
     return {"RUN": str(tiny_run), "STORY": str(story_file), "RUNS": str(tiny_run.parent)}
 

@@ -1,4 +1,4 @@
-"""onward plan: every figure with its formula, what fits, and mistakes in one sentence."""
+"""onward plan: every figure with its formula, the models that fit, and mistakes in one sentence."""
 
 import json
 from pathlib import Path

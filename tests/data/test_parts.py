@@ -26,7 +26,8 @@ CLEANINGS = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory, story: str) -> list[str]:
-    """Documents of which some are equal or alike, in other units and sources; one of many units comes twice."""
+    """Documents, some of which are equal or similar, in different units and sources; a document of many units occurs
+    twice."""
     place = tmp_path_factory.mktemp("corpus")
     (place / "many").mkdir()
     for i in range(8):

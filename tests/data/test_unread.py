@@ -1,4 +1,4 @@
-"""Every field of a row and of a message is read, harmless, or refused by its name where it holds something to learn."""
+"""Every field of a row and of a message is read, is harmless, or is refused by name if it holds text to learn from."""
 
 import json
 import random
@@ -275,7 +275,7 @@ def test_fields_of_messages_are_written_harmless_or_refused() -> None:
 
 
 def random_rows(draw: random.Random) -> Iterator[tuple[Any, dict[str, Any], str]]:
-    """Rows with a text that nothing else has, in a random column or field of a message, and the name of its place."""
+    """Rows with a unique text in a random column or message field, and the name of that field."""
     words = ["question", "response", "extra", "Note", "full_text", "user_input", "data", "x", "reasoningSteps"]
     for name, (form, row) in FORMS.items():
         if form is not prompted:

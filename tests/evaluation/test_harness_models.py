@@ -1,4 +1,5 @@
-"""Families and vocabularies in lm-evaluation-harness: per question its own model for transformers gives the same."""
+"""Families and vocabularies in lm-evaluation-harness: its own transformers model gives the same result for each
+question."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Published families: our logits are those of transformers, whichever of the two wrote the folder."""
+"""Published families: our logits equal those of transformers, whichever of the two wrote the folder."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""Speculative decoding gives exactly the model's distribution, and says how well it goes."""
+"""Speculative decoding gives exactly the model's distribution, and reports its acceptance rate."""
 
 import itertools
 from collections import Counter
@@ -73,7 +73,7 @@ def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
 
 
 def assert_follows_the_model(name: str, kind: str) -> None:
-    """The tokens come as often as an enumeration of all sequences says, and are those of plain decoding."""
+    """The tokens have the frequencies that an enumeration of all sequences gives, and equal those of plain decoding."""
     s = SAMPLINGS[name]
     found = sample(s, kind)
     equal = found == sample(s, "none")

@@ -177,7 +177,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def nearly(*shapes: tuple[int, ...]) -> Iterator[list[Tensor]]:
-    """Operands of these shapes, of which one is in another form."""
+    """Operands of these shapes, one of which is in another form."""
     for dtype, changed, form in product(DTYPES, range(len(shapes)), FORMS.values()):
         operands = [torch.randn(*shape).to(dtype) for shape in shapes]
         operands[changed] = form(operands[changed])

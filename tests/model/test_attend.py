@@ -1,4 +1,4 @@
-"""Attention equals a formula written in plain loops; positions do what their papers say."""
+"""Attention equals a formula written in plain loops; positions follow the formulas of their papers."""
 
 import math
 from typing import Any

@@ -1,4 +1,5 @@
-"""What the server refuses before it computes, and what it does when clients go away or the process is to end."""
+"""Requests that the server refuses before computing, and its behavior when clients disconnect or the process is
+stopped."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Every kernel at the edges of its sizes, beside the plain PyTorch that it replaces."""
+"""Every kernel at the limits of its sizes, compared with the PyTorch operations that it replaces."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -55,7 +55,7 @@ EDGES = (1, LANES - 1, LANES, LANES + 1, 2 * LANES + 3)
 
 
 class Plain(TorchDispatchMode):
-    """PyTorch alone computes, since it is watched."""
+    """Only PyTorch computes, because a mode watches its operations."""
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         return function(*arguments, **(options or {}))
@@ -262,7 +262,7 @@ def quantized_writes(memory: Allocator) -> Found:
         pair = [managers(config, 2, 3, dtype, quantized=True)[kind] for _ in range(2)]
         weight = memory.place(numbers(9, 2 * width, dtype=dtype))
         weight[3] = 0  # scales are never 0
-        weight[5] = torch.arange(2 * width) - width  # of which half are between two codes
+        weight[5] = torch.arange(2 * width) - width  # half of which lie between two codes
 
         def run(tokens: Tensor, positions: Tensor, view: CacheView, weight: Tensor = weight) -> Tensor:
             vectors, layer = F.embedding(tokens, weight), view.layers[0]

@@ -1,4 +1,4 @@
-"""Random weights as MLX stores them, and what other formats share with them.
+"""Random weights as MLX stores them, and helpers for other formats.
 
 Shapes: O outputs, I inputs.
 """

@@ -384,7 +384,8 @@ def stored(name: str, tensor: torch.Tensor, found: Release) -> torch.Tensor:
 
 
 def assert_read_as_in_transformers(name: str, folder: Path) -> None:
-    """Our logits are those of transformers, which reads the same folder; what is left out is said."""
+    """Check that our logits equal those of transformers for the same folder, and that a message names ignored
+    tensors."""
     found = RELEASES[name]
     kind = getattr(transformers, found.reference or found.config["architectures"][0])
     hf = kind.config_class.from_dict({**found.config, "model_type": kind.config_class.model_type})

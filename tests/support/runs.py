@@ -1,4 +1,4 @@
-"""Small runs for the tests of training, and what makes two of them the same."""
+"""Small runs for the tests of training, and their comparison."""
 
 import json
 from pathlib import Path

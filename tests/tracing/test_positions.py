@@ -1,4 +1,5 @@
-"""Edits are of positions in the text: with a cache, in any calls and any company, they do what they do to the whole."""
+"""Edits apply to positions in the text: with a cache, over several calls and among other requests, the result is that
+of one call with the complete text."""
 
 import random
 from collections.abc import Callable, Iterator

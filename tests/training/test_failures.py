@@ -73,7 +73,7 @@ def wait(processes: Processes) -> None:
 
 
 def wait_in_vain(processes: Processes) -> None:
-    """Code that goes on after an error."""
+    """Code that continues after an error."""
     with suppress(Exception):
         signal.pause()
 
@@ -249,7 +249,7 @@ def test_ranks_with_different_commands_all_refuse(command: str) -> None:
 
 
 def join_alone(rank: int) -> None:
-    """Join as one of two processes, of which the other does not come."""
+    """Join as one of two processes; the other one never joins."""
     launch.PATIENCE = 0.2
     if rank == int(os.environ["RANK"]):
         Processes.join()

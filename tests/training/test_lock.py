@@ -82,7 +82,7 @@ def wait_for(path: Path) -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The sentence with which a command ends."""
+    """The message with which a command ends."""
     capsys.readouterr()
     assert main(["train", *words]) == 2
     return capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Methods as values: every field of every method changes what is computed, or one sentence says who reads it."""
+"""Methods as values: every field of every method changes what is computed, or one sentence names the methods that read
+it."""
 
 import hashlib
 from pathlib import Path
@@ -139,7 +140,7 @@ def trained(base: Path, folder: Path, kind: str, **options: Any) -> str:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model to begin from, and two teachers beside it."""
+    """A base model, and two teachers."""
     folder = tmp_path_factory.mktemp("models")
     base_model(folder / "base", d_model=32, d_ff=64)
     base_model(folder / "teacher", d_model=16)

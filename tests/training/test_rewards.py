@@ -171,7 +171,7 @@ def test_a_sum_scores_the_weighted_sum_of_its_terms(weights: dict[str, float], t
     assert OpenReward(reward)(completions) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
-WRONG = {  # notations, and what is said of them
+WRONG = {  # notations, and their error messages
     "arithmetic": "did you mean number",
     "regex:a+": "options are in parentheses.*did you mean regex",
     "length:5": "options are in parentheses.*did you mean length",
