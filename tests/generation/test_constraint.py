@@ -191,7 +191,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a reference": ({"regex": r"(a)\1"}, "backreferences are not supported"),
     "nothing that could match": (
         {"regex": "[a&&b]"},
-        "of this model can spell no text that it allows",
+        "of this model cannot spell any text that it allows",
     ),
     "text that is no JSON": ({"json_schema": "{"}, "json_schema is not JSON: "),
     "far too deep a schema": ({"json_schema": "[" * 9999}, "json_schema is not JSON"),

@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "characters of a class": (
         "some letters",
         {"regex": r"a\p{Greek}"},
-        "of this model can spell no text that it allows",
+        "of this model cannot spell any text that it allows",
     ),
     "a character of which there is a part": ("bytes without that of é", {"regex": "a*é"}, "cannot spell 'é'"),
     "a letter that only a pair has": ("letters only in pairs", {"regex": "a*c"}, "cannot spell 'c'"),

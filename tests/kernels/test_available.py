@@ -75,7 +75,7 @@ LACKING: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], object], str]] = {
     ),
     "memory to execute": (
         lambda m, _: m.setattr(requirements, "may_execute", lambda: False),
-        "must not execute memory",
+        "forbids executing memory",
     ),
 }
 

@@ -27,12 +27,12 @@ PLAIN, CONTROL = Markers(tokenizer_of("byte")), Markers(tokenizer_of("byte", con
 
 
 def written(text: str, markers: Markers) -> str:
-    """A text as a model writes it, in which control tokens among the markers are control tokens."""
+    """A text as a model writes it; markers that are control tokens are written as control tokens."""
     return ANY_MARKER.sub(lambda found: markers.text(found[0]), text)
 
 
 def encoded(text: str, markers: Markers) -> list[int]:
-    """A text as the tokens of a model, in which control tokens among the markers are control tokens."""
+    """A text as the tokens of a model; markers that are control tokens are written as control tokens."""
     parts = filter(None, ANY_MARKER.split(text))
     return [
         i for part in parts for i in ([markers.ids[part]] if part in markers.ids else markers.tokenizer.encode(part))

@@ -136,7 +136,7 @@ class Half(Initialization, kind="half"):
 
 @dataclass(frozen=True)
 class Nothing(Initialization, kind="nothing"):
-    """An initialization that it does not declare."""
+    """An initialization without a method that sets initial values."""
 
 
 @torch.no_grad()

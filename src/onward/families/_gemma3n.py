@@ -104,8 +104,8 @@ class AltUpModule(nn.Module):
 
 
 class AltUpBlockModule(SandwichModule):
-    """A sandwich block on one of S residual streams, beside a learned low-rank map of its input (Laurel); the other
-    streams also receive a projection of the vectors of the tokens for this layer, `context.inputs` (B, T, P).
+    """A sandwich block on one of S residual streams, with a parallel learned low-rank map of its input (Laurel); the
+    other streams also receive a projection of the vectors of the tokens for this layer, `context.inputs` (B, T, P).
 
     From x (B, T, S * D) to the same; `split` makes x from the embeddings in the first block, `merge` the mean of the
     streams in the last."""

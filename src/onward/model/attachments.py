@@ -2,7 +2,7 @@
 
 An attachment wraps methods of modules and registers hooks on them. Layers around one method, and hooks of one module,
 are always in the order of KINDS, whatever the order of the calls. A module without attachments has only the methods of
-its class. Behavior is attached from outside; the forward of a model knows nothing of it.
+its class. Behavior is attached from outside; the forward of a model does not refer to it.
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ def shard_dim(shape: Sequence[int], count: int) -> int:
 
 
 def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Call a function with these arguments and return its result. FSDP knows it as a forward method of a sharded model
-    (the first argument), so that the weights are gathered during the call."""
+    """Call a function with these arguments and return its result. FSDP treats this as a forward method of a sharded
+    model (the first argument), so that the weights are gathered during the call."""
     return function(*inputs, **options)
 
 

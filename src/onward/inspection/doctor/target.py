@@ -176,4 +176,4 @@ def imported(source: str) -> ModuleType:
         return module
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"Cannot import {source} ({what:.300}): run it in Python to see where") from None
+        raise UserError(f"Cannot import {source} ({what:.300}): run it in Python to see the traceback") from None

@@ -14,8 +14,9 @@ from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 from onward.kernels.memory import Kernel
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
-PREFETCHED = 48  # rows of x from which prefetching the weight costs more time than it saves
-FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}  # rows of x from which tiles are faster
+PREFETCHED = 48  # number of rows of x from which prefetching the weight costs more time than it saves
+# number of rows of x from which tiles are faster
+FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
 GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
@@ -41,7 +42,7 @@ class Row:
 @dataclass(frozen=True)
 class PackedRow(Row):
     """A row of an int8 or int4 weight, which is unpacked to the dtype of the arithmetic while it is read, and written
-    to the row `unpacked`, which has room for whole vectors."""
+    to the row `unpacked`, which is padded to full vectors."""
 
     scales: Any
     unpacked: Row

@@ -1,5 +1,5 @@
-"""What a recurrent layer carries from call to call and from token to token: the states of a cache, where documents
-begin, and which columns are padding.
+"""The values that a recurrent layer carries from call to call and from token to token: the states of a cache, where
+documents begin, and which columns are padding.
 
 Shapes: B rows, T tokens in this call, W states that a call keeps, K taps of a convolution, X channels.
 """
