@@ -36,7 +36,7 @@ PICTURE = re.compile(r"^!\[.+\]\(([\w-]+\.svg)\)$", re.MULTILINE)
 TOLD = re.compile(r'<text class="(?:title|caption)"[^>]*>(.*?)</text>')
 ADDRESS = "http://127.0.0.1:8000"  # of the server of a page
 BEGINNING = ["train", "mybook.txt", "--out", "runs/mybook"]  # of many pages, with or without --time
-KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
+KINDS = {"python", "sh", "text", "toml"}  # text: the output of a command
 
 
 @pytest.fixture

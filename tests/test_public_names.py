@@ -1,4 +1,4 @@
-"""What `import onward` gives."""
+"""The names that `import onward` gives."""
 
 import inspect
 import re

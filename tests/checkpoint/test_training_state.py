@@ -63,7 +63,7 @@ def train(model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
     for p in model.parameters():
         if p.requires_grad and p.grad is None:
-            p.grad = torch.zeros_like(p)  # experts nobody visited
+            p.grad = torch.zeros_like(p)  # experts without assigned tokens
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()

@@ -201,7 +201,7 @@ def options_of(command: str) -> list[Argument]:
 
 
 def value_of(option: Argument) -> list[str]:
-    """Words that give an option another value than its default."""
+    """Words that give an option a value other than its default."""
     if option.is_switch:
         return [option.flag if not option.default else f"--no-{option.flag[2:]}"]
     kind = option.kind.args[0] if option.many else option.kind

@@ -166,7 +166,7 @@ def test_compiled_steps_with_adapters_equal_plain_ones(names: list[str], dtype: 
         program = compile_step(model, caches[0], (3, 2))
     with torch.inference_mode():
         for step in range(0, 12, 2):
-            names = names[1:] + names[:1]  # rows use other adapters than when the step was compiled
+            names = names[1:] + names[:1]  # rows use adapters other than those of the compiled step
             tokens, positions = torch.randint(0, LLAMA.vocab_size, (3, 2)), step + torch.arange(2).expand(3, -1)
             with chosen.use(names):
                 logits, plain = program.run(tokens, positions, caches[0], 24), model(tokens, positions, caches[1])

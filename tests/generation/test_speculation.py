@@ -77,7 +77,7 @@ def assert_follows_the_model(name: str, kind: str) -> None:
     s = SAMPLINGS[name]
     found = sample(s, kind)
     equal = found == sample(s, "none")
-    assert equal  # thousands of tuples, whose difference nobody would read
+    assert equal  # thousands of tuples, whose difference would be unreadable
     counts, chi = Counter(found), 0.0
     for sequence in itertools.product(range(V), repeat=LONG):
         p, text = 1.0, [0]

@@ -199,7 +199,7 @@ def test_a_relative_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.
 
 
 def malformed(code: bytes) -> dict[str, bytes]:
-    """What LLVM cannot load."""
+    """Code that LLVM cannot load."""
     return {
         "nothing": b"",
         "text": b"no machine code" * 10,

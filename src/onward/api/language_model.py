@@ -69,7 +69,7 @@ class LanguageModel(TextModel):
     `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
 
-    draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
+    draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none
     path: Path | None = None  # folder or file from which it was loaded
     idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
 

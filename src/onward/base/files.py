@@ -76,8 +76,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, as a dict. Raises a UserError if the file is missing, is not JSON, or holds
-    another value than an object."""
+    """Return the object in a JSON file, as a dict. Raises a UserError if the file is missing, is not JSON, or holds a
+    value that is not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):

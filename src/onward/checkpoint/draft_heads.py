@@ -84,7 +84,7 @@ def mismatch(folder: Path, base: Path) -> str:
         return ""
     differs = "another tokenizer" if known[:1] == now[:1] else "other weights"
     return (
-        f"the draft {folder} was made for another model than {base}, which has {differs}: remove it, and make one "
+        f"the draft {folder} was not made for {base}, which has {differs}: remove it, and make one "
         f"with onward finetune {base} DATA --method draft"
     )
 

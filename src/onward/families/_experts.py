@@ -65,7 +65,7 @@ def mixture_keys(
     c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({}), *, shared: bool = True
 ) -> dict[str, Any]:
     """The reverse of `mixture`; `names` maps a family's own names of keys to DeepSeek's, `shared` says whether
-    transformers' class has a shared expert beside the others."""
+    transformers' class also has a shared expert."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     many = next((part for part in parts if isinstance(part, Experts)), none)

@@ -197,7 +197,7 @@ def trial(config: DecoderConfig, seed: int) -> str:
 class Trial:
     """Forwards of one decoder on tokens (B, T), and on `others` (B, T), compared with a relative `tolerance`."""
 
-    model: Any  # a Decoder, whose own modules compute what they like
+    model: Any  # a Decoder, whose custom modules may compute anything
     tokens: Tensor
     others: Tensor
     tolerance: float

@@ -122,9 +122,9 @@ def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: An
 
 
 class OneForward:
-    """Calls functions as one forward of a sharded model, so that its weights are gathered meanwhile. A call inside
-    another call is part of the same forward, in the precision of the gathered weights. Without gradients the gathered
-    weights are freed at the end of the outer call, if `frees`."""
+    """Calls functions as one forward of a sharded model, so that its weights are gathered during the calls. A call
+    inside another call is part of the same forward, in the precision of the gathered weights. Without gradients the
+    gathered weights are freed at the end of the outer call, if `frees`."""
 
     def __init__(
         self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]

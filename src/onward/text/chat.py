@@ -206,7 +206,8 @@ class Chat:
 
     def start(self, talk: Messages, text: MaskedString, index: int) -> int:
         """Where in a rendered text the model begins to write the message with this index."""
-        if index == 0:  # a template may need a message before: the beginning of an answer is what it adds to one
+        # a template may require an earlier message: the beginning of an answer is the text that it adds after one
+        if index == 0:
             asked = [any_message("user")]
             beginning = talk.rendered(asked, True)[len(talk.rendered(asked, False)) :]
             return text.find(beginning) + len(beginning) if beginning in text else 0

@@ -1,4 +1,4 @@
-"""Tokenizers in other files than tokenizer.json, as they are published beside weights. Does not import torch."""
+"""Tokenizers in files other than tokenizer.json, as they are published with weights. Does not import torch."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ ASK: list[dict[str, Any]] = [{"role": "user", "content": "Where shall I go?"}]
 
 
 def called(name: str, arguments: dict[str, Any]) -> str:
-    """What a tool answers."""
+    """The result of a tool."""
     return f"{name}: {', '.join(f'{key}={value}' for key, value in sorted(arguments.items()))}"
 
 

@@ -236,7 +236,7 @@ def dense_width(c: DecoderConfig) -> int:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """The configuration without what does not change outputs within the context: dropout, a window as long as the
+    """The configuration without options that do not change outputs within the context: dropout, a window as long as the
     context, a scale equal to the default, the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:

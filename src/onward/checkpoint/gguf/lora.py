@@ -96,7 +96,7 @@ def write_adapter(
 
 
 def check(model: Decoder, name: str, folded: bool) -> None:
-    """Raise a UserError for what an adapter in GGUF cannot hold."""
+    """Raise a UserError if an adapter has parts that GGUF cannot store."""
     if folded:
         raise UserError("Cannot write an adapter of this model, because its file's weights contain factors: merge it")
     if token_rows(model, name) is not None:

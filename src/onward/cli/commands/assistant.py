@@ -22,7 +22,7 @@ from onward.config.ranges import Share, Size, SizeOrZero
 
 ABOUT = """\
 Make an assistant that knows your documents: examples from their passages, an adapter (QLoRA) on a model, and an
-evaluation beside this model. Each step is a command, which is printed. An interrupted command continues if it is given
+evaluation against this model. Each step is a command, which is printed. An interrupted command continues if it is given
 again.
 
 examples:

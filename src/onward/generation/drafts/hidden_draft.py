@@ -44,7 +44,7 @@ class Known:
 class HiddenDraft:
     """A draft for speculative decoding that continues the hidden states of the model (Li et al. 2024, EAGLE;
     DeepSeek-AI 2024, multi-token prediction). `model` is a decoder with a StateEmbedding: from a hidden state at a
-    token and the next token it predicts the token after that, and a hidden state to go on from. It proposes up to
+    token and the next token it predicts the token after that, and a hidden state to continue from. It proposes up to
     `num_draft_tokens` tokens."""
 
     def __init__(self, model: Decoder, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:

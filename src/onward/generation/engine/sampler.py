@@ -31,7 +31,7 @@ class Sampler:
 
     @cached_property
     def shaped(self) -> ShapedSampler:
-        """The sampler for draft tokens and other options than the temperature, made when a request has one."""
+        """The sampler for draft tokens and options other than the temperature, made when a request has one."""
         from onward.generation.engine.shaped_sampler import ShapedSampler
 
         return ShapedSampler(self.allowed)

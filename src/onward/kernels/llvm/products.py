@@ -130,7 +130,7 @@ class Product:
     def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
         multiplied with all rows of the weight, a group of which stays in a core's first cache. `prefetches`: whether
-        the next group is prefetched meanwhile."""
+        the next group is prefetched at the same time."""
         rows, inputs = given.rows, given.inputs
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
         tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
@@ -229,9 +229,9 @@ def tile(
     """Emit code that multiplies rows of x with rows of the weight, each of `inputs` numbers; return the vectors of
     partial sums.
 
-    `ahead`: the part of the weight that is prefetched meanwhile; all passes over the same rows of the weight prefetch
-    the same, since to skip it costs more. An addition waits for the previous one of its sum: where a tile has few sums,
-    each is divided into `chains` sums.
+    `ahead`: the part of the weight to prefetch at the same time; all passes over the same rows of the weight prefetch
+    the same part, since a check would cost more. An addition waits for the previous one of its sum: where a tile has
+    few sums, each is divided into `chains` sums.
     """
     count = len(x) * len(weight)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))

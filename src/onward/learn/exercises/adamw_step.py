@@ -66,7 +66,7 @@ EXERCISE = Exercise(
         ),
         Mistake("+ decay * w)", "- decay * w)", "the weight decay has the wrong sign, and weights grow: subtract it"),
         Mistake("m / (1 - betas[0] ** step)", "m", "m̂ lacks the correction of the bias: divide m by 1 − β₁^step"),
-        Mistake("v / (1 - betas[1] ** step)", "v", "v̂ lacks the correction of the bias: divide v by 1 − β₂^step"),
+        Mistake("v / (1 - betas[1] ** step)", "v", "v̂ lacks the bias correction: divide v by 1 − β₂^step"),
         Mistake(
             "m_hat = m / (1 - betas[0] ** step)\n    v_hat = v / (1 - betas[1] ** step)",
             "m_hat, v_hat = m, v",

@@ -123,7 +123,7 @@ class Convolution(nn.Module):
 
 
 def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Tensor:
-    """Return x (B, T, X) after causal convolutions, side by side over the channels, which begin anew in each document,
+    """Return x (B, T, X) after causal convolutions, side by side over the channels, which are reset at each document,
     in at least fp32."""
     exact = torch.promote_types(x.dtype, torch.float32)
     weight = torch.cat([one.weight[:, 0] for one in convolutions]).to(exact)

@@ -1,7 +1,7 @@
 """Earlier tokens in parts of one's own: the vector of the token before, and a state that each token changes.
 
 Both read and write states of the cache, one for each call in a layer, which are found by the decoder's first forward.
-They begin anew in each packed document, and rows may be ragged, rolled back and snapshotted.
+They are reset at each packed document, and rows may be ragged, rolled back and snapshotted.
 
 Shapes: B rows, T tokens in this call, W states that a call keeps.
 """

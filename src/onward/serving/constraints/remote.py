@@ -1,4 +1,5 @@
-"""Constraints that other processes compute: the server waits for each for a limited time, and keeps what is prepared.
+"""Constraints that other processes compute: the server waits for each for a limited time, and caches prepared
+constraints.
 
 Shapes: V vocabulary.
 """

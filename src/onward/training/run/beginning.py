@@ -73,7 +73,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Given:
-    """What a program gives to a new run beside its configuration; see `Run.start`."""
+    """The arguments of a new run in addition to its configuration; see `Run.start`."""
 
     model: Decoder | None
     loss: Loss | LossFunction | None

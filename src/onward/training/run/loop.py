@@ -119,7 +119,7 @@ class Loop(Shown):
                     if step.failure:
                         yield self.roll_back(plan, step, first)
                         yield from self.validate()
-                        break  # other windows follow than those that were prepared ahead
+                        break  # the next windows differ from those that were prepared ahead
                     seconds = perf_counter() - began
                     self.progress = replace(self.progress, position=plan.next_position, seconds=seconds)
                     yield self.log.write(step)
