@@ -63,7 +63,11 @@ DATA: dict[str, Case] = {
         "line 1: messages are not a list",
     ),
     "an unknown role": ({"messages": [TALK[0], {**TALK[1], "role": "bot"}]}, PLAIN, "no token is trained, since the"),
-    "a user alone": ({"messages": TALK[:1]}, PLAIN, "line 1: no token is trained, since the assistant says nothing"),
+    "a user alone": (
+        {"messages": TALK[:1]},
+        PLAIN,
+        "line 1: no token is trained, since the messages contain no answer",
+    ),
     "tools of text": ({"messages": TALK, "tools": "x"}, PLAIN, "line 1: tools are 'x': give a list of JSON schemas"),
     "an image": (
         {"messages": [{**TALK[0], "content": [{"type": "image_url", "image_url": "x"}]}, TALK[1]]},

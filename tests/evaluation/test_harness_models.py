@@ -77,7 +77,8 @@ def test_log_likelihoods_of_tokens_are_equal(pair: tuple[Any, Any]) -> None:
 
 
 def test_rolling_log_likelihoods_are_equal(pair: tuple[Any, Any]) -> None:
-    # no text repeats itself: the library confuses windows whose tokens are equal but for their split into two parts
+    # no text repeats itself: the library confuses windows whose tokens are equal and differ only in their split into
+    # two parts
     rng = random.Random(0)
     texts = [("a",), (TEXT,), (" ".join(rng.sample(TEXT.split() * 9, 120)),), ("".join(rng.choices(TEXT, k=LENGTH)),)]
     ours, theirs = (

@@ -1,4 +1,4 @@
-"""Stop texts end an answer wherever tokens are cut, and never show."""
+"""Stop texts end an answer however they are split into tokens, and never appear in it."""
 
 from hypothesis import given
 from hypothesis import strategies as st

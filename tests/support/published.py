@@ -377,7 +377,7 @@ def renamed(name: str, found: Release) -> str:
 
 
 def stored(name: str, tensor: torch.Tensor, found: Release) -> torch.Tensor:
-    """As the hub has it: in bf16 but for routing biases, and transposed where `found` says so."""
+    """As stored on the hub: in bf16 except for routing biases, and transposed where `found` requires it."""
     turned = bool(found.transposed and re.search(found.transposed, name))
     dtype = torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
     return (tensor.mT if turned else tensor).to(dtype).contiguous()

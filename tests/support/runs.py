@@ -29,7 +29,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_adapters(one: Path, other: Path) -> None:
-    """Bit for bit, and the same metrics but for seconds."""
+    """Bit for bit, and the same metrics except for seconds."""
     for name in "adapter_model.safetensors", f"checkpoints/{saves(one)[-1].name}/state.safetensors":
         first, second = read_tensors(one / name), read_tensors(other / name)
         assert first.keys() == second.keys()

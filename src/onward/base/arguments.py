@@ -281,7 +281,7 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Match the arguments of a call with the parameters of a function, as inspect does, but for a UserError."""
+    """Match the arguments of a call with the parameters of a function, as inspect does, but raise a UserError."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # so that an error of the output is reported here and not when Python ends
             return status
         except KeyboardInterrupt:
-            if os.environ.get("RANK", "0") == "0":  # one rank says it
+            if os.environ.get("RANK", "0") == "0":  # one rank reports it
                 streams.complain("\nonward: interrupted")
             return 130
         except BrokenPipeError:  # the reader of the output has gone

@@ -111,7 +111,7 @@ def of_rows(operation: Operation, dim: int) -> tuple[Tensor, int]:
     NotCompilable unless the operation works along the last dimension, `dim`, and the tensor is in fp32."""
     x = operation.arguments[0]
     if dim % x.dim() != x.dim() - 1 or x.dtype != torch.float32:
-        raise NotCompilable(f"{name_of(operation)} over other dimensions than the last, or in another dtype than fp32")
+        raise NotCompilable(f"{name_of(operation)} over dimensions other than the last, or in a dtype other than fp32")
     return x, x.size(-1)
 
 

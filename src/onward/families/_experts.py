@@ -86,7 +86,7 @@ def mixture_keys(
 
 
 def dense_or_sparse(c: DecoderConfig) -> dict[str, Any]:
-    """The key of a config.json that says which layers have experts."""
+    """The key of a config.json that lists the layers with experts."""
     return {"mlp_layer_types": [KINDS[isinstance(at(c.mlp, i), Experts)] for i in range(c.n_layers)]}
 
 

@@ -26,7 +26,7 @@ def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
 def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
 def require(part: object, /, *kinds: type[Part]) -> Part:
     """Return `part`, a component of a decoder such as its norm, if it is an instance of one of the classes `kinds`.
-    Raises Inexpressible, which says that a family has no such decoder, for any other part and for a tuple of parts, one
+    Raises Inexpressible (the family has no such decoder) for any other part and for a tuple of parts, one
     per layer."""
     if isinstance(part, kinds):
         return part

@@ -33,7 +33,7 @@ from onward.serving.usage import of_chat, usage_of
 from onward.text.chat import Chat, chat_of
 
 router = APIRouter(tags=["OpenAI"])
-ENDS = "add_generation_prompt", "continue_final_message"  # fields that say how the prompt ends
+ENDS = "add_generation_prompt", "continue_final_message"  # fields for the end of the prompt
 
 
 class ChatMessage(BaseModel):

@@ -172,7 +172,7 @@ class Chat:
                 result.append(self.example(own))
             turns = [*kept, new]
         if not turns:
-            raise UserError("no token is trained, since the assistant says nothing: add an answer")
+            raise UserError("no token is trained, since the messages contain no answer: add one")
         return [*result, self.example(turns)]
 
     def turn(self, talk: Messages, index: int) -> Turn:
@@ -216,8 +216,8 @@ class Chat:
         if same < len(before):  # a finished answer begins differently, for example without an open <think>
             if same < shared_length(before, talk.rendered(talk.messages[:index], False)):
                 raise UserError(
-                    f"Cannot train message {index + 1}, because the chat template writes the messages before it "
-                    "differently once it is there: name another template"
+                    f"Cannot train message {index + 1}, because the chat template writes earlier messages differently "
+                    "when it follows: name another template"
                 )
             same = next((at for _, at, end in self.controls(text) if at < same < end), same)
             other = text[same : same + SHOWN]

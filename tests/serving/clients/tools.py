@@ -1,4 +1,4 @@
-"""The tools of an agent that travels in three steps, for the clients in this folder."""
+"""The tools of a travel agent that answers in three steps, for the clients in this folder."""
 
 from typing import Any
 

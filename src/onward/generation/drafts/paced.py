@@ -24,7 +24,8 @@ BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
-COST = 0.06  # of a further token, relative to a step; measured for dense models of 30 and 124 million parameters
+# cost of each proposed token, relative to a step; measured for dense models of 30 and 124 million parameters
+COST = 0.06
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
 SMALLEST = 4_000_000  # number of weights below which the work around the matrix products dominates a step
 

@@ -225,7 +225,7 @@ TRAINING = {
     "held out": Check(
         "batches and validation batches",
         f"searches the training batches for passages of {PASSAGE} tokens from the validation batches",
-        "the validation loss falls while the model memorizes, and says nothing about new texts",
+        "the validation loss falls while the model memorizes, and does not measure the loss on new texts",
         "split the text first, and take training windows from the training part only",
         held_out,
     ),

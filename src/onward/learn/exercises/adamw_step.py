@@ -50,7 +50,8 @@ EXERCISE = Exercise(
         Mistake(
             "m = betas[0] * m + (1 - betas[0]) * g\n",
             "g, decay = g + decay * w, 0\n    m = betas[0] * m + (1 - betas[0]) * g\n",
-            "the weight decay is added to the gradient (Adam with L2): in AdamW it goes past m and v, straight to w",
+            "the weight decay is added to the gradient (Adam with L2): in AdamW, it bypasses m and v and is applied "
+            "to w",
         ),
         Mistake(
             "w - lr * (m_hat / (v_hat.sqrt() + eps) + decay * w)",

@@ -100,8 +100,8 @@ class Constraints:
             del self.preparing[key]
 
     async def problem(self, claims: Callable[[Sequence[int]], list[Claim]], tokens: Sequence[int]) -> str:
-        """Return the sentence that says why a complete answer does not hold one of its claims; "" if it holds all. A
-        separate process checks each, with limits on time and memory."""
+        """Return a sentence with the reason why a complete answer does not meet one of its claims; "" if it meets all.
+        A separate process checks each, with limits on time and memory."""
         loop = asyncio.get_running_loop()
         for claim in await loop.run_in_executor(self.checks, claims, tokens):
             if problem := await loop.run_in_executor(self.checks, self.check, claim):
@@ -188,8 +188,8 @@ class Parent:
 
 
 class Child:
-    """The process of one constraint over the token ids below `size`. `failure` says why it has ended, `users` are the
-    constraints in use, and `first` is the constraint of an empty answer."""
+    """The process of one constraint over the token ids below `size`. `failure` is the reason why it has ended, `users`
+    are the constraints in use, and `first` is the constraint of an empty answer."""
 
     def __init__(
         self, language: Language, tokenizer: Tokenizer, size: int, end: Collection[int], limits: RequestLimits

@@ -95,7 +95,7 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
     if config.base:
         config = with_merged_base(config, folder)
 
-    # the mesh, unless it depends on the tokenizer's vocabulary; a base model is loaded as it says
+    # the mesh, unless it depends on the tokenizer's vocabulary; a base model is loaded for this mesh
     known = known_decoder(config, given.model) if processes or config.mesh else None
     if known:
         processes = planned(config, known, processes)
