@@ -14,7 +14,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hub-")  # the cache of the hub is empty
-os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"]  # and that of kept answers and machine code
+os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"]  # and the cache of stored answers and machine code
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more; also of subprocesses
 
 import pytest

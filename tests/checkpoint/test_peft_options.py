@@ -88,7 +88,7 @@ REFUSED: dict[str, list[Any]] = {
     "use_qalora": [True],
     "init_lora_weights": ["pissa_niter_4"],
 }
-UNMADE: dict[str, list[Any]] = {  # those that PEFT makes with other programs, data or adapters only
+UNMADE: dict[str, list[Any]] = {  # initializations that PEFT makes only with other programs, data or adapters
     "arrow_config": [{"top_k": 2}],
     "megatron_config": [{"hidden_size": 4}],
     "init_lora_weights": ["lora_ga", "corda", "loftq", "of tomorrow"],

@@ -237,7 +237,7 @@ def test_killed_writer_leaves_a_complete_save(count: int, tmp_path: Path) -> Non
         assert assert_loads(run, newest) == []
         assert read_json(run / "checkpoints/best.json")["step"] <= newest
         again = Saver(run, 2)
-        save(again, newest)  # which is there, and written no more
+        save(again, newest)  # the file exists, and is no longer written
         again.finish()
         assert not list(run.rglob(".*"))
         last = newest

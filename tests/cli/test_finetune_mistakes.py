@@ -352,7 +352,7 @@ def test_mistakes_are_one_sentence_and_no_run_is_begun(
     assert last.startswith("onward: ")
     assert sentence in last
     assert "Traceback" not in said.err
-    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):  # which are called in the run alone
+    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):  # called only during the run
         assert not Path("run/result.json").exists()
         return
     assert said.err.count("\n") == 1

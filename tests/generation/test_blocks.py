@@ -102,7 +102,7 @@ def run_many() -> None:
 def test_random_programs_notice_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, broken = MUTANTS[mutant]
     monkeypatch.setattr(f"onward.generation.cache.blocks.{place}", broken)
-    if broken is first_run:  # and does not mind what is missing
+    if broken is first_run:  # and accepts missing blocks
         found = "onward.generation.cache.blocks.BlockPool.prefix_blocks"
         monkeypatch.setattr(found, lambda self, hashes: [self.hash_to_block.get(h, NULL_BLOCK) for h in hashes])
         monkeypatch.setattr("onward.generation.cache.blocks.BlockPool.can_continue", lambda self, row, start: True)

@@ -143,7 +143,7 @@ def test_request_has_the_same_tokens_in_every_batch_cache_and_chunking(mix: int)
         request.tokens = plainly(model, request)
     engine = Engine(model, rows=rows, cache=cache_of(model, random, rows, chunk), draft=DRAFTS[draft]())
     waiting = list(together)
-    while waiting or engine.busy:  # they come at different times
+    while waiting or engine.busy:  # requests arrive at different times
         for _ in range(random.randint(0, 2)):
             if waiting:
                 engine.add(waiting.pop(0))

@@ -61,7 +61,7 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
     with torch.device("meta"):
         model = Decoder(config.decoder(Tokenizer.load(tmp_path / "run").vocab_size))
     weights, block = (sum(p.nbytes for p in module.parameters()) for module in (model, model.blocks[0]))
-    averages = int(average > 0)  # as large as the weights
+    averages = int(average > 0)  # tensors as large as the weights
     share = (1 + averages) * weights / 2
     for (begun, _), (begun_again, _) in zip(started, resumed):
         assert begun <= 2 * share + 4 * block, "its share, and a copy to save"

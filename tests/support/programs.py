@@ -20,7 +20,7 @@ class Row:
     """The content of a cache row."""
 
     text: list[int]  # the tokens that are in the cache
-    waiting: list[int]  # those of the prompt that are not
+    waiting: list[int]  # the tokens of the prompt that are not cached
     low: int = 0  # the number of tokens by which it can be rolled back
 
 

@@ -78,7 +78,7 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
             onward.Decoder(config)(tokens, positions=torch.arange(8)[None], cache=cache)
 
     def without_kernels() -> None:
-        torch.set_default_dtype(torch.float64)  # which no kernel takes
+        torch.set_default_dtype(torch.float64)  # no kernel accepts this value
         try:
             forward()
         finally:

@@ -136,7 +136,7 @@ def test_answers_under_edits_are_those_of_the_whole_text(way: str) -> None:
             logits = model(torch.tensor([[*request.prompt, *request.tokens]]))[0]
             assert request.tokens == logits[len(request.prompt) - 1 : -1].argmax(-1).tolist()
             if len(request.prompt) == 5:
-                assert request.tokens[9 - 5] == 7  # which the logits at position 8 predict
+                assert request.tokens[9 - 5] == 7  # predicted by the logits at position 8
 
 
 @pytest.mark.filterwarnings("ignore::onward.tracing.listening.Uncompiled")

@@ -227,7 +227,7 @@ def test_validations_before_the_last_are_left_out_where_time_is_short(
     run.budget = Budget(10 * 1.0 + 5 * 2.0 + 4.0, Costs(step, 2.0, 4.0), lambda: now)
     steps: list[int] = []
     for event in run.train():
-        now += step if isinstance(event, Step) else validation  # which the caller spends on it
+        now += step if isinstance(event, Step) else validation  # time that the caller spends on it
         steps += [event.step] if isinstance(event, Validation) else []
     assert steps == validated
 

@@ -33,7 +33,7 @@ from onward.training.reinforcement.replay import Question, Replay
 from support.finetuning import base_model, config, tokenizer, write_rows
 from support.runs import assert_same_run, metrics
 
-TEXT = train_tokenizer("char", ["0123456789+=?#"])  # of which # ends a turn
+TEXT = train_tokenizer("char", ["0123456789+=?#"])  # the character # ends a turn
 CHARS = Tokenizer(TEXT.inner, eos="#")
 
 

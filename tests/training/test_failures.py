@@ -185,7 +185,7 @@ def test_killed_rank_is_named_by_the_other(story_file: Path, tmp_path: Path) -> 
     run = Run.start(config(story_file, tmp_path / "run", steps=100_000, validate_every=50_000, accumulation=2)).folder
     command = f"echo $$$$ > {shlex.quote(str(tmp_path))}/pid$RANK; exec {TRAIN} --resume {shlex.quote(str(run))}"
     words = [*LAUNCH, "--no-python", "sh", "-c", command]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as launched:  # of which $$$$ is the $$ of sh
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as launched:  # $$$$ becomes the $$ of sh
         rows, until = run / "metrics.jsonl", time.monotonic() + 60
         while not (rows.exists() and rows.stat().st_size) and time.monotonic() < until:
             time.sleep(0.01)

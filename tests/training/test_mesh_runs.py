@@ -105,7 +105,7 @@ def train_during_a_save(out: Path, settings: dict[str, Any]) -> list[list[str]]:
     def stop() -> bool:
         if run.step == 3 and not may_write.is_set():
             seen.append([folder.name for folder in saves(out)])
-            run.processes.wait()  # both have looked
+            run.processes.wait()  # both processes have read it
             may_write.set()
         return run.step == 5
 

@@ -65,7 +65,7 @@ NEEDED = {"teacher": "other", "reward": reward_of("length(characters=5)")}
 CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
 WITH: dict[str, dict[str, Any]] = {name: {"iterations": 3} for name in CLIPS}
 EQUAL = {"loss_chunk", "reference"}  # another way to compute the same
-EQUAL |= {"environment", "replay"}  # which change what a model learns that writes expressions, and in longer runs
+EQUAL |= {"environment", "replay"}  # these only affect models that write expressions, and longer runs
 ROWS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": f"{i} + 3?", "answer": str(i)} for i in range(4)],
     "pair": [{"prompt": f"{i} + 3?", "chosen": f"It is {i}.", "rejected": "be brief" + "!" * i} for i in range(4)],

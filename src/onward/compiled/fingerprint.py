@@ -145,8 +145,8 @@ def fingerprint_of_parts(model: Decoder) -> str:
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """Return a hash of a tensor's bytes, fast enough that reading memory is the limit: sums of 64-bit words, modulo 2
-    ** 64, along two directions, so that numbers in another order give another hash."""
+    """Return a hash of a tensor's bytes, limited only by the memory bandwidth: sums of 64-bit words, modulo 2 ** 64,
+    along two directions, so that a different order gives a different hash."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

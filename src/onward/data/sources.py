@@ -44,7 +44,8 @@ from onward.data.reading import READING, Reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}  # two of them: a folder of a run or of tokens
+# a folder with two of these files is a run or has tokens
+OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}
 BATCH_ROWS = 64  # rows of a dataset that are read at a time
 COPY_BYTES = 1 << 20  # bytes of a stream that are copied at a time
 HUB = "hf://"

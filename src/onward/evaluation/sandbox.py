@@ -151,7 +151,7 @@ def main() -> None:
         os.dup2(nothing, descriptor)
     limit_resources(job["seconds"], job["memory"])
     if sys.platform == "linux":
-        libc.prctl(SIGNAL_OF_PARENT, signal.SIGKILL)  # as soon as the parent ends
+        libc.prctl(SIGNAL_OF_PARENT, signal.SIGKILL)  # the system ends the child with its parent
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         limit_files()
         drop_capabilities()

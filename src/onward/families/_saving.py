@@ -41,7 +41,9 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
         ours = family.to_hf(config)
     except UserError:
         return None
-    others = {key: value for key, value in original.items() if key != "rope_scaling"}  # which would outdo ours
+    others = {
+        key: value for key, value in original.items() if key != "rope_scaling"
+    }  # the original key would override ours
     for hf in {**ours, **original}, {**others, **ours}:
         try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
             if family.config(hf) == config:

@@ -159,7 +159,7 @@ def bias_mistake(weights: Tensor) -> tuple[str, bool]:
         return "", False
     steps = logs.diff(dim=-1)
     if largest(steps - steps.mean(-1, keepdim=True)) > 1e-2 * largest(steps):
-        return "", True  # not a line, such as learned biases
+        return "", True  # not linear in the distance, such as learned biases
     slopes = steps.mean(-1)
     if bool((slopes > 1e-3 * largest(slopes)).any()):
         return "scores grow with distance: the bias has the wrong sign", True

@@ -237,7 +237,7 @@ class Child:
         return np.unpackbits(np.frombuffer(given[0], np.uint8), count=self.size).astype(bool), given[1]
 
     def after(self, source: int, target: int, token: int) -> tuple[np.ndarray, bool]:
-        """Make the state `target` from another one and a token, and return the `reply`."""
+        """Create the state `target`, which follows the state `source` after a token; return the `reply`."""
         with self.lock:
             if self.failure or self.connection is None:
                 raise UserError(self.failure)
