@@ -101,7 +101,7 @@ def test_program_follows_the_number_of_threads(threads: Callable[[int], None]) -
             assert program.binding.scratch.size(0) == count
 
         def elsewhere() -> None:
-            torch.set_num_threads(2)  # of this thread of Python
+            torch.set_num_threads(2)  # of this Python thread
             with torch.no_grad():
                 assert_step_equals(5)
 

@@ -93,7 +93,7 @@ class AltUpModule(nn.Module):
         return self.router(self.router_norm(x) * x.size(-1) ** -1.0).float().tanh().type_as(x)  # type: ignore[no-any-return]
 
     def predicted(self, x: Tensor) -> Tensor:
-        """The streams (B, T, S, D) that the layer works on, from those before it."""
+        """The streams (B, T, S, D) that the layer works on, computed from the streams before the layer."""
         mix = self.predict(self.route(x[..., self.active, :])).unflatten(-1, (x.size(-2), -1))
         return x + mix @ x
 

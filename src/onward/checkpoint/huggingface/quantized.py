@@ -16,7 +16,7 @@ from onward.families import HF
 
 @dataclass(frozen=True)
 class Format:
-    """A weight that is stored as several tensors, each with the name of its module and an ending."""
+    """A weight that is stored as several tensors, each with the name of its module and a suffix."""
 
     endings: Sequence[str]  # names of the tensors that it always has; no other weight has a tensor of the first name
     read: Callable[[str, Parts, Config], StoredTensor]

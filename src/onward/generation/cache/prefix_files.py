@@ -73,7 +73,7 @@ class PrefixFiles:
         return vectors
 
     def make_room(self, size: int) -> None:
-        """Remove the files that were used longest ago, until `size` more bytes fit."""
+        """Remove the least recently used files, until `size` more bytes fit."""
         total = sum(self.list().values()) + size
         while self.sizes and total > self.size:
             name = next(iter(self.sizes))

@@ -127,7 +127,7 @@ class Constraints:
             self.failed.popitem(last=False)
 
     def make_room(self) -> None:
-        """End the process of the constraint that was used longest ago, if there are too many."""
+        """End the process of the least recently used constraint, if there are too many."""
         if len(self.kept) + len(self.preparing) < self.limits.max_constraints:
             return
         unused = next((key for key, child in self.kept.items() if not child.users), None)

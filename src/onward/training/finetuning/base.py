@@ -115,7 +115,7 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
     first = locate(config.base)
     if not is_adapter(first):
         if config.first:
-            raise UserError(f"first is only for an adapter, which {config.base} is not: leave it out")
+            raise UserError(f"Cannot use first, because {config.base} is not an adapter: leave it out")
         return config
     if config.first == "frozen":
         return config
