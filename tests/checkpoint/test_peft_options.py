@@ -128,7 +128,7 @@ def written(base: Path, folder: Path, seed: int, **options: Any) -> torch.Tensor
 
 @torch.no_grad()
 def assert_logits(base: Path, folder: Path, wanted: torch.Tensor) -> None:
-    """With the adapter in the forward, and merged."""
+    """Compare logits with PEFT's, with the adapter in the forward and merged."""
     ours, hf = load_model(base)
     load_adapter(ours, folder, hf)
     ours.eval()

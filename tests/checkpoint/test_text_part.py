@@ -54,7 +54,7 @@ OTHERS = [
 def wrapped(
     folder: Path, beginning: str = OLD, head: str = "lm_head.", text: dict[str, Any] | None = None, **outer: Any
 ) -> Decoder:
-    """A small Llama inside of a model with encoders, whose tensors no one should look at. Returns the Llama."""
+    """A small Llama inside a model with encoders, whose tensors must not be read. Returns the Llama."""
     text = {**LLAMA, **(text or {})}
     model = decoder(read(text)[1])
     save_model(model, folder, text)

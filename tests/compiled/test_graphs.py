@@ -22,7 +22,7 @@ CUDA = pytest.mark.skipif(device().type != "cuda", reason="needs a GPU: pytest -
 
 
 def repeated(step: Callable[[], Tensor]) -> Replay:
-    """As `captured`, where graphs cannot be."""
+    """Replaces `captured` on devices without graphs."""
     result = step().clone()
     return lambda: result.copy_(step())
 

@@ -171,7 +171,7 @@ def test_perplexity_of_a_file_is_that_of_wikitext(tmp_path: Path, tmp_path_facto
 
 
 def test_our_loss_is_their_rolling_log_likelihood(pair: tuple[Any, Any]) -> None:
-    """Of a text that fits into the context. The library also predicts a token that the tokenizer puts before texts."""
+    """For texts that fit into the context. The library also predicts a token that the tokenizer puts before texts."""
     ours, theirs = pair
     for text in "The cat sat on the mat.", "One day":
         (nats,) = theirs.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,)]), disable_tqdm=True)

@@ -85,7 +85,7 @@ def test_hypotheses_and_scores_equal_transformers(pairs: list[tuple[Decoder, Any
 
 @torch.no_grad()
 def logprobs(model: Decoder, tokens: list[int]) -> list[float]:
-    """Of the next token, without a cache."""
+    """The log-probabilities of the next token, without a cache."""
     return model(torch.tensor([tokens]))[0, -1].log_softmax(-1).tolist()
 
 

@@ -1,4 +1,4 @@
-"""Requests and engines that cannot work are refused in a sentence, and a request that fails does so alone."""
+"""Requests and engines that cannot work are refused in one sentence, and a failing request does not affect others."""
 
 import math
 from collections.abc import Callable

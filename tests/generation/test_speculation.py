@@ -42,7 +42,7 @@ def distribution(table: Tensor, texts: Sequence[Sequence[int]], s: Sampling) -> 
 
 
 def proposals(requests: Sequence[Request], kind: str) -> list[Proposal]:
-    """Of 0, 1 or 2 tokens: drawn from the drafter with the random numbers of the model, or any."""
+    """Proposals of 0, 1 or 2 tokens: drawn from the drafter with the random numbers of the model, or any."""
     texts = [r.prompt + r.tokens for r in requests]
     rooms = [min(AHEAD, LONG - 1 - len(r.tokens), r.seed % 3) if kind != "none" else 0 for r in requests]
     if kind != "drawn":

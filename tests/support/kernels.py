@@ -205,7 +205,8 @@ def attentions(memory: Allocator) -> Found:
 
 
 def causal_windows(memory: Allocator) -> Found:
-    """Of whole and of strided tensors, with one and with several query heads for a key; the other side in fp64."""
+    """Causal attention of contiguous and strided tensors, with one and with several query heads for a key; the other
+    side in fp64."""
     forms = (1, 16, 1, 1, 16), (2, 48, 4, 2, 32), (3, 32, 6, 2, 48), (2, 64, 3, 3, 16)  # B, T, H, K, E
     for (dtype, bound), form, strided in product(DTYPES.items(), forms, (False, True)):
         rows, tokens, heads, kv_heads, width = form
@@ -228,7 +229,7 @@ def causal_windows(memory: Allocator) -> Found:
 def managers(
     config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype, quantized: bool = False
 ) -> tuple[CacheManager, ...]:
-    """Of a contiguous cache, one that grows, and a paged one, for 12 positions."""
+    """The managers of a contiguous, a growing and a paged cache, for 12 positions."""
     given: dict[str, Any] = {"dtype": dtype, "quantized": quantized}
     return (
         CacheManager(KVCache(config, rows, 12, chunk, **given)),

@@ -94,7 +94,7 @@ def test_edits_with_a_cache_are_those_of_the_whole_text(name: str, runs: int) ->
 
 
 def paged(model: Decoder) -> CacheManager:
-    """With memory for one and a half of the requests."""
+    """A paged cache with memory for one and a half requests."""
     return BlockManager(PagedKVCache(model.config, 3, 12, 4, blocks=8, block_size=2, dtype=model.dtype))
 
 

@@ -63,7 +63,7 @@ def killed_elsewhere(processes: Processes) -> None:
 
 
 def user_error_and_sigterm(processes: Processes) -> None:
-    """As torchrun does, a moment later, to the ranks that are left."""
+    """Send SIGTERM to the other rank, as torchrun does a moment later to the remaining ranks."""
     kill(processes, 1 - processes.rank, signal.SIGTERM)
     user_error(processes)
 

@@ -128,7 +128,7 @@ def examples_of(options: Options, out: Path) -> dict[str, Any]:
     announce(options.sources)
     reading = Reading(options.field, options.encoding, options.raw, options.repeated_lines)
     judged: dict[str, Any] = {"judge": options.judge, "judge_model": options.judge_model, "most": options.examples}
-    say("making examples of the documents")
+    say("making examples from the documents")
     try:
         with progress_bars(counted=True) as progress:
             made = ask(options.sources, out, options.base_model, reading=reading, progress=progress, **judged)

@@ -105,7 +105,7 @@ def modes(s: Subject) -> Outcome:
             f"two calls in train mode without dropout differ by {random:.1e}: calls cannot be compared",
         )
     if not s.is_causal:
-        return "not applicable", "later tokens change earlier logits, even in eval mode"
+        return "not applicable", "later tokens change earlier logits, also in eval mode"
     worst = max(s.leak(plain, later), largest(others - plain))
     dropout = f"dropout of up to {rate:g} is active" if rate else "no dropout is active"
     where = "a module that uses batch statistics, such as nn.BatchNorm1d"

@@ -109,7 +109,7 @@ def arranged(options: Options) -> "Replicas":
 
 
 def chosen(options: Options, count: int) -> tuple["Mesh", str]:
-    """The default mesh, with a sentence if it divides the model: replicas if a device can hold a whole model and a
+    """The default mesh, with a message if it divides the model: replicas if a device can hold a whole model and a
     batch, or if an option or a model is not for a division; else the smallest tensor axis with which a process's part
     fits or, if none does, the largest."""
     from onward.cli.commands.evaluate.divided import outline_of
