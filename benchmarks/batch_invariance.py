@@ -5,7 +5,8 @@
 The same 8 requests are decoded alone, together, and together with 32 others. Every vector of logits is drawn from with
 many seeds. Printed for each vocabulary, model, precision and number of requests: the largest difference from the logits
 alone, and how many of 100,000 draws differ. The models have width 64 and 2 layers: random weights, and weights trained
-for 100 steps on tokens of which each follows from the one before it, with noise of Zipf's law. --model takes a folder.
+for 100 steps on sequences in which each token depends on the previous one, with noise drawn by Zipf's law. --model
+takes a folder.
 """
 
 import argparse
@@ -22,7 +23,8 @@ VOCABULARIES = [23, 512, 50_257, 151_936]
 
 
 def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
-    """Tokens (rows, length): each is 5 times the one before it plus a number of Zipf's law, modulo the vocabulary."""
+    """Tokens (rows, length): each is 5 times the previous one plus a number drawn by Zipf's law, modulo the vocabulary
+    size."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.rand(rows, length, generator=generator, dtype=torch.float64).reciprocal().clamp(max=vocabulary).long()
     tokens = [noise[:, 0] % vocabulary]

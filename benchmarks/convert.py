@@ -4,7 +4,7 @@
     python -m benchmarks.convert --layers 2          a smaller one, to try it
 
 MB/s are those of the fp32 weights that are read, once of the whole command and once without its start-up, which is the
-time of `import torch, onward.api.folders` in an own process. Bytecode is cached, as it is once Onward is installed.
+time of `import torch, onward.api.folders` in a separate process. Bytecode is cached, as it is once Onward is installed.
 Each command runs in a new process, best of `--rounds`; its memory is what it allocates, without the mapped input,
 measured a hundred times a second. Loading is timed in this process, in turns, with the files in the system's cache.
 """
@@ -66,7 +66,7 @@ def run(out: Path, rounds: int, *words: str) -> tuple[float, float]:
 
 
 def start_up(rounds: int) -> float:
-    """The least seconds that it takes to start Python and to import what a conversion needs."""
+    """The minimum time in seconds to start Python and import the modules that a conversion needs."""
     times = []
     for _ in range(rounds + 1):  # the first caches the bytecode
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Whole requests with the draft head beside a model and without, in turns; the texts must be equal.
+"""Complete requests with and without the model's draft head, in turns; the texts must be equal.
 
     onward finetune MODEL DATA --method draft
     python -m benchmarks.draft_head MODEL --prompt "Once upon a time" --prompt "One day"

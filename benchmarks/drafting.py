@@ -1,12 +1,12 @@
-"""Whole requests with the drafts that are on by default, and without: code edits, summaries and replies with
+"""Complete requests with the default drafts, and without drafts: code edits, summaries and replies with
 quotations, and texts that quote nothing.
 
     python -m benchmarks.drafting --model 30M --dtype bfloat16 --rounds 5
 
 No trained model of this size is at hand. The model of a given size has random weights, and its answers are forced
 (`forced_tokens`): real changes of this repository's files, sentences of its pages between others, plays. The times are
-thus those of the model's shape, and the acceptance is that of a model that writes exactly these texts. stories260K, if
-it is there, is trained, and writes its own stories. Both ways of each request take turns.
+therefore those of a model of this shape, and the acceptance rate is that of a model that writes exactly these texts.
+stories260K, if it is there, is trained, and writes its own stories. Both ways of each request take turns.
 """
 
 import argparse

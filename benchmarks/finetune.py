@@ -1,4 +1,5 @@
-"""Fine-tuning beside TRL and PEFT: tokens per second of SFT, with LoRA and without, steps per second of GRPO, memory.
+"""Fine-tuning compared with TRL and PEFT: tokens per second of SFT, with LoRA and without, steps per second of GRPO,
+memory.
 
     python -m benchmarks.finetune [--rounds 2] [--precision bf16]
 

@@ -5,8 +5,8 @@
     python -m benchmarks.first_token --tiny                    a tiny model: shows that everything runs
 
 The model has the shape of GPT-2 (12 layers, width 768), the vocabulary of `--vocabulary` and random weights. The time
-of a part is without that of parts inside, the median of `--rounds`; `beside` is all but the forward pass. It is the
-time of the process's threads, which other work on the machine changes less than the time on the clock.
+of a part excludes that of nested parts and is the median of `--rounds`; `beside` is all but the forward pass. CPU time
+of the process's threads is measured, because other work on the machine affects it less than wall-clock time.
 
 columns:
   generate, stream, chat   a call in Python

@@ -1,4 +1,4 @@
-"""Generation and training on a GPU, with the shares of its bandwidth and arithmetic, beside transformers.
+"""Generation and training on a GPU, with the utilization of its bandwidth and arithmetic, compared with transformers.
 
     python -m benchmarks.gpu                       prints the tables as Markdown; needs about 40 GB of GPU memory
     python -m benchmarks.gpu --model smollm2-135m  a smaller model
@@ -98,7 +98,7 @@ def timed(run: Any, device: torch.device) -> float:
 
 
 def peers(options: argparse.Namespace, device: torch.device) -> str:
-    """Prompts and their answers in bf16, beside transformers."""
+    """Prompts and their answers in bf16, compared with transformers."""
     config, prompt, new = decoder_of(options.model, VOCABULARY), options.prompts[0], options.new
     rows = []
     for count in ROWS:

@@ -1,4 +1,4 @@
-"""The cost of looking inside: tracing, lens, scores of heads and attribution patching, beside plain forwards.
+"""The cost of inspection: tracing, lens, head scores and attribution patching, relative to plain forwards.
 
     python -m benchmarks.inspect [--rounds 5]
 

@@ -1,4 +1,5 @@
-"""K types: sizes and perplexities of our GGUF files beside those of llama.cpp's own quantize, of the same model.
+"""K types: sizes and perplexities of our GGUF files, compared with those that llama.cpp's quantize makes of the same
+model.
 
     python -m benchmarks.kquants                     trains a small model on tinyshakespeare first, a few minutes
     python -m benchmarks.kquants --model FOLDER      another one; its rows must be multiples of 256

@@ -1,4 +1,4 @@
-"""Learning a BPE vocabulary: Onward's trainer beside `tokenizers`, and others where they are installed.
+"""Learning a BPE vocabulary: Onward's trainer compared with `tokenizers`, and with others if they are installed.
 
     python -m benchmarks.learning FILE                    at most 1,000 MB of a text file, 32,768 ids
     python -m benchmarks.learning --megabytes 100         of the Python files that are installed here

@@ -1,4 +1,4 @@
-"""The memory of gradients and optimizer that LoRA, DoRA and QLoRA need, beside training all weights.
+"""The memory of gradients and optimizer that LoRA, DoRA and QLoRA need, compared with training all weights.
 
     python -m benchmarks.lora [--rank 16]
 

@@ -1,4 +1,4 @@
-"""Training beside nanoGPT on the CPU: its model and loop, and the recipe of its README.
+"""Training compared with nanoGPT on the CPU: its model and loop, and the recipe of its README.
 
     git clone https://github.com/karpathy/nanoGPT
     python -m benchmarks.nanogpt speed --nanogpt nanoGPT      steps per second at equal sizes, data and batch, in turns
@@ -139,7 +139,7 @@ def our_run(text: str, seconds: float, work: Path) -> tuple[float, dict[str, flo
 
 
 def recipe(folder: Path, text: str) -> None:
-    """Print what nanoGPT's recipe reaches, and Onward in a seventh of its time and in all of it."""
+    """Print the loss of nanoGPT's recipe, and that of Onward in a seventh of its time and in the same time."""
     with TemporaryDirectory() as work:
         whole, loss = their_recipe(folder, text, Path(work))
     print(f"nanoGPT         {whole:6.0f} s   loss {loss:.4f}")

@@ -1,4 +1,4 @@
-"""Two processes beside one: steps per second of training, and the communication that computation hides.
+"""Two processes compared with one: steps per second of training, and the communication that computation hides.
 
     python -m benchmarks.parallel [--rounds 3] [--steps 6] [--precision fp32]
 
@@ -113,7 +113,7 @@ def communication(trace: profile, seconds: float) -> tuple[float, float]:
 
 
 def merged(spans: Iterable[tuple[float, float]]) -> Spans:
-    """Spans of time in order, those that overlap as one."""
+    """Merge overlapping time spans; return them in order."""
     result: Spans = []
     for start, end in sorted(spans):
         if result and start <= result[-1][1]:

@@ -1,4 +1,5 @@
-"""What `onward plan` expects of this machine beside what it does: `python -m benchmarks.plan [MODEL ...]`.
+"""The speed that `onward plan` predicts for this machine, and the measured speed: `python -m benchmarks.plan [MODEL
+...]`.
 
 For each model, with random weights, in one process: the tokens per second of decoding, in each precision and for one
 row and several, and of training, that the plan says after its calibration, those measured, and their ratio. Decoding is

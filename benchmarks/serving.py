@@ -36,7 +36,7 @@ TABLES = "speed", "shared", "stall"
 
 @dataclass
 class Load:
-    """What the clients of one round saw."""
+    """The measurements of the clients in one round."""
 
     seconds: float = 0.0
     tokens: int = 0
@@ -233,7 +233,7 @@ def main() -> None:
         if shared.rows:
             print(shared.as_text(), flush=True)
         second = Table(
-            "A prompt of 1,900 tokens beside two answers: median time between their tokens",
+            "A prompt of 1,900 tokens during two answers: median time between their tokens",
             ["server", "before, ms", "meanwhile, ms", "factor"],
         )
         for name, url in urls.items() if "stall" in options.tables else []:

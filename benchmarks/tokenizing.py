@@ -56,7 +56,7 @@ def size(texts: list[str]) -> int:
 
 
 def start(folder: str, megabytes: float) -> None:
-    """Make ready what a process needs, which stays on one core."""
+    """Prepare a process, which stays on one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts.extend(read(megabytes))
     for name, way in LIBRARIES.items():

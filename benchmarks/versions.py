@@ -90,7 +90,7 @@ def training_step(out: Path, **options: Any) -> float:
 
 
 def measure_training(folder: Path) -> dict[str, float]:
-    """The time of a training step of the quickstart's model in this version, for two of the sizes that it may have."""
+    """The time of a training step of the quickstart's model in this version, for two of its possible sizes."""
     sizes = {"mini": {}, "96 wide": {"d_model": 96, "n_heads": 3}}
     return {
         f"training step, {name}": training_step(

@@ -1,4 +1,4 @@
-"""What the KV cache saves: time and arithmetic by length.
+"""The time and arithmetic that the KV cache saves, by length.
 
 A decoder generates a token after texts of growing length, first by reading the whole text again, then with the keys and
 values of the text in a cache. Both give the same logits. Without a cache, the arithmetic grows with the length; with a
@@ -61,7 +61,7 @@ def read_again(length: int) -> Tensor:
 
 
 def continued(length: int) -> Tensor:
-    """The same logits, by reading the last of these tokens beside the cache."""
+    """The same logits, computed from the last of these tokens and the cache."""
     return model(text[:, length - 1 : length], torch.tensor([[length - 1]]), cache.view(length=length))
 
 

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, no hub, real data, and one small trained run."""
+"""Fixtures that all tests share: one thread, no hub, real data, and one small trained run."""
 
 import gc
 import os
@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hub-")  # the cache of the hub is empty
-os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"]  # and that of kept answers and machine code
+os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"]  # and the cache of stored answers and machine code
 os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more; also of subprocesses
 
 import pytest
@@ -28,7 +28,7 @@ from support.ranks import Ranks
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("onward")
-for name in "CI", "BUILD_NUMBER":  # with which pytest shows whole differences: of two long lists in hours
+for name in "CI", "BUILD_NUMBER":  # with it, pytest shows full differences, which takes hours for two long lists
     os.environ.pop(name, None)
 os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test loses its power
 gc.disable()  # until all tests are collected: imports make millions of objects and little garbage
@@ -260,15 +260,15 @@ def four() -> Iterator[Ranks]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """The folder of real data beside the repository; tests that use it skip where it is absent."""
+    """The folder of real data next to the repository; tests that use it are skipped if it is missing."""
     if not SHARED.is_dir():
         pytest.skip(f"needs the data in {SHARED}")
     return SHARED
 
 
-@pytest.fixture(scope="module")  # playwright's event loop bars others until it ends
+@pytest.fixture(scope="module")  # playwright's event loop blocks other event loops until it ends
 def browser() -> Iterator[Any]:
-    """Chromium; tests that use it skip where it is absent."""
+    """Chromium; tests that use it are skipped if it is missing."""
     with chromium() as started:
         yield started
 

@@ -45,7 +45,7 @@ INTERNAL = {  # called at each token or step, by other methods
     *("LanguageModel.engine_for", "FinetuneConfig.of"),
     *(f"{name}.{of}" for name in ("Sampling", "GenerationOptions") for of in dir(onward.Sampling) if of[0] != "_"),
 }
-PLACES = {"revision", "base", "folder", "path", "sources", "spec"}  # which a message names by what they hold
+PLACES = {"revision", "base", "folder", "path", "sources", "spec"}  # a message describes these by their content
 BEHIND = {"BlockManager", "CacheManager", "Run"}  # whose methods a scheduler calls, or `train`
 
 
@@ -177,7 +177,7 @@ def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
 
 
 def public() -> Iterator[str]:
-    """The names of all public functions, constructors and methods that take arguments, but for those of parts."""
+    """The names of all public functions, constructors and methods that take arguments, except those of parts."""
     for name in onward.__all__:
         value = getattr(onward, name)
         if not isinstance(value, type):
@@ -221,7 +221,7 @@ PARTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
-    """The exception of a call, None where it has none."""
+    """The exception of a call; None if it raises none."""
     try:
         result = function(**arguments)
         for _ in islice(result, 3) if isinstance(result, Generator | map) else ():

@@ -1,4 +1,4 @@
-"""benchmarks.decode: what it writes and computes, and that its sections run, on a tiny model."""
+"""benchmarks.decode on a tiny model: its files, its computations, and its sections."""
 
 import json
 import subprocess

@@ -36,12 +36,12 @@ PICTURE = re.compile(r"^!\[.+\]\(([\w-]+\.svg)\)$", re.MULTILINE)
 TOLD = re.compile(r'<text class="(?:title|caption)"[^>]*>(.*?)</text>')
 ADDRESS = "http://127.0.0.1:8000"  # of the server of a page
 BEGINNING = ["train", "mybook.txt", "--out", "runs/mybook"]  # of many pages, with or without --time
-KINDS = {"python", "sh", "text", "toml"}  # text: what a command printed
+KINDS = {"python", "sh", "text", "toml"}  # text: the output of a command
 
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the files that the pages speak of; the cache of the hub has their models."""
+    """A folder with the files that the pages mention; the hub cache holds their models."""
     monkeypatch.chdir(tmp_path)
     for slot in Position, Attention:
         monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts that a page defines are forgotten with it
@@ -98,12 +98,12 @@ def shortened(words: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run with which many pages begin, once a page has trained it."""
+    """The run folder with which many pages begin, after a page has trained the run."""
     return tmp_path_factory.mktemp("kept") / "mybook"
 
 
 def run_command(words: list[str], first_run: Path) -> int:
-    """Run a command of `onward`; that with which many pages begin is run once."""
+    """Run a command of `onward`; the command with which many pages begin runs only once."""
     options = words[4:]
     if words[:4] != BEGINNING or (options and options[0] != "--time"):
         return main(shortened(words))

@@ -1,4 +1,4 @@
-"""The examples, run as a user runs them; what they claim is read off what they print."""
+"""The examples, run as a user runs them; their claims are checked against their output."""
 
 import ast
 import importlib.util
@@ -132,8 +132,9 @@ class TestTwoPrompts:
         example = two_prompts()
         model, inputs, targets = example["new_model"](0), example["INPUTS"], example["TARGETS"]
         before = example["wrong_loss"](model(inputs), targets)
-        assert example["train"](model, example["wrong_loss"]) < before / 10  # it looks like learning
-        assert example["right_loss"](model(inputs), targets) > math.log(5)  # and is worse than a guess
+        assert example["train"](model, example["wrong_loss"]) < before / 10  # the falling loss looks like learning
+        # and the model is worse than a uniform guess
+        assert example["right_loss"](model(inputs), targets) > math.log(5)
         with pytest.raises((RuntimeError, ValueError), match="target"):
             example["wrong_loss"](model(inputs[:, :4]), targets[:, :4])
 

@@ -62,7 +62,7 @@ slots = st.sampled_from([Position, Attention, FeedForward, Norm])
 
 
 def value_or_sentence(read: Callable[[], Any]) -> Any:
-    """What is read, or None where it is refused in one line."""
+    """The value, or None if it is refused in one line."""
     try:
         return read()
     except UserError as error:
@@ -210,5 +210,5 @@ def test_configs_are_read_without_torch() -> None:
 def test_annotations_are_taken_apart_in_one_place() -> None:
     source = Path(fields.__file__).parents[1]
     readers = {path.relative_to(source) for path in source.rglob("*.py") if "get_origin" in path.read_text("utf-8")}
-    pydantic = Path("serving/shapes.py")  # whose types say where a request departs from them
+    pydantic = Path("serving/shapes.py")  # types that locate a mistake in a request
     assert readers == {Path("base/arguments.py"), pydantic}

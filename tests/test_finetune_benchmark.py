@@ -1,4 +1,4 @@
-"""benchmarks/finetune.py: every task makes its steps, and the table has ratios where there is a peer."""
+"""benchmarks/finetune.py: every task makes its steps, and the table has a ratio for each peer."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a call costs beside the forward pass: nothing that grows with the model, and no weights are read again."""
+"""The cost of a call besides the forward pass: nothing that grows with the model, and no second read of the weights."""
 
 import copy
 import sys

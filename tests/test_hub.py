@@ -1,4 +1,5 @@
-"""A model is found by its name on the hub; nothing half-written is taken for whole, and no token goes elsewhere."""
+"""A model is found by its name on the hub; no partial file is mistaken for a complete one, and the access token is sent
+to no other host."""
 
 import json
 import os

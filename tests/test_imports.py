@@ -52,7 +52,7 @@ def without_names(tree: ast.Module) -> ast.Module:
 
 
 def imports(node: ast.AST) -> Iterator[str]:
-    """The modules that a file or a function imports, wherever in it, and the names that it takes from them."""
+    """The modules that a file or a function imports at any place, and the names imported from them."""
     for child in ast.walk(node):
         if isinstance(child, ast.Import):
             yield from (alias.name for alias in child.names)
@@ -62,7 +62,7 @@ def imports(node: ast.AST) -> Iterator[str]:
 
 
 def imports_in_functions(path: Path) -> set[str]:
-    """The modules that the functions of a file import, but for llvmlite, which is optional."""
+    """The modules that the functions of a file import, except llvmlite, which is optional."""
     functions = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     return {module for function in functions for module in imports(function) if module.split(".")[0] != "llvmlite"}
 
@@ -72,7 +72,7 @@ def name_of(path: Path) -> str:
 
 
 def named_imports(path: Path) -> list[str]:
-    """The names of modules, as code, in calls that import by name, but for constant names of other packages."""
+    """The names of modules, as code, in calls that import by name, except constant names of other packages."""
     calls = (node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call) and node.args)
     named = (call for call in calls if ast.unparse(call.func).split(".")[-1] in ("import_module", "__import__"))
     names = [call.args[0] for call in named]

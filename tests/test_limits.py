@@ -1,4 +1,4 @@
-"""The memory that a process may use, and what it keeps of the memory that it frees."""
+"""The memory that a process may use, and the freed memory that it keeps."""
 
 import dataclasses
 import os

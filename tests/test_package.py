@@ -1,4 +1,4 @@
-"""What a package index shows of Onward."""
+"""Onward's page on a package index."""
 
 import re
 import tomllib

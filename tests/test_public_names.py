@@ -1,4 +1,4 @@
-"""What `import onward` gives."""
+"""The names that `import onward` gives."""
 
 import inspect
 import re
@@ -33,11 +33,12 @@ def test_importing_onward_does_not_import_torch_and_all_names_are_there() -> Non
 
 
 def test_every_part_that_users_can_choose_is_a_public_name() -> None:
-    families()  # which define parts that are not
+    families()  # these define parts that are not
     types = [*Part.__subclasses__(), *DecoderPart.__subclasses__()]
     types.remove(DecoderPart)
     kinds = (kind for base in types for kind in (base, *base.choices().values()))
-    decoders = tuple(f"onward.{folder}." for folder in ("config", "families"))  # not training, and no page's example
+    # neither training nor the example of a page
+    decoders = tuple(f"onward.{folder}." for folder in ("config", "families"))
     names = {kind.__name__ for kind in kinds if kind.__module__.startswith(decoders)}
     assert "Rotary" in names
     assert names <= set(onward.__all__)

@@ -1,4 +1,4 @@
-"""What programs build on: public names and their signatures change only when somebody decides so."""
+"""The interface for programs: public names and their signatures change only by decision."""
 
 import ast
 import importlib

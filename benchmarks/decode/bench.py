@@ -1,4 +1,5 @@
-"""What the sections share: sizes, the files of the model, the peers that are there, and the machine's bandwidth."""
+"""The values that the sections share: sizes, the files of the model, the installed peers, and the machine's
+bandwidth."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ class Bench:
         return {name: PEERS[name](self.files, precision, **options.get(name, {})) for name in self.names(precision)}
 
     def generate(self, peers: Mapping[K, Peer], prompts: Prompts, new: int) -> dict[K, list[Generation]]:
-        """What each peer generates in each round."""
+        """The tokens that each peer generates in each round."""
         return in_turns({name: partial(peer.generate, prompts, new) for name, peer in peers.items()}, self.rounds)
 
 

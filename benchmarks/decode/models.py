@@ -37,7 +37,7 @@ PRECISIONS = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: the model, and numbers of tokens, rows and requests."""
+    """The benchmark's settings: the model, and the numbers of tokens, rows and requests."""
 
     name: str = "full"
     config: onward.DecoderConfig = CONFIG

@@ -1,6 +1,7 @@
 """Onward, transformers and llama.cpp behind one interface: greedy generation from token ids, each token with its time.
 
-A peer is made for one model, precision and number of threads; it may be asked many times, and begins anew each time.
+A peer is made for one model, precision and number of threads; it can be called many times, and starts with an empty
+cache each time.
 """
 
 import importlib
@@ -197,7 +198,7 @@ def same(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 
 def missing() -> dict[str, str]:
-    """The libraries that cannot be measured here, each with what it lacks."""
+    """The libraries that cannot be measured here, each with the reason."""
     needs = {"transformers": ["transformers"], "llama.cpp": ["llama_cpp", "gguf"]}
     lacking = {
         peer: [module for module in modules if importlib.util.find_spec(module) is None]

@@ -14,7 +14,7 @@ Cell = str | int | float | None
 
 def in_turns(cases: Mapping[K, Callable[[], T]], rounds: int) -> dict[K, list[T]]:
     """The results of `rounds` calls of each case, after one to warm up. The cases take turns, so that other work on the
-    machine slows all of them alike."""
+    machine slows all of them equally."""
     results: dict[K, list[T]] = {name: [] for name in cases}
     for turn in range(rounds + 1):
         for name, run in cases.items():

@@ -1,4 +1,4 @@
-"""What the cache saves: generating with it and without it, by length."""
+"""The time that the cache saves: generation with and without it, by length."""
 
 from collections.abc import Sequence
 from time import perf_counter

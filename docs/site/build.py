@@ -115,7 +115,8 @@ def searched(index: str) -> str:
 
 
 def zensical() -> str | None:
-    """Return the path of the program that makes HTML, beside Python or on the PATH; None: it is not installed."""
+    """Return the path of the program that makes HTML, in the folder of Python or on the PATH; None if it is not
+    installed."""
     return shutil.which("zensical", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 

@@ -6,7 +6,7 @@ from docs.site.commands import heading, option_page, shared_groups
 from onward.cli.overview import GROUPS
 from onward.learn.chapters import chapters
 
-LEARN = ("tutorial-mistakes", "examples")  # beside the chapters
+LEARN = ("tutorial-mistakes", "examples")  # in addition to the chapters
 USE = {
     "Begin": ("commands", "reports", "doctor"),
     "Data and training": ("data", "training", "scale", "finetuning"),

@@ -17,7 +17,8 @@ PICTURE = re.compile(r"!\[[^\]]*\]\(([\w-]+\.\w+)\)")
 
 
 def update(page: Path) -> None:
-    """Write the outputs of a page's code into it, and beside it the pictures and interactive figures that it makes."""
+    """Write the outputs of a page's code into the page, and its pictures and interactive figures into the page's
+    folder."""
     text = page.read_text(encoding="utf-8")
     names: dict[str, object] = {}
     page, back = page.absolute(), Path.cwd()

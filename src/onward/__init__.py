@@ -241,7 +241,7 @@ def define_kinds() -> None:
 
 
 def tried(config: object) -> object:
-    """What each layer of a decoder with parts from outside the package keeps; see `model/own.py`."""
+    """The tensors that each layer of a decoder with parts from outside the package caches; see `model/own.py`."""
     from onward.model.own import tried
 
     return tried(config)  # type: ignore[arg-type]

@@ -1,4 +1,5 @@
-"""A config.json is honored key by key: what nobody reads is named once, and a changed model is told anew."""
+"""A config.json is honored key by key: a key that nothing reads is named once, and a changed model causes a new
+message."""
 
 import json
 import warnings
@@ -64,7 +65,7 @@ def test_commands_warn_in_one_line_and_once(tmp_path: Path, tiny_run: Path, caps
 
 
 def saved_again(config: DecoderConfig, original: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What is written for a decoder that was loaded with `original` and changed since."""
+    """The config.json written for a decoder that was loaded with `original` and then changed."""
     save_model(decoder(config), folder, original)
     assert load_model(folder)[0].config == config
     return json.loads((folder / "config.json").read_text())

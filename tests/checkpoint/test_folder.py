@@ -1,4 +1,5 @@
-"""A folder gives back the model bit for bit; a damaged one is refused in a sentence; a full disk harms nothing."""
+"""A folder gives back the model bit for bit; a damaged folder is refused in one sentence; a full disk damages
+nothing."""
 
 import json
 from collections.abc import Callable

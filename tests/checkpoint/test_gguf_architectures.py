@@ -1,4 +1,4 @@
-"""Which architectures of llama.cpp are read, and those that keep a model's numbers in other places than its tensors."""
+"""The architectures of llama.cpp that are read, and those that store numbers of a model outside its tensors."""
 
 import json
 import os

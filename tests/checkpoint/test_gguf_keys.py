@@ -1,4 +1,5 @@
-"""The keys of a GGUF file beside the decoder's: those that the reference converter writes, and a name that loads."""
+"""The keys of a GGUF file other than the decoder's: those that the reference converter writes, and a name that
+loads."""
 
 import warnings
 from collections.abc import Sequence

@@ -1,5 +1,5 @@
-"""LoRA adapters as GGUF files: llama.cpp computes the same with the base and the adapter; what it would leave out is
-refused."""
+"""LoRA adapters as GGUF files: llama.cpp computes the same with the base and the adapter; an adapter that it would
+ignore in part is refused."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""GGUF files are read: every type of block to the bit, large headers, parts; hostile files give a sentence."""
+"""GGUF files are read: every type of block to the bit, large headers, parts; hostile files give an error of one
+sentence."""
 
 import hashlib
 import json
@@ -48,7 +49,7 @@ MISSING = "the package gguf is not installed: blocks are compared with stored di
 
 
 def random_blocks(name: str, blocks: int = 300) -> np.ndarray:
-    """Random bytes of blocks, of which each number is finite."""
+    """Random bytes of blocks whose numbers are all finite."""
     kind = READ[name]
     raw = np.random.default_rng(kind.bytes).integers(0, 256, (blocks, kind.bytes), dtype=np.uint8)
     values = kind.decode(raw.reshape(-1)).view(blocks, -1)
@@ -285,7 +286,7 @@ def test_damaged_gguf_works_or_is_refused_by_file(count: int, file: Path, tmp_pa
     draw, failures = random.Random(0), []
     for number in range(count):
         content = bytearray(whole)
-        for _ in range(draw.randint(1, 3)):  # most of what can be damaged is in the header
+        for _ in range(draw.randint(1, 3)):  # most fields that can be damaged are in the header
             at = draw.randrange(4, len(content) - 17_000)
             content[at : at + draw.randint(0, 2)] = draw.randbytes(draw.randint(0, 2))
         path.write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])

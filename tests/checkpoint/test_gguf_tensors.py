@@ -1,4 +1,4 @@
-"""Quantized GGUF files whose tensors have other shapes, types and places work, or are refused in a sentence."""
+"""Quantized GGUF files whose tensors have other shapes, types and offsets work, or are refused in one sentence."""
 
 import math
 import random

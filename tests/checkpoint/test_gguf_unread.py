@@ -84,7 +84,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor], str]] = {
         "llama",
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0},
         FACTORS,
-        "rope.scaling.type is yarn beside rope_freqs.weight",
+        "rope.scaling.type is yarn and the file has rope_freqs.weight",
     ),
     "factors that nothing reads": ("qwen2", {}, FACTORS, "reads no rope_freqs.weight in the architecture qwen2"),
     "attention to the future": ("qwen3", {"attention.causal": False}, {}, "qwen3.attention.causal is False"),

@@ -1,4 +1,5 @@
-"""Models go to GGUF and back bit for bit, llama.cpp computes the same, and what it cannot compute is refused."""
+"""Models go to GGUF and back bit for bit, llama.cpp computes the same results, and models that it cannot compute are
+refused."""
 
 import json
 import os
@@ -177,7 +178,7 @@ def test_tokens_of_awkward_texts_are_the_same_in_llama_cpp(name: str, tokenizers
     assert (back.bos_id, back.eos_id, back.templates) == (tokenizer.bos_id, tokenizer.eos_id, tokenizer.templates)
     with opened(tmp_path / "x.gguf", 64) as model:
         found = [model.tokenize(text.encode(), add_bos=True, special=False) for text in texts]
-    if name == "char":  # what no token is for is dropped there
+    if name == "char":  # llama.cpp drops characters without a token
         wanted = [[i for i in ids if i != tokenizer.unknown_id] for ids in wanted]
     assert found == wanted
 

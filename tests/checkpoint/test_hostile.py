@@ -1,4 +1,4 @@
-"""A folder made to harm gives a sentence, or a model, in little time and memory."""
+"""A malicious folder gives an error of one sentence, or a model, in little time and memory."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from support.decoders import DECODERS, config, decoder
 from support.limits import limited
 
 pytestmark = pytest.mark.filterwarnings("ignore:config.json has keys")
-ROOM = 400 << 20  # bytes: what may be asked for beyond what is there
+ROOM = 400 << 20  # bytes that may be allocated in addition to the present allocations
 INDEX = "model.safetensors.index.json"
 
 

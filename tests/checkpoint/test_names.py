@@ -24,7 +24,7 @@ SIZES = {"vocab_size": 13, "num_hidden_layers": 2, "hidden_size": 16, "intermedi
 GROUPED = {**SIZES, "num_key_value_heads": 2, "max_position_embeddings": 12}
 GPT2 = {"vocab_size": 13, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 12}
 SHAPES: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**GROUPED),  # as it is
+    "llama": LlamaConfig(**GROUPED),  # unchanged
     "gpt2": GPT2Config(**GPT2),  # transposed and fused
     "phi3": Phi3Config(**GROUPED, pad_token_id=0),  # fused
     "mixtral": MixtralConfig(**GROUPED, num_local_experts=5),  # stacked

@@ -88,7 +88,7 @@ REFUSED: dict[str, list[Any]] = {
     "use_qalora": [True],
     "init_lora_weights": ["pissa_niter_4"],
 }
-UNMADE: dict[str, list[Any]] = {  # those that PEFT makes with other programs, data or adapters only
+UNMADE: dict[str, list[Any]] = {  # initializations that PEFT makes only with other programs, data or adapters
     "arrow_config": [{"top_k": 2}],
     "megatron_config": [{"hidden_size": 4}],
     "init_lora_weights": ["lora_ga", "corda", "loftq", "of tomorrow"],
@@ -116,7 +116,7 @@ def quiet() -> Any:
 @torch.no_grad()
 def written(base: Path, folder: Path, seed: int, **options: Any) -> torch.Tensor:
     """The logits of a model with an adapter of random tensors, which PEFT makes with these options and saves in a
-    folder. What PEFT cannot make is an exception of its own."""
+    folder. An adapter that PEFT cannot make raises its own exception."""
     torch.manual_seed(seed)
     theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), peft.LoraConfig(**options)).eval()
     for parameter in theirs.parameters():
@@ -128,7 +128,7 @@ def written(base: Path, folder: Path, seed: int, **options: Any) -> torch.Tensor
 
 @torch.no_grad()
 def assert_logits(base: Path, folder: Path, wanted: torch.Tensor) -> None:
-    """With the adapter in the forward, and merged."""
+    """Compare logits with PEFT's, with the adapter in the forward and merged."""
     ours, hf = load_model(base)
     load_adapter(ours, folder, hf)
     ours.eval()

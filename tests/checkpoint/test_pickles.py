@@ -1,4 +1,4 @@
-"""Pickles are read only on request, as weights alone, and nothing of what else is in them is run."""
+"""Pickles are read only on request, as weights only, and other code in them never runs."""
 
 from collections import OrderedDict
 from pathlib import Path

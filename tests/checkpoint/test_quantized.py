@@ -1,4 +1,4 @@
-"""Quantized files mean the numbers that their formats say, and a model read from them is saved as plain numbers."""
+"""Quantized files are read as the numbers that their formats define, and such a model is saved without quantization."""
 
 import json
 from pathlib import Path
@@ -104,7 +104,7 @@ def test_fp8_of_stacked_experts_has_blocks_in_each_expert(dtype: torch.dtype, tm
 
 
 def quantize_to_fp8(folder: Path) -> dict[str, Tensor]:
-    """Quantize every matrix of a folder but the embedding; what its tensors now mean."""
+    """Quantize every matrix of a folder except the embedding; return the numbers that its tensors now represent."""
     meant = {}
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():

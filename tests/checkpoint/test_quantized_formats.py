@@ -92,7 +92,7 @@ def awq(size: int) -> Case:
 
 
 def compressed(form: str, make_stored: Callable[[int, int], Stored], **weights: Any) -> Case:
-    """Random tensors of a format of compressed-tensors, and what the library makes of them."""
+    """Random tensors in a format of compressed-tensors, and the library's dequantization of them."""
     scheme = QuantizationScheme(targets=["Linear"], weights=weights)
 
     def make(outputs: int, inputs: int) -> tuple[Stored, Tensor]:
@@ -266,7 +266,7 @@ def plain(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(folder: Path, case: Case, hf: dict[str, Any] | None = None) -> Path:
-    """Two folders of one model: quantized, and with the numbers that it means."""
+    """Two folders of one model: quantized, and with the numbers that it represents."""
     torch.manual_seed(0)
     quantization, make = case
     save_model(decoder(read(hf)[1] if hf else WIDE), folder / "meant", hf)

@@ -28,7 +28,7 @@ from support.saves import CPU, state_of
 
 
 def save(saver: Saver, step: int) -> None:
-    """A save in which every number is the step's."""
+    """A save in which every number equals the step."""
     model = Decoder(DECODERS["gpt2"])
     optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
     with torch.no_grad():
@@ -52,7 +52,8 @@ def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
 
 
 def assert_loads(run: Path, step: int) -> list[str]:
-    """The newest good save is that of a step, whole, and the run folder shows it; returns what was told."""
+    """Check that the newest undamaged save is that of the step, is complete, and is the model of the run folder; return
+    the messages."""
     state = newest_state(run, CPU)
     assert state.progress["step"] == step
     kept = {name: t for name, t in state.tensors.items() if not name.startswith("number/")}
@@ -68,7 +69,7 @@ def assert_loads(run: Path, step: int) -> list[str]:
 def test_the_last_and_the_best_are_kept_and_never_more(keep: int, best: list[bool], tmp_path_factory: Any) -> None:
     run, steps, top = tmp_path_factory.mktemp("run"), [], []
     for step, is_best in zip(range(8, 99), best):
-        saver = Saver(run, keep)  # another process, it may be
+        saver = Saver(run, keep)  # a new saver, as another process would have
         save(saver, step)
         steps.append(step)
         if is_best:
@@ -236,7 +237,7 @@ def test_killed_writer_leaves_a_complete_save(count: int, tmp_path: Path) -> Non
         assert assert_loads(run, newest) == []
         assert read_json(run / "checkpoints/best.json")["step"] <= newest
         again = Saver(run, 2)
-        save(again, newest)  # which is there, and written no more
+        save(again, newest)  # the file exists, and is no longer written
         again.finish()
         assert not list(run.rglob(".*"))
         last = newest

@@ -24,7 +24,7 @@ LLAMA = DECODERS["llama"]
 
 
 def contents(folder: Path) -> dict[str, list[str]]:
-    """Which tensors are in which file."""
+    """The tensors in each file."""
     found = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, framework="pt") as file:

@@ -54,7 +54,7 @@ OTHERS = [
 def wrapped(
     folder: Path, beginning: str = OLD, head: str = "lm_head.", text: dict[str, Any] | None = None, **outer: Any
 ) -> Decoder:
-    """A small Llama inside of a model with encoders, whose tensors no one should look at. Returns the Llama."""
+    """A small Llama inside a model with encoders, whose tensors must not be read. Returns the Llama."""
     text = {**LLAMA, **(text or {})}
     model = decoder(read(text)[1])
     save_model(model, folder, text)
@@ -92,7 +92,7 @@ def test_text_decoder_is_read_from_any_layout_and_saved_as_its_family(layout: st
 
 
 def with_adapters(old: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As in Phi-4-multimodal: each matrix beside the factors that change it for images and sound."""
+    """As in Phi-4-multimodal: each matrix, and the factors that change it for images and sound."""
     new = {}
     for name, tensor in old.items():
         if "_proj." in name:

@@ -1,4 +1,4 @@
-"""A save gives everything back to the bit, as it was when it was asked for."""
+"""A save restores the complete state bit for bit, as it was when the save was requested."""
 
 import threading
 from pathlib import Path
@@ -26,7 +26,8 @@ CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, 
 
 
 class Counting(torch.optim.Optimizer):
-    """Of the kind some libraries have: it keeps whole numbers beside tensors, and adapts a number of its groups."""
+    """An optimizer like those of some libraries: it keeps whole numbers as well as tensors, and adapts a number of its
+    groups."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.1, "d": 0.3})
@@ -62,7 +63,7 @@ def train(model: Decoder, optimizers: list[torch.optim.Optimizer]) -> None:
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten()).backward()
     for p in model.parameters():
         if p.requires_grad and p.grad is None:
-            p.grad = torch.zeros_like(p)  # experts nobody visited
+            p.grad = torch.zeros_like(p)  # experts without assigned tokens
     for optimizer in optimizers:
         optimizer.step()
         optimizer.zero_grad()

@@ -87,10 +87,10 @@ def test_assistant_is_made_of_a_folder_continues_and_refuses_other_options(
     assert "Cats 1" in (tmp_path / "out/answers.html").read_text()
     row = json.loads((tmp_path / "out/held-out.jsonl").read_text())
     assert row["messages"][1]["content"].endswith(f"Source: {tmp_path / 'docs/1.html'}#Cats 1")
-    assert main(words) == 0  # all is there but the evaluation
+    assert main(words) == 0  # everything except the evaluation is done
     assert json.loads(capsys.readouterr().out)["training"] == result["training"]
     assert main([*words, "--lora", "4"]) == 2
-    assert "was begun with another lora: give the same, or another --out" in capsys.readouterr().err
+    assert "was begun with another lora: give the same values, or another --out" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def test_a_broken_checkpoint_is_refused_by_name(
         assert message in refused(words, capsys)
 
 
-FULL = {  # room on the disk, options, what cannot be written
+FULL = {  # space on the disk, options, the file that cannot be written
     "the model": (20_000, "--steps 4 --preset tiny", "onward: saving step 0 in runs/full failed"),
     "the metrics, which wait, and then the report": (
         20_000,

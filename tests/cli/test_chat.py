@@ -31,7 +31,7 @@ WORDS = ["--temperature", "1", "--seed", "5", "--max-new-tokens", "20"]
 
 
 def make(folder: Path, context_length: int, **changes: object) -> Path:
-    """The folder of a model that knows nothing but has a template."""
+    """The folder of an untrained model with a template."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer("char", ["abcdefghijklmnopqrstuvwxyz |\n"])
     tokenizer.templates = {"default": TEMPLATE}
@@ -47,14 +47,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(lines: str, folder: Path, *words: str, monkeypatch: pytest.MonkeyPatch, capsys, status: int = 0) -> str:
-    """What is printed where these lines come from a pipe."""
+    """The output when these lines come from a pipe."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert main(["chat", str(folder), *words]) == status
     return capsys.readouterr().out
 
 
 def answers(lm: LanguageModel, *messages: str, system: str = "") -> list[str]:
-    """What the model answers to one message after the other."""
+    """The model's answers to consecutive messages."""
     turns, found = [{"role": "system", "content": system}] if system else [], []
     for message in messages:
         turns.append({"role": "user", "content": message})

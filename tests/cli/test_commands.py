@@ -24,7 +24,7 @@ SMALL += " --model.n-heads 2 --model.context-length 16"
 
 
 def onward(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Run a command that succeeds; what it printed on standard output."""
+    """Run a command that succeeds; return its standard output."""
     assert main(words) == 0
     return capsys.readouterr().out
 
@@ -42,7 +42,7 @@ def test_onward_alone_prints_the_way_of_the_data_and_a_command_for_each_step(cap
     assert onward("--version", capsys=capsys).startswith("onward 0.")
 
 
-MISTAKEN = {  # what was typed, and what the message says that was meant
+MISTAKEN = {  # the typed words, and the suggestion in the message
     "server": "did you mean serve?",
     "export": "did you mean convert?",
     "generate RUN The --tokens 4": "did you mean --max-new-tokens?",

@@ -1,4 +1,4 @@
-"""A newcomer who types a term, or a command without what it needs, is shown the way."""
+"""A newcomer who types a term, or a command without its arguments, gets a helpful message."""
 
 import pytest
 

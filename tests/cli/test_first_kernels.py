@@ -1,4 +1,4 @@
-"""The kernels that commands compile while PyTorch is imported are those of the first token."""
+"""The kernels that commands compile while importing PyTorch are those needed for the first token."""
 
 import pytest
 

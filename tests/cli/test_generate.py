@@ -32,7 +32,7 @@ def said(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def numbered(answers: Iterable[str]) -> str:
-    """What several answers, each with its prompt, are printed as."""
+    """The output of several answers, each with its prompt."""
     texts = list(answers)
     return "".join(f"[{i}/{len(texts)}]\n{text}\n" for i, text in enumerate(texts, 1))
 

@@ -1,4 +1,4 @@
-"""Commands with an odd value of one option: they work, or one sentence says what is wrong.
+"""Commands with an unusual value of one option: they work, or report the mistake in one sentence.
 
 The fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """

@@ -63,7 +63,7 @@ REFUSED = {
 
 @pytest.fixture
 def where(tiny_run: Path, story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The words that stand for paths, in an empty folder."""
+    """The placeholders and their paths; the current folder is empty."""
     monkeypatch.chdir(tmp_path)
     return {"RUN": str(tiny_run), "STORY": str(story_file), "RUNS": str(tiny_run.parent)}
 
@@ -201,7 +201,7 @@ def options_of(command: str) -> list[Argument]:
 
 
 def value_of(option: Argument) -> list[str]:
-    """Words that give an option another value than its default."""
+    """Words that give an option a value other than its default."""
     if option.is_switch:
         return [option.flag if not option.default else f"--no-{option.flag[2:]}"]
     kind = option.kind.args[0] if option.many else option.kind

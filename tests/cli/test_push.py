@@ -1,4 +1,4 @@
-"""The card of a model says what is on record and nothing more, and a push takes the model alone."""
+"""The card of a model contains only recorded facts, and a push uploads only the model."""
 
 import json
 import re

@@ -1,4 +1,5 @@
-"""An engine gives the same answers by compiled steps as by plain ones, whatever comes, goes and is constrained."""
+"""An engine gives the same answers with compiled and plain steps, for requests that arrive, leave and are constrained
+at any time."""
 
 from __future__ import annotations
 
@@ -120,7 +121,7 @@ def random_request(random: Random) -> Request:
 
 
 def answers(model: Decoder, seed: int, compile_after: int | None) -> list[tuple[list[int], str]]:
-    """What an engine answers to the requests of a seed, some of which come late, are alike, or are cancelled; a paged
+    """An engine's answers to the requests of a seed, some of which arrive late, are equal, or are cancelled; a paged
     cache is so small that requests are preempted."""
     random, cache, draft = Random(seed), None, None
     if random.random() < 0.5:

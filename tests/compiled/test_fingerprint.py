@@ -258,7 +258,7 @@ def test_random_edits_between_and_during_answers_are_never_missed(cases: int, tm
 
 
 def edited_at_random(seed: int, folder: Path) -> None:
-    """Each engine has its own caches and steps for all of the edits; a fresh plain one says what is right."""
+    """Each engine has its own caches and steps for all of the edits; a new plain engine gives the expected answers."""
     draw, model = random.Random(seed), model_of()
     kept: list[Kept] = [make(model, folder) for make in (blocks, conversation, files)]
     memory = {name: EDITS[name] for name in EDITS if name not in ("adapters", "a block less")}

@@ -1,4 +1,5 @@
-"""Decoding steps on CUDA: what a graph replays, tested on any device by repeating the step on the same memory."""
+"""Decoding steps on CUDA: the work that a graph replays, tested on any device by repeating the step on the same
+memory."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ CUDA = pytest.mark.skipif(device().type != "cuda", reason="needs a GPU: pytest -
 
 
 def repeated(step: Callable[[], Tensor]) -> Replay:
-    """As `captured`, where graphs cannot be."""
+    """Replaces `captured` on devices without graphs."""
     result = step().clone()
     return lambda: result.copy_(step())
 
@@ -95,7 +96,7 @@ def test_a_step_reads_no_value_of_a_tensor(name: str):
 
 
 def answers(model: Decoder, compile_after: int | None, fused: bool = False) -> list[list[int]]:
-    """What an engine answers to three requests with penalties."""
+    """An engine's answers to three requests with penalties."""
     engine = Engine(model, rows=3, compile_after=compile_after)
     assert not fused or not engine.compile(3)
     sampling = Sampling(temperature=0.7, top_k=20, repetition_penalty=1.1, frequency_penalty=0.1)

@@ -32,7 +32,7 @@ from onward.transforms.lora import adapters_of
 from support.adapters import LORA, stirred
 from support.decoders import DECODERS
 
-REFUSED = {  # what a step is not compiled for
+REFUSED = {  # reasons not to compile a step
     "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
     "indexers": "attention that reads the cache as a tensor",
     "own parts": "a layer that reads its states as tensors",
@@ -47,7 +47,7 @@ def model_of(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decod
 
 
 def check_steps(config: DecoderConfig, dtype: torch.dtype, quantized: bool = False) -> None:
-    """Compiled steps of three rows, some of which go back, equal plain ones."""
+    """Compiled steps of three rows, some of which are rolled back, equal plain steps."""
     model = model_of(config, dtype)
     caches = [KVCache(model.config, 3, 24, 3, keep=8, quantized=quantized, dtype=dtype) for _ in range(2)]
     programs = {width: compile_step(model, caches[0], (3, width)) for width in (1, 3)}
@@ -95,7 +95,8 @@ def test_a_step_that_cannot_be_compiled_names_the_operation(name: str):
 def answers(
     model: Decoder, compile_after: int | None, seeds: int = 5, adapters: Sequence[str | None] = (None,)
 ) -> list[list[int]]:
-    """What an engine of three rows answers to requests of several lengths and options, with these adapters in turn."""
+    """The answers of an engine with three rows to requests of several lengths and options, with these adapters in
+    turn."""
     engine = Engine(model, rows=3, compile_after=compile_after)
     requests = [
         Request(
@@ -165,7 +166,7 @@ def test_compiled_steps_with_adapters_equal_plain_ones(names: list[str], dtype: 
         program = compile_step(model, caches[0], (3, 2))
     with torch.inference_mode():
         for step in range(0, 12, 2):
-            names = names[1:] + names[:1]  # rows use other adapters than when the step was compiled
+            names = names[1:] + names[:1]  # rows use adapters other than those of the compiled step
             tokens, positions = torch.randint(0, LLAMA.vocab_size, (3, 2)), step + torch.arange(2).expand(3, -1)
             with chosen.use(names):
                 logits, plain = program.run(tokens, positions, caches[0], 24), model(tokens, positions, caches[1])

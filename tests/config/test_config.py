@@ -1,4 +1,4 @@
-"""Sizes that cannot be are refused in one sentence; those not given are worked out."""
+"""Impossible sizes are refused in one sentence; missing sizes are computed."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Meshes as values: their text, and what they refuse."""
+"""Meshes as values: their text form, and invalid meshes."""
 
 import pytest
 from hypothesis import given

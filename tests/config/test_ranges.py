@@ -1,4 +1,5 @@
-"""Every number of a decoder, a run or a request has a range, from Python, from text and from files alike."""
+"""Every number of a decoder, a run or a request has a range, which holds for values from Python, from text and from
+files."""
 
 import math
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""The text of HTML, XML, Markdown, PDF and other documents, and what is left out of it."""
+"""The text of HTML, XML, Markdown, PDF and other documents, and the parts that are left out."""
 
 import json
 import zipfile

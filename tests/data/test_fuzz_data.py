@@ -146,7 +146,7 @@ def bytes_of(random: Random, content: bytes) -> bytes:
 
 
 def wrong_types(random: Random, folder: Path) -> Case:
-    """A .jsonl of which lines are no objects, lack the field or hold another type under it."""
+    """A .jsonl file in which lines are not objects, lack the field, or have a field of another type."""
     (path := folder / "w.jsonl").write_text("\n".join(json.dumps(line(random)) for _ in range(random.randrange(5))))
     return path, {"field": random.choice(["text", "", "a\nb"])}
 
@@ -183,7 +183,7 @@ def blank(random: Random, folder: Path) -> Case:
 
 
 def large(random: Random, folder: Path) -> Case:
-    """Lines of some megabytes, deep nesting, many lines, or a file that is small only while it is compressed."""
+    """Lines of some megabytes, deep nesting, many lines, or a file that is small only when compressed."""
     size = 1 << random.randrange(10, 22)
     lines = [
         b"a" * size,
@@ -232,7 +232,7 @@ def write_to_pipe(path: Path, content: bytes) -> None:
 
 
 def mixed(random: Random, folder: Path) -> Case:
-    """A folder of several of these."""
+    """A folder with several such files."""
     for number in range(random.randrange(4)):
         (inside := folder / f"{number}").mkdir()
         random.choice([random_bytes, damaged, blank, odd_name, link])(random, inside)
@@ -265,7 +265,7 @@ def outcome(source: str, options: dict[str, Any], out: Path | None) -> str:
 
 
 def refusal_of(read: Callable[[], object]) -> str:
-    """The sentence with which something is refused, or ""."""
+    """The message of a refusal, or ""."""
     try:
         read()
     except UserError as error:

@@ -1,4 +1,4 @@
-"""The layouts in which data come: each becomes one record, equal to TRL's conversion where TRL has one."""
+"""Layouts of published data: each row becomes one record, equal to TRL's conversion where TRL has one."""
 
 import csv
 import gzip

@@ -1,4 +1,4 @@
-"""Messages under the names of other tools, in any order, and columns within columns."""
+"""Messages with the field names of other tools, in any order, and nested columns."""
 
 import json
 from pathlib import Path

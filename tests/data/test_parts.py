@@ -26,7 +26,8 @@ CLEANINGS = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory, story: str) -> list[str]:
-    """Documents of which some are equal or alike, in other units and sources; one of many units comes twice."""
+    """Documents, some of which are equal or similar, in different units and sources; a document of many units occurs
+    twice."""
     place = tmp_path_factory.mktemp("corpus")
     (place / "many").mkdir()
     for i in range(8):
@@ -85,7 +86,7 @@ def test_part_is_a_number_of_a_number(text: str) -> None:
 
 
 def test_part_needs_a_tokenizer_and_files(sources: list[str], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot learn from all texts"):
+    with pytest.raises(UserError, match="Cannot learn the tokenizer 'bpe:300' from one part of the texts"):
         prepare_part(sources, "bpe:300", tmp_path / "out", MachinePart(1, 2))
     with pytest.raises(UserError, match="because a stream can be read only once"):
         prepare_part(["-"], BYTE, tmp_path / "out", MachinePart(1, 2))

@@ -1,4 +1,4 @@
-"""Preparation of texts into shards: complete, independent of the number of workers, and no unit is done twice."""
+"""Preparation of texts into shards: complete, independent of the number of workers, without preparing a unit twice."""
 
 import gzip
 import json

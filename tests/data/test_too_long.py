@@ -1,4 +1,4 @@
-"""Examples that are too long: cut, or left out, and counted by what was lost, by source and for validation."""
+"""Examples that are too long: cut or left out, and counted by outcome and source, also for validation."""
 
 import json
 import random
@@ -22,7 +22,7 @@ def example(prompt: int, *answers: list[int], source: str = "a") -> Example:
     return Example(sequences, "line 1", source=source)
 
 
-CASES: dict[str, tuple[Example, str]] = {  # an example, and what becomes of it at a length of 5
+CASES: dict[str, tuple[Example, str]] = {  # an example, and its form at a length of 5
     "fits": (example(3, [2, 3]), ""),
     "its end is cut": (example(3, [2, 3, 4]), "cut"),
     "its answer is cut off": (example(5, [2, 3]), "lost"),

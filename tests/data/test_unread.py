@@ -1,4 +1,4 @@
-"""Every field of a row and of a message is read, harmless, or refused by its name where it holds something to learn."""
+"""Every field of a row and of a message is read, is harmless, or is refused by name if it holds text to learn from."""
 
 import json
 import random
@@ -91,7 +91,7 @@ def test_system_column_is_refused_where_it_has_no_place() -> None:
     refused(
         supervised,
         {"text": "Two", "system": "Be!"},
-        "cannot use its text 'Be!' in system, because nothing but text is read",
+        "cannot use its text 'Be!' in system, because Onward reads only text",
     )
 
 
@@ -112,7 +112,7 @@ def test_questions_are_the_prompts_of_preferences(question: str) -> None:
     answers = {question: "Two?", "chosen": [answer], "rejected": [worse]}
     assert [written(made(preferred, one)[0]) for one in (talks, answers)] == [written(first("questions"))] * 2
     lost = {question: "Three?", "chosen": [user, answer], "rejected": [user, worse]}
-    refused(preferred, lost, f"cannot use its text 'Three?' in {question}, because nothing but chosen, rejected")
+    refused(preferred, lost, f"cannot use its text 'Three?' in {question}, because Onward reads only chosen, rejected")
 
 
 def test_text_prompt_of_answers_that_are_messages_is_a_message() -> None:
@@ -138,7 +138,7 @@ def test_columns_with_texts_to_learn_are_refused_by_name(name: str) -> None:
         "prompt_text",
     ):
         refused(form, {**row, column: "Read this."}, f"cannot use its text 'Read this.' in {column}")
-        refused(form, {**row, column: [{"note": "Read this."}]}, f"in {column}.note, because nothing but")
+        refused(form, {**row, column: [{"note": "Read this."}]}, f"in {column}.note, because Onward reads only")
         assert written(first(name, **{column: ""})) == written(first(name, **{column: None})) == written(first(name))
     refused(form, {**row, "weight": 0.5}, "cannot use its weight 0.5, because all examples weigh the same")
     refused(form, {**row, "train": False}, "cannot use its train False, because all examples weigh the same")
@@ -275,7 +275,7 @@ def test_fields_of_messages_are_written_harmless_or_refused() -> None:
 
 
 def random_rows(draw: random.Random) -> Iterator[tuple[Any, dict[str, Any], str]]:
-    """Rows with a text that nothing else has, in a random column or field of a message, and the name of its place."""
+    """Rows with a unique text in a random column or message field, and the name of that field."""
     words = ["question", "response", "extra", "Note", "full_text", "user_input", "data", "x", "reasoningSteps"]
     for name, (form, row) in FORMS.items():
         if form is not prompted:

@@ -22,7 +22,7 @@ PACKS = st.sampled_from(["stream", "documents"])
 
 
 def text(count: int, first: int = 0) -> Tokens:
-    """A text in which each token is its place."""
+    """A text in which each token id equals its index."""
     return Tokens.of(np.arange(first, first + count, dtype=np.uint32))
 
 
@@ -53,7 +53,7 @@ def test_a_key_permutes_a_range_of_any_size(count: int, key: int) -> None:
 
 @pytest.mark.parametrize("count", [2, 5, 6, 10, 30])
 def test_permutations_of_many_keys_are_even(count: int) -> None:
-    """Each thing comes to each place, and behind each other thing, about equally often."""
+    """Each item occurs at each index, and after each other item, about equally often."""
     keys = hashed(np.arange(40_000, dtype=np.uint64))
     sizes = np.full_like(keys, count)
     places = [permuted(np.full_like(keys, i), sizes, keys).astype(int) for i in range(count)]

@@ -1,4 +1,4 @@
-"""Continuations that share what they have in common score what each scores alone."""
+"""Continuations that share the computation of a common prefix score as they do separately."""
 
 import random
 
@@ -13,7 +13,7 @@ from support.decoders import DECODERS, LENGTH, decoder
 
 
 def pairs_of(config_size: int, seed: int) -> list[Pair]:
-    """Contexts of several lengths, many of which begin alike, with one or more continuations each."""
+    """Contexts of several lengths, many of which share a prefix, with one or more continuations each."""
     rng = random.Random(seed)
     some = lambda count: tuple(rng.randrange(config_size) for _ in range(count))
     beginning, result = some(5), []

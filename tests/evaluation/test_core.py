@@ -86,7 +86,7 @@ def losses(lm: LanguageModel, text: str) -> tuple[list[int], list[float], list[b
 
 
 def expected(lm: LanguageModel, name: str, shots: int, delimiter: str) -> list[bool]:
-    """The right answers, one item at a time."""
+    """The expected answers, computed one item at a time."""
     items, result = items_of(name), []
     random.Random(1337).shuffle(items)
     for i, item in enumerate(items):

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on our engine: per question what its own model for transformers computes."""
+"""lm-evaluation-harness on our engine: for each question, the result of its own transformers model."""
 
 import json
 from functools import partialmethod

@@ -1,4 +1,5 @@
-"""Families and vocabularies in lm-evaluation-harness: per question its own model for transformers gives the same."""
+"""Families and vocabularies in lm-evaluation-harness: its own transformers model gives the same result for each
+question."""
 
 import json
 import math
@@ -76,7 +77,8 @@ def test_log_likelihoods_of_tokens_are_equal(pair: tuple[Any, Any]) -> None:
 
 
 def test_rolling_log_likelihoods_are_equal(pair: tuple[Any, Any]) -> None:
-    # no text repeats itself: the library confuses windows whose tokens are equal but for their split into two parts
+    # no text repeats itself: the library confuses windows whose tokens are equal and differ only in their split into
+    # two parts
     rng = random.Random(0)
     texts = [("a",), (TEXT,), (" ".join(rng.sample(TEXT.split() * 9, 120)),), ("".join(rng.choices(TEXT, k=LENGTH)),)]
     ours, theirs = (
@@ -169,7 +171,7 @@ def test_perplexity_of_a_file_is_that_of_wikitext(tmp_path: Path, tmp_path_facto
 
 
 def test_our_loss_is_their_rolling_log_likelihood(pair: tuple[Any, Any]) -> None:
-    """Of a text that fits into the context. The library also predicts a token that the tokenizer puts before texts."""
+    """For texts that fit into the context. The library also predicts a token that the tokenizer puts before texts."""
     ours, theirs = pair
     for text in "The cat sat on the mat.", "One day":
         (nats,) = theirs.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,)]), disable_tqdm=True)

@@ -1,4 +1,4 @@
-"""In-context learning: probabilities by one call of the model each, and prompts of several kinds."""
+"""In-context learning: probabilities from one model call each, and prompts of several kinds."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Answers that are kept: a repeated evaluation computes only what is missing, and finds nothing of another model."""
+"""Stored answers: a repeated evaluation computes only missing answers, and uses no answers of another model."""
 
 import json
 import os

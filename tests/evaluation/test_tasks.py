@@ -91,7 +91,7 @@ def test_a_mapping_is_five_tasks_with_more_and_more_examples() -> None:
 
 
 class Fixed(Task, kind="fixed"):
-    """Ten questions with two choices, of which the first is right."""
+    """Ten questions with two choices each; the first choice is right."""
 
     def questions(self, count: int) -> list[Question]:
         return [Question(f"{i} the cat", (" sat", " on the mat and then"), 0) for i in range(min(10, count))]

@@ -1,4 +1,5 @@
-"""A decoder is saved in the words of a family only if that family says so, never because of an error in its file."""
+"""A decoder is saved in the format of a family only if that family accepts it, never because of an error in its
+file."""
 
 from itertools import islice
 from types import SimpleNamespace

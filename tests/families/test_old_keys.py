@@ -1,4 +1,4 @@
-"""A config.json in the words of its time means what it means in those of today."""
+"""A config.json with old keys describes the same decoder as one with current keys."""
 
 from typing import Any
 

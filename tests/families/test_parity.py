@@ -1,4 +1,4 @@
-"""Published families: our logits are those of transformers, whichever of the two wrote the folder."""
+"""Published families: our logits equal those of transformers, whichever of the two wrote the folder."""
 
 import json
 import warnings
@@ -250,7 +250,7 @@ def test_missing_keys_mean_the_defaults_of_transformers(model_type: str, changes
         default = CONFIG_MAPPING[model_type]()
         changes = {k: v for k, v in changes.items() if k in default.to_dict()} | NEEDED.get(model_type, {})
         full = type(default)(**changes).to_dict()
-    except (ValueError, StrictDataclassError):  # these heads are no choice for this family
+    except (ValueError, StrictDataclassError):  # this family has no option for these heads
         pytest.skip("transformers refuses it")
     assert read({"model_type": model_type, **changes})[1] == read(full)[1]
 

@@ -102,7 +102,7 @@ def test_layer_is_the_formula_and_changes_no_token(name: str, tmp_path: Path) ->
 
 
 def test_layer_that_computes_the_model_is_always_right(tmp_path: Path) -> None:
-    """Where no block adds anything, the next token depends on the last one alone."""
+    """If no block adds to the residual stream, the next token depends only on the last token."""
     name = first("glm4_moe")
     with_layer(name, tmp_path)
     stored, d = tensors(tmp_path), CASES[name].hidden_size

@@ -1,4 +1,4 @@
-"""A refusal of a config.json names the file, their keys, their values, and what is allowed or what is wrong."""
+"""A refusal of a config.json names the file, the keys and values, and either the allowed values or the mistake."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Folders as the hub has them: what is in them is read, and the rest left out with a word."""
+"""Folders as they are on the hub: supported tensors are read, and a message names the others."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""The two tables of rotary positions in a config.json, rope_parameters and rope_scaling, mean what they do to
-transformers, alone and side by side."""
+"""The two tables of rotary positions in a config.json, rope_parameters and rope_scaling, have the meaning that
+transformers gives them, separately and together."""
 
 import json
 import random
@@ -50,8 +50,8 @@ def table(some: random.Random, kind: str, pairs: int) -> dict[str, Any]:
 
 
 def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A config.json with one of the tables or both, and one for transformers, which forgets the theta of
-    rope_parameters beside rope_scaling: there it is in rope_scaling."""
+    """A config.json with one of the tables or both, and one for transformers, which ignores the theta of
+    rope_parameters if there is a rope_scaling: there, rope_scaling has the theta."""
     some = random.Random(f"{model_type} {seed}")
     hf = json.loads(json.dumps(TYPES[model_type].to_dict()))
     hf |= {"position_embedding_type": "rope"} if model_type == "granitemoehybrid" else {}

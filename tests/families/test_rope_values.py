@@ -1,4 +1,4 @@
-"""Odd values of rotary positions in a config.json mean what they mean to transformers."""
+"""Unusual values of rotary positions in a config.json have the meaning that transformers gives them."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Families that transformers has only as the text decoder of a model that also sees images: our logits are those of the
-whole model, and our files have its tensors."""
+"""Families that transformers has only as the text decoder of a model that also sees images: our logits equal those of
+the complete model, and our files have its tensors."""
 
 import json
 import re

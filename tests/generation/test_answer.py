@@ -1,4 +1,4 @@
-"""Stop texts end an answer wherever tokens are cut, and never show."""
+"""Stop texts end an answer however they are split into tokens, and never appear in it."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +24,7 @@ def test_pieces_join_to_the_text_up_to_the_first_stop(pieces: list[str], stops: 
     for piece in pieces:
         said += stream.push(piece)
         whole = in_one_sweep("".join(pieces), stops, include)
-        assert whole.startswith(said)  # nothing was said that had to be taken back
+        assert whole.startswith(said)  # no text was returned that later had to be withdrawn
         if stream.stopped:
             break
     said += "" if stream.stopped else stream.finish()

@@ -41,7 +41,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Decoder, Any]]
 
 
 def theirs(model: Any, prompt: list[int], end: list[int], beams: int, penalty: float, **options: Any) -> Any:
-    """What transformers gives for one prompt."""
+    """The result of transformers for one prompt."""
     out = model.generate(
         torch.tensor([prompt]),
         num_beams=beams,
@@ -85,7 +85,7 @@ def test_hypotheses_and_scores_equal_transformers(pairs: list[tuple[Decoder, Any
 
 @torch.no_grad()
 def logprobs(model: Decoder, tokens: list[int]) -> list[float]:
-    """Of the next token, without a cache."""
+    """The log-probabilities of the next token, without a cache."""
     return model(torch.tensor([tokens]))[0, -1].log_softmax(-1).tolist()
 
 
@@ -132,7 +132,7 @@ def test_prompt_has_the_same_hypotheses_alone_and_in_a_batch(kind: str, groups: 
 def slowly_diverse(
     model: Decoder, prompt: list[int], new: int, beams: int, groups: int, diversity: float, end: int
 ) -> list[Hypothesis]:
-    """As in the paper, with all candidates in a list and no cache; a group is over once it has its beams finished."""
+    """As in the paper, with all candidates in a list and no cache; a group ends when it has enough finished beams."""
     size = beams // groups
     running: list[list[tuple[list[int], float, float]]] = [[([], 0.0, 0.0)] for _ in range(groups)]
     finished: list[list[Hypothesis]] = [[] for _ in range(groups)]
@@ -172,7 +172,7 @@ def test_diverse_search_equals_the_papers_algorithm(beams: int, groups: int, div
         wanted = slowly_diverse(MODEL, prompt, 6, beams, groups, diversity, 6)
         if diversity:
             assert_same(hypotheses, wanted)
-        else:  # the groups are alike, and which of two equals comes first says nothing
+        else:  # the groups are equal, and the order of equal results is arbitrary
             assert sorted(h.tokens for h in hypotheses) == sorted(h.tokens for h in wanted)
 
 

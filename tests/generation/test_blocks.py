@@ -1,4 +1,4 @@
-"""Every kind of cache gives what the plain model gives, whatever is done with its rows."""
+"""Every kind of cache gives the plain model's logits under any sequence of operations on its rows."""
 
 from collections.abc import Callable
 from random import Random
@@ -63,7 +63,7 @@ def first_run(self: BlockManager, hashes: list[bytes]) -> int:
     return min(missing, default=len(hashes))
 
 
-MUTANTS = {  # what is broken: its place, what it becomes
+MUTANTS = {  # a mutation: the mutated function, and its replacement
     "nothing is copied on write": (
         "BlockPool.to_allocate",
         lambda self, row, start, end: [
@@ -102,7 +102,7 @@ def run_many() -> None:
 def test_random_programs_notice_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, broken = MUTANTS[mutant]
     monkeypatch.setattr(f"onward.generation.cache.blocks.{place}", broken)
-    if broken is first_run:  # and does not mind what is missing
+    if broken is first_run:  # and accepts missing blocks
         found = "onward.generation.cache.blocks.BlockPool.prefix_blocks"
         monkeypatch.setattr(found, lambda self, hashes: [self.hash_to_block.get(h, NULL_BLOCK) for h in hashes])
         monkeypatch.setattr("onward.generation.cache.blocks.BlockPool.can_continue", lambda self, row, start: True)
@@ -137,7 +137,7 @@ def test_block_pool_evicts_least_recently_used_first() -> None:
         cache.reserve(row, 0, 4)
         cache.register_prefix(row, [token] * 4 if token < 3 else [3, 3])
     for row in range(3):
-        cache.free(row)  # the last block of row 2 is not found by anything
+        cache.free(row)  # no hash leads to the last block of row 2
 
     for taken, left in (0, [4, 4, 2]), (1, [4, 4, 2]), (2, [2, 4, 2]), (3, [0, 4, 2]):
         cache.reserve(0, 0, 2 * taken)
@@ -156,7 +156,7 @@ def test_window_layers_keep_the_blocks_of_the_window_only() -> None:
         assert cache.reserve(0, start, start + 2)
         assert len(cache.pools[0].row_blocks[0]) == start // 2 + 1
         assert sum(block != NULL_BLOCK for block in cache.pools[3].row_blocks[0]) == min(2, start // 2 + 1)
-    assert len(cache.pools[3].ref_counts) == 1 + 3  # the null block, and what one row holds at most
+    assert len(cache.pools[3].ref_counts) == 1 + 3  # the null block, and the maximum number of blocks of a row
 
 
 def test_fork_allocates_blocks_on_write_only() -> None:
@@ -168,7 +168,7 @@ def test_fork_allocates_blocks_on_write_only() -> None:
     assert len(cache.pools[0].free) == 9 - 3
     cache.reserve(1, 5, 6)
     assert len(cache.pools[0].free) == 9 - 4
-    cache.reserve(2, 4, 5)  # what lies before is whole and stays shared
+    cache.reserve(2, 4, 5)  # earlier blocks are full and remain shared
     assert len(cache.pools[0].free) == 9 - 5
 
 

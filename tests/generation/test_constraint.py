@@ -1,4 +1,4 @@
-"""Answers have the form that was asked for, whatever the model would rather say."""
+"""Answers have the requested form, whatever the model's own preference."""
 
 import json
 import re
@@ -26,7 +26,7 @@ SPECS = ["char", "byte", "bpe:330", "gpt2"]
 
 @lru_cache
 def lm(spec: str) -> LanguageModel:
-    """A model that knows nothing, with one of the tokenizers."""
+    """An untrained model with one of the tokenizers."""
     folder = SHARED / "gpt2-tokenizer"
     if spec == "gpt2" and not folder.is_dir():
         pytest.skip(f"needs the data in {SHARED}")
@@ -68,7 +68,7 @@ def test_answers_match_the_regular_expression(spec: str, pattern: str, temperatu
             assert re.fullmatch(pattern, answer.text), (pattern, answer.text)
         else:
             assert len(answer.tokens) == 60
-            assert re.search("[*+]", pattern)  # nothing else can go on for so long
+            assert re.search("[*+]", pattern)  # no other text can continue for so long
 
 
 @lru_cache
@@ -191,7 +191,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a reference": ({"regex": r"(a)\1"}, "backreferences are not supported"),
     "nothing that could match": (
         {"regex": "[a&&b]"},
-        "of this model can spell no text that it allows",
+        "of this model cannot spell any text that it allows",
     ),
     "text that is no JSON": ({"json_schema": "{"}, "json_schema is not JSON: "),
     "far too deep a schema": ({"json_schema": "[" * 9999}, "json_schema is not JSON"),

@@ -26,7 +26,7 @@ def small_models_draft_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fixed:
-    """Proposes as many tokens as there is room for."""
+    """Proposes as many tokens as fit."""
 
     num_draft_tokens = LENGTHS[-1]
     manager: CacheManager | None = None

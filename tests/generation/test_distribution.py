@@ -126,7 +126,7 @@ def in_transformers(
         steps.append(t.MinNewTokensLengthLogitsProcessor(prompt, len(text) + 1, sorted(banned), device=device()))
     if s.forced_tokens and len(text) == prompt:
         steps.append(t.ForcedBOSTokenLogitsProcessor(s.forced_tokens[0]))
-        ids = ids[:, :1]  # it forces the second token of a text
+        ids = ids[:, :1]  # this option forces the second token of a text
     scores = logits
     for step in steps:
         is_forced = isinstance(step, t.ForcedBOSTokenLogitsProcessor)

@@ -1,4 +1,4 @@
-"""Draft heads change no token, and guess what their formula says."""
+"""Draft heads change no token, and their guesses follow their formula."""
 
 from collections.abc import Sequence
 from dataclasses import replace

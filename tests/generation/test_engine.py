@@ -1,4 +1,5 @@
-"""Continuing prompts: the tokens of the plain run, whoever is beside, and no further than asked."""
+"""Continuing prompts: the tokens equal those of a plain run, whatever other requests run, and number no more than
+requested."""
 
 from copy import copy
 from dataclasses import replace
@@ -104,7 +105,7 @@ def test_no_requests_and_no_new_tokens_give_no_tokens() -> None:
 
 
 def requests_of(random: Random) -> list[Request]:
-    """Up to seven requests, some of which begin alike."""
+    """Up to seven requests, some of which share a prefix."""
     shared = [random.randrange(50) for _ in range(10)]
     result = []
     for seed in range(random.randint(1, 7)):
@@ -142,7 +143,7 @@ def test_request_has_the_same_tokens_in_every_batch_cache_and_chunking(mix: int)
         request.tokens = plainly(model, request)
     engine = Engine(model, rows=rows, cache=cache_of(model, random, rows, chunk), draft=DRAFTS[draft]())
     waiting = list(together)
-    while waiting or engine.busy:  # they come at different times
+    while waiting or engine.busy:  # requests arrive at different times
         for _ in range(random.randint(0, 2)):
             if waiting:
                 engine.add(waiting.pop(0))

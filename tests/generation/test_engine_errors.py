@@ -1,4 +1,4 @@
-"""Requests and engines that cannot work are refused in a sentence, and a request that fails does so alone."""
+"""Requests and engines that cannot work are refused in one sentence, and a failing request does not affect others."""
 
 import math
 from collections.abc import Callable
@@ -165,7 +165,7 @@ def test_request_that_cannot_go_on_fails_alone(case: str, kind: str, draft: str 
     assert bad.finish_reason == "error"
     assert message in str(bad.error)
     suppressed = Sampling(temperature=0, suppress_tokens=(BAD_TOKEN,))
-    for request in (*before, *after):  # also those that come into its row and its blocks
+    for request in (*before, *after):  # also requests that later get its row and its blocks
         assert request.tokens == plainly(model, Request(request.prompt, suppressed, 9))
         assert request.finish_reason == "length"
 

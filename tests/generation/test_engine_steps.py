@@ -42,7 +42,7 @@ def test_prompt_on_disk_is_not_read_again_and_changes_no_token(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = MODELS[kind]
-    Engine(model)  # which tries parts of one's own, once
+    Engine(model)  # the engine tests custom parts once
     read = tokens_read(monkeypatch)
     longer, found = [*PROMPTS[1], 3, 8], 6 if kind == "recurrent" else 7  # the last snapshot, or all
     for prompt, new in (PROMPTS[1], 7), (PROMPTS[1], 1), (longer, 9 - found), (longer, 1):

@@ -28,7 +28,7 @@ def judge(validator: Any, value: Any) -> bool | None:
 
 
 def faults_of(schema: dict[str, Any], random: Random, counts: Counter[str]) -> list[str]:
-    """The reasons why a schema is not treated rightly; empty if it is."""
+    """The reasons why a schema is handled incorrectly; empty if it is handled correctly."""
     validator, faults = jsonschema.Draft202012Validator(schema), list[str]()
     values = [random_value(random) for _ in range(12)]
     try:

@@ -47,8 +47,8 @@ def test_tokens_are_those_of_plain_decoding(slide: bool, compile_after: int | No
 
 @torch.no_grad()
 def guesses(model: Decoder, draft: Decoder, context: list[int], count: int) -> list[int]:
-    """What the draft proposes after a context, without a cache: the hidden state of each token joins the next token,
-    and the draft's own last state goes on."""
+    """The draft's proposal after a context, without a cache: each token's hidden state is joined with the next token,
+    and further guesses continue from the draft's own last state."""
     states, tokens = model.hidden(torch.tensor([context[:-1]])), list(context)
     assert isinstance(draft.embed, StateEmbedding)
     for _ in range(count):
@@ -60,7 +60,7 @@ def guesses(model: Decoder, draft: Decoder, context: list[int], count: int) -> l
 
 
 class Recorded(HiddenDraft):
-    """Notes each context and what was proposed after it."""
+    """Records each context and the proposal after it."""
 
     compile_after: int | None = None
 

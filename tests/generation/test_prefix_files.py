@@ -1,4 +1,4 @@
-"""Prompts on disk: found again, never mistaken, and going on as if they had just been read."""
+"""Prompts on disk: they are found again, never confused, and continue as if they had just been prefilled."""
 
 import os
 from collections.abc import Callable
@@ -102,7 +102,7 @@ def test_files_of_other_weights_configs_or_caches_are_not_found(read: Callable[.
 
     assert found() == found("growing") == 9
     assert found("paged") == found("quantized") == 0
-    assert found(rope_length=LENGTH - 1) == 0  # of which the rotations know
+    assert found(rope_length=LENGTH - 1) == 0  # the rotations depend on rope_length
     other = PrefixFiles(prompts.folder, decoder(DECODERS["llama"]))
     assert load(other, CACHES["contiguous"](other.model), 0, TEXT, LENGTH) == 0
     for held in 0, 9:

@@ -1,4 +1,4 @@
-"""Requests choose their adapter: rows of one batch with different adapters are those of each alone."""
+"""Requests choose their adapter: rows of one batch with different adapters equal those of each adapter alone."""
 
 import pytest
 from transforms.test_lora import stirred
@@ -25,7 +25,7 @@ CHOICES = "one", "two", "", None, "two"
 def answers(
     model: Decoder, choices: tuple[str | None, ...], cache: CacheManager | None = None, **options
 ) -> list[list[int]]:
-    """What requests with one prompt are answered, each by its adapter."""
+    """The answers to requests with one prompt, each with its own adapter."""
     engine = Engine(model, cache=cache, **options)
     requests = [engine.add(Request([1, 2, 3, 4, 5], Sampling(temperature=0), 6, adapter=one)) for one in choices]
     for _ in engine.run():

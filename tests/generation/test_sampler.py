@@ -94,7 +94,7 @@ def test_tokens_drawn_by_the_kernel_are_those_drawn_from_the_distribution(masked
         proposals = [Proposal() for _ in requests]
         drawn = Sampler(allowed).sample_plain(logits, requests, proposals)
         for request in requests:
-            request.sampling = replace(request.sampling, top_k=size)  # which keeps all, and is no plain sampling
+            request.sampling = replace(request.sampling, top_k=size)  # keeps all tokens, but is not plain sampling
         slow, last = Sampler(allowed).sample(logits, requests, proposals)
         assert drawn[0] == slow
         assert torch.equal(drawn[1], last)
@@ -110,7 +110,7 @@ def test_a_kernel_draws_no_stop_token_before_the_minimum_of_tokens(drafted: list
         logits, sampler = 3 * torch.randn(1 + len(drafted), 6), Sampler()
         found, _ = sampler.sample(logits, [request], [Proposal(drafted)])
         early += not drafted and sampler.sample_plain(logits, [request], [Proposal()]) is None
-        request.sampling = replace(request.sampling, top_k=6)  # which keeps all, and is no plain sampling
+        request.sampling = replace(request.sampling, top_k=6)  # keeps all tokens, but is not plain sampling
         assert found == Sampler().sample(logits, [request], [Proposal(drafted)])[0]
         assert not {2, 4} & {*found[0][:2]}
     assert drafted or 5 < early < 25  # the kernel has drawn most

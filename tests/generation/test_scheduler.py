@@ -74,7 +74,7 @@ def expected(request: Request) -> list[int]:
 
 
 class Script:
-    """Steps a scheduler: every call reads what its row holds, and must find the context there."""
+    """Steps a scheduler: every call reads the tokens in its row, which must be the request's context."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.memory = Lists(rows, capacity)

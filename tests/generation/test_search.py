@@ -1,4 +1,4 @@
-"""The rows of a search: texts are read in chunks, into a cache that grows, and go on token by token."""
+"""The rows of a search: texts are prefilled in chunks into a growing cache, and continue token by token."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Speculative decoding gives exactly the model's distribution, and says how well it goes."""
+"""Speculative decoding gives exactly the model's distribution, and reports its acceptance rate."""
 
 import itertools
 from collections import Counter
@@ -42,7 +42,7 @@ def distribution(table: Tensor, texts: Sequence[Sequence[int]], s: Sampling) -> 
 
 
 def proposals(requests: Sequence[Request], kind: str) -> list[Proposal]:
-    """Of 0, 1 or 2 tokens: drawn from the drafter with the random numbers of the model, or any."""
+    """Proposals of 0, 1 or 2 tokens: drawn from the drafter with the random numbers of the model, or any."""
     texts = [r.prompt + r.tokens for r in requests]
     rooms = [min(AHEAD, LONG - 1 - len(r.tokens), r.seed % 3) if kind != "none" else 0 for r in requests]
     if kind != "drawn":
@@ -73,11 +73,11 @@ def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
 
 
 def assert_follows_the_model(name: str, kind: str) -> None:
-    """The tokens come as often as an enumeration of all sequences says, and are those of plain decoding."""
+    """The tokens have the frequencies that an enumeration of all sequences gives, and equal those of plain decoding."""
     s = SAMPLINGS[name]
     found = sample(s, kind)
     equal = found == sample(s, "none")
-    assert equal  # thousands of tuples, whose difference nobody would read
+    assert equal  # thousands of tuples, whose difference would be unreadable
     counts, chi = Counter(found), 0.0
     for sequence in itertools.product(range(V), repeat=LONG):
         p, text = 1.0, [0]

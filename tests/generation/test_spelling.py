@@ -39,7 +39,7 @@ SMALL, LARGE = list(VOCABULARIES)[:5], list(VOCABULARIES)[5:]
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
-    """A tokenizer with an end token and these tokens, of which none but them can be spelled."""
+    """A tokenizer with an end token and these tokens, which spell only texts made of them."""
     pieces = VOCABULARIES[name]
     if "bytes" in name:
         symbol = {byte: c for c, byte in BYTE_OF.items()}
@@ -62,7 +62,7 @@ def form(name: str, **how: Any) -> TextConstraint:
 
 @cache
 def lm(name: str) -> LanguageModel:
-    """A model that knows nothing."""
+    """An untrained model."""
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"d_model": 8, "n_layers": 1, "n_heads": 1, "n_kv_heads": 1, "context_length": 128}
     known = tokenizer(name)
@@ -113,7 +113,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "characters of a class": (
         "some letters",
         {"regex": r"a\p{Greek}"},
-        "of this model can spell no text that it allows",
+        "of this model cannot spell any text that it allows",
     ),
     "a character of which there is a part": ("bytes without that of é", {"regex": "a*é"}, "cannot spell 'é'"),
     "a letter that only a pair has": ("letters only in pairs", {"regex": "a*c"}, "cannot spell 'c'"),
@@ -154,7 +154,7 @@ def spelled(name: str) -> list[str]:
 
 
 def next_tokens(name: str, language: Sequence[str], said: bytes) -> set[int]:
-    """The tokens that go on to a text of the language."""
+    """The tokens that can be continued to a text of the language."""
     rests = [text.encode()[len(said) :] for text in language if text.encode().startswith(said)]
     ends = {tokenizer(name).eos_id} if b"" in rests else set()
     pieces = enumerate(VOCABULARIES[name])
@@ -185,7 +185,7 @@ PATTERN = st.recursive(
 
 EXPRESSIONS = given(pattern=PATTERN, name=st.sampled_from(SMALL), choices=st.lists(st.integers(0, 9), max_size=5))
 UNMET = "regex cannot be met: the tokens of this model cannot spell '"
-FAILS = "regex cannot be used: llguidance fails on it"  # it panics for one in a thousand
+FAILS = "regex cannot be used: llguidance fails on it"  # the library panics for one in a thousand
 COUNTS = pytest.mark.parametrize("count", [100, pytest.param(3_000, marks=pytest.mark.long)])
 
 

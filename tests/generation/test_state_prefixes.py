@@ -51,7 +51,7 @@ def shared(engine: Engine, prompt: list[int], new: int = 3) -> int:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("kind", "again", "longer"), [("paged", 8, 8), ("conversation", 11, 11)])
 def test_prompt_continues_from_the_end_of_an_earlier_one(name: str, kind: str, again: int, longer: int) -> None:
-    model = KINDS[name] if kind == "paged" else WITHOUT_WINDOWS[name]  # of which a row loses what is behind
+    model = KINDS[name] if kind == "paged" else WITHOUT_WINDOWS[name]  # a layer with a window loses the keys behind it
     engine = Engine(model, cache=CACHES[kind](model), compile_after=None)
     assert shared(engine, TEXT) == 0
     assert shared(engine, TEXT) == again

@@ -84,14 +84,14 @@ def test_cheap_half_names_a_bug_before_the_first_step_only() -> None:
 
 
 def before_training(model: nn.Module, step: int = 0) -> list[str]:
-    """What `onward train` says of a model."""
+    """The doctor's output of `onward train` for a model."""
     said: list[str] = []
     run: Any = SimpleNamespace(config=None, model=model, step=step, fresh=True, processes=Processes())
     examine_run(run, lambda sentence: said.append(str(sentence)))
     return said
 
 
-# ---------------------------------------------------------------- what is known beside the model
+# ---------------------------------------------------------------- facts given in addition to the model
 
 
 def learned(shift: int) -> nn.Module:
@@ -107,7 +107,7 @@ def learned(shift: int) -> nn.Module:
 
 
 def counting() -> Tensor:
-    """Texts (8, 17) in which each token is the one before plus one."""
+    """Texts (8, 17) in which each token id is the previous one plus one."""
     return (torch.randint(61, (8, 1)) + torch.arange(17)) % 61
 
 

@@ -1,4 +1,4 @@
-"""onward doctor: what it is pointed at, what it refuses, and what it prints."""
+"""onward doctor: its targets, its refusals, and its output."""
 
 import importlib
 import json

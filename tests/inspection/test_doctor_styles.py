@@ -135,7 +135,7 @@ def padded(ignored: int) -> list[tuple[Tensor, Tensor]]:
 
 
 RANDOM = [700, 3100, 40, 2500, 1800, 900, 2960, 400]
-BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {  # what is given, the check, and its status
+BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {  # the given facts, the check, and its status
     "shuffled windows": ({"batches": windows(RANDOM)}, "order", "ok"),
     "windows in the order of the text": ({"batches": windows([*range(0, 128, 16)])}, "order", "failed"),
     "windows that slide by one token": ({"batches": windows([*range(8)])}, "order", "failed"),

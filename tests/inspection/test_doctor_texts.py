@@ -19,7 +19,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-TEMPLATES = {  # a template, and what is found
+TEMPLATES = {  # a template, and the finding
     "right": (TEMPLATE, ""),
     "another prompt": (TEMPLATE.replace("%}<|assistant|>{% endif", "%}Assistant:{% endif"), "in a finished one"),
     "no end": (TEMPLATE.replace("{{ eos_token }}", ""), "never closes the assistant's turn"),

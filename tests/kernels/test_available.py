@@ -30,7 +30,7 @@ CACHED = unavailable, operations.product_kernel
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """What was found before about the compiler is forgotten, before and after each test."""
+    """The cached state of the compiler is cleared before and after each test."""
     for function in CACHED:
         function.cache_clear()
     yield
@@ -75,7 +75,7 @@ LACKING: dict[str, tuple[Callable[[pytest.MonkeyPatch, Path], object], str]] = {
     ),
     "memory to execute": (
         lambda m, _: m.setattr(requirements, "may_execute", lambda: False),
-        "must not execute memory",
+        "forbids executing memory",
     ),
 }
 
@@ -198,7 +198,7 @@ def test_code_that_llvm_refuses_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_no_import_of_our_own_is_tried() -> None:
-    """A defect in an imported module of Onward would count as something that is missing."""
+    """A defect in an imported module of Onward would be mistaken for a missing requirement."""
     for path in Path(available.__file__).parents[2].rglob("*.py"):
         for part in re.split(r"^ *try:$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
             tried = re.split(r"^ *(?:except|finally)\b", part, maxsplit=1, flags=re.MULTILINE)[0]

@@ -78,7 +78,7 @@ def test_compile_without_a_home_to_write_to_gives_the_same_answer(
     assert not list(tmp_path.iterdir())
 
 
-# llvmlite is missing, finds no processor that it knows, or cannot load what it compiled
+# llvmlite is missing, does not support the processor, or cannot load the compiled code
 BROKEN = {
     "no library": "sys.modules['llvmlite'] = None",
     "no target": "import llvmlite.binding as llvm; llvm.Target.from_default_triple = lambda: broken()",

@@ -21,7 +21,7 @@ DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # the bound of relative d
 
 @contextmanager
 def kernels(used: bool) -> Iterator[None]:
-    """From the first number on, or never."""
+    """A context in which kernels are used for tensors of any size, or never."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operations, "COMPILED_AFTER", 0)
         patch.setattr(operations, "MIN_PARALLEL", 1 if used else 1 << 60)

@@ -1,5 +1,5 @@
 """Machine code of decoding steps is kept for the next start, executed only where no other user can have written it, and
-compiled anew where LLVM cannot take it."""
+compiled again if LLVM cannot load it."""
 
 import ctypes
 import os
@@ -67,7 +67,7 @@ def warned_at_most_once(reason: str = "") -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory) -> tuple[str, bytes]:
-    """The name of the file of `doubled`, and what makes it triple."""
+    """The name of the file of `doubled`, and code that triples instead."""
     one, other = (tmp_path_factory.mktemp(name) for name in ("double", "triple"))
     load(multiplying(2), folder=one)
     load(multiplying(3), folder=other)
@@ -199,7 +199,7 @@ def test_a_relative_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.
 
 
 def malformed(code: bytes) -> dict[str, bytes]:
-    """What LLVM cannot load."""
+    """Code that LLVM cannot load."""
     return {
         "nothing": b"",
         "text": b"no machine code" * 10,

@@ -101,7 +101,7 @@ def test_program_follows_the_number_of_threads(threads: Callable[[int], None]) -
             assert program.binding.scratch.size(0) == count
 
         def elsewhere() -> None:
-            torch.set_num_threads(2)  # of this thread of Python
+            torch.set_num_threads(2)  # of this Python thread
             with torch.no_grad():
                 assert_step_equals(5)
 
@@ -177,7 +177,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def nearly(*shapes: tuple[int, ...]) -> Iterator[list[Tensor]]:
-    """Operands of these shapes, of which one is in another form."""
+    """Operands of these shapes, one of which is in another form."""
     for dtype, changed, form in product(DTYPES, range(len(shapes)), FORMS.values()):
         operands = [torch.randn(*shape).to(dtype) for shape in shapes]
         operands[changed] = form(operands[changed])

@@ -1,4 +1,4 @@
-"""Kernels leave tensors and states of PyTorch that they know nothing of to PyTorch."""
+"""Kernels leave tensors and modes that they do not support to PyTorch."""
 
 from collections.abc import Callable
 

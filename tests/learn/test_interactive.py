@@ -67,7 +67,7 @@ def press(page: Any, label: str, *keys: str) -> None:
 
 
 def columns(page: Any) -> list[list[str]]:
-    """The texts of the rows of a table of bars: the name, and the columns beside the bar."""
+    """The texts of the rows of a table of bars: the name, and the columns next to the bar."""
     rows = [row.locator("th, td:not(.bar)").all_text_contents() for row in page.locator("tbody tr").all()]
     return [[text.replace("\u00a0", " ").strip() for text in row] for row in rows]
 

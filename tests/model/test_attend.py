@@ -1,4 +1,4 @@
-"""Attention equals a formula written in plain loops; positions do what their papers say."""
+"""Attention equals a formula written in plain loops; positions follow the formulas of their papers."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ from support.devices import on_device
 
 POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])  # the second is packed
 
-HORIZON = torch.tensor([[[10]]])  # of no matter without a scaling
+HORIZON = torch.tensor([[[10]]])  # no effect without a scaling
 
 
 def in_plain_loops(config: DecoderConfig, layer: int, q: Tensor, k: Tensor, sinks: list[float] | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Every backend of attention computes what the reference writes out."""
+"""Every attention backend computes the same result as the reference."""
 
 from collections.abc import Callable
 from functools import partial

@@ -119,7 +119,7 @@ MODELS = [decoder(DECODERS[name]) for name in ("gemma2", "alibi in windows", "ev
 def test_interleaved_chunks_and_roll_backs_equal_the_plain_run(model, data) -> None:  # type: ignore[no-untyped-def]
     cache = KVCache(model.config, ROWS, LENGTH, CHUNK, device=device())
     texts: list[list[int]] = [[] for _ in range(ROWS)]
-    furthest = [0] * ROWS  # the end of what was ever written to each row, pads included
+    furthest = [0] * ROWS  # the end of the slots ever written in each row, padding included
     for _ in range(data.draw(st.integers(1, 8), "calls")):
         fresh = []
         for row, text in enumerate(texts):

@@ -47,7 +47,7 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
         for field in fields_of(cls):
             values = used[cls.__name__, field.name]
             if field.name in ("vocab_size", "d_model", "context_length", "dropout", "compute"):
-                continue  # sizes that are alike, and what has tests of its own
+                continue  # equal sizes, and parts that have their own tests
             if get_origin(hints[field.name]) is Literal and cls not in (parts.Plain, parts.Gated, Experts):
                 assert values == set(get_args(hints[field.name])), f"{cls.__name__}.{field.name}"
             assert values - {field.default}, (
@@ -82,7 +82,8 @@ def test_every_way_to_run_gives_the_logits_of_the_plain_run(config: DecoderConfi
     assert_equals_the_plain_run(config, way)
 
 
-MUTANTS: dict[str, tuple[str, Any, str, str]] = {  # what is broken: its place, what it becomes, where it must show
+# a mutation: the mutated function, its replacement, and the decoder and way to run that must differ
+MUTANTS: dict[str, tuple[str, Any, str, str]] = {
     "documents see each other": ("mask.Segments.of", lambda p: Segments(*[torch.zeros_like(p)] * 3), "llama", "packed"),
     "branches see each other": ("mask.Segments.visible", lambda *_: torch.tensor(True), "llama", "branched"),
     "branches see all of their document": (

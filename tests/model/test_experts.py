@@ -1,4 +1,4 @@
-"""A mixture of experts computes the same whichever way it is computed."""
+"""All backends of a mixture of experts compute the same result."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext

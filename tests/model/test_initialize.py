@@ -1,4 +1,4 @@
-"""Fresh weights have the spread that the table of `initialize` says."""
+"""New weights have the standard deviations in the table of `initialize`."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Latent attention has two forms: they are one computation, and the one with fewer multiplications is taken."""
+"""Latent attention has two forms: they give the same result, and the form with fewer multiplications is used."""
 
 from typing import Any, TypeVar
 
@@ -35,7 +35,7 @@ def module(part: LatentAttention, kind: type[Layer]) -> Layer:
 
 
 def last_of(seen: int, tokens: int) -> AttentionContext:
-    """What the last so many tokens of a row know: each sees all up to itself."""
+    """The context of the last `tokens` of `seen` tokens; each sees all tokens up to itself."""
     positions = torch.arange(seen)[None]
     return AttentionContext(AttentionMask(positions[:, -tokens:], positions))
 

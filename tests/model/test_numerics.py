@@ -1,4 +1,4 @@
-"""What is computed in at least fp32 whatever the precision of the weights: norms, softmax, rotary angles."""
+"""Operations computed in at least fp32 whatever the precision of the weights: norms, softmax, rotary angles."""
 
 import pytest
 import torch

@@ -116,7 +116,7 @@ WRONG = {
     running_mean: "its logits with a cache differ",
     positions_from_0: "take positions from the AttentionContext",
     in_prompts_only: "equally often in every forward",
-    by_values: "rows|forward|tokens after it",  # which of them, its weights decide
+    by_values: "rows|forward|tokens after it",  # its weights decide which of them
     bidirectional: "a token reads tokens after it",
     batch_statistics: "depend on the other rows of the batch",
     dropout_left_on: "randomness only if self.training",
@@ -145,7 +145,7 @@ def test_own_block_generates_the_tokens_of_its_plain_forward(forward: Forward, a
 @pytest.mark.parametrize("forward", WRONG)
 def test_own_block_that_a_cache_breaks_is_refused_by_name(forward: Forward) -> None:
     wrong = made(forward)
-    Decoder(wrong)(torch.zeros(1, 4, dtype=torch.int64))  # it can be trained
+    Decoder(wrong)(torch.zeros(1, 4, dtype=torch.int64))  # a forward without a cache is allowed
     for _ in range(2):
         with pytest.raises(UserError, match=f"Cannot generate with Made, because .*({WRONG[forward]})"):
             KVCache(wrong, 1, 8)

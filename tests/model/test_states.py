@@ -21,7 +21,7 @@ MODEL = decoder(fading())
 def test_interleaved_ragged_chunks_and_roll_backs_equal_the_plain_run(keep, ragged, data) -> None:  # type: ignore[no-untyped-def]
     cache = KVCache(MODEL.config, ROWS, LENGTH, CHUNK, keep=keep, device=device())
     texts: list[list[int]] = [[] for _ in range(ROWS)]
-    furthest = [0] * ROWS  # the end of what was ever written to each row, pads included
+    furthest = [0] * ROWS  # the end of the slots ever written in each row, padding included
     for _ in range(data.draw(st.integers(1, 8), "calls")):
         fresh = []
         for row, text in enumerate(texts):

@@ -171,7 +171,7 @@ def test_process_holds_its_part_and_two_blocks_of_the_model(preset: str, two: Ra
 
 
 def refusal(folder: Path, mesh: str, given: dict[str, Any]) -> str:
-    """The sentence with which a process refuses to load a model."""
+    """The message with which a process refuses to load a model."""
     try:
         load_alike(str(folder), Options(model="", device="cpu", **given), arranged(options(mesh)))
     except UserError as error:
@@ -227,7 +227,7 @@ def test_model_that_fits_no_device_is_divided_without_being_asked(two: Ranks, tm
 
 
 def weights_of(folders: Sequence[Path]) -> str | None:
-    """The hash of the weights of a model, of which each process reads its part from a folder of its own."""
+    """The hash of a model's weights; each process reads its part of them from its own folder."""
     replicas = arranged(options("tensor=2"))
     return fingerprint(load_divided(folders[replicas.rank], replicas.mesh, replicas.devices)[0])
 

@@ -1,4 +1,4 @@
-"""A tensor axis can divide every published decoder, or refuses it in a sentence that says why."""
+"""A tensor axis can divide every published decoder, or refuses it with the reason."""
 
 import pytest
 import torch

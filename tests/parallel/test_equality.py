@@ -56,7 +56,7 @@ def windows(config: DecoderConfig) -> list[Batch]:
 
 
 def masked(config: DecoderConfig) -> list[Batch]:
-    """Batches of which each has another number of targets, one has none."""
+    """Batches with different numbers of targets; one batch has none."""
     batches = windows(config)
     for i, batch in enumerate(batches):
         batch.targets[:, 4 * i :] = IGNORE_INDEX
@@ -70,7 +70,7 @@ def packed(config: DecoderConfig) -> list[Batch]:
 
 
 def odd(config: DecoderConfig) -> list[Batch]:
-    """Batches of which some have an odd number of tokens, which no tensor axis divides."""
+    """Batches, some of which have an odd number of tokens, which no tensor axis divides."""
     return [Batch(b.tokens[:, : 12 - i], b.targets[:, : 12 - i]) for i, b in enumerate(windows(config))]
 
 
@@ -93,7 +93,7 @@ def of_teacher(config: DecoderConfig) -> Loss:
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: a decoder, options of a run, and batches."""
+    """A training case: a decoder, options of a run, and batches."""
 
     decoder: DecoderConfig
     options: dict[str, Any] = field(default_factory=dict)
@@ -145,7 +145,7 @@ CASES |= {
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a training: losses and norms of gradients by step, tensors by name."""
+    """The result of training: losses and gradient norms by step, tensors by name."""
 
     figures: list[float]
     tensors: dict[str, Tensor]
@@ -163,7 +163,7 @@ def initial(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
 
 def train(case: Case, processes: Processes) -> Outcome:
     """Make some steps; returns also the gradients of the last one, and the loss of the averaged weights."""
-    torch.compiler.reset()  # of what other cases have compiled
+    torch.compiler.reset()  # drops the programs of other cases
     model = initial(case.decoder, case.dtype)
     if case.lora:
         add_lora(model, case.lora)

@@ -109,7 +109,7 @@ def test_two_processes_evaluate_a_head_as_one(head: str, two: Ranks) -> None:
 
 
 def work(outcomes: Sequence[str | UserError]) -> list[Any]:
-    """What three works in a row come to in this process, of which the second one is that in `outcomes`."""
+    """The results of three consecutive computations in this process; `outcomes` has the second one."""
     replicas = Processes.join().replicas
 
     def own() -> str:
@@ -154,8 +154,8 @@ PAIRS = [Pair(tuple(range(1, 2 + i % 7)), (3, i)) for i in range(100)]
 
 
 def scored(run: str, folders: Sequence[str], most: int) -> tuple[list[Any], int, int]:
-    """The scores of PAIRS, empty if more than `most` of them were to be computed; how many were found in the rank's
-    folder, and how many it has then."""
+    """The scores of PAIRS, empty if more than `most` had to be computed; the number of scores in the rank's folder
+    before and after."""
     replicas = Processes.join().replicas
     kept = Kept(Path(folders[replicas.rank]) / "a.jsonl", replicas)
 

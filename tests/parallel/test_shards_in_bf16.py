@@ -1,4 +1,4 @@
-"""A model whose blocks are gathered in bf16 computes in bf16 wherever it is called, not only in a step."""
+"""A model whose blocks are gathered in bf16 computes in bf16 in every call, not only in a training step."""
 
 import torch
 

@@ -31,7 +31,7 @@ LOADED: dict[str, dict[str, Any]] = {
 
 
 def peaks(begin: Callable[..., Run], *arguments: Any) -> tuple[int, int]:
-    """The most bytes that a run has allocated at once, when it has begun and after its second step."""
+    """The peak allocated bytes of a run after its start and after its second step."""
     gc.collect()
     with HeapPeak() as heap:
         run = begin(*arguments)
@@ -61,7 +61,7 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
     with torch.device("meta"):
         model = Decoder(config.decoder(Tokenizer.load(tmp_path / "run").vocab_size))
     weights, block = (sum(p.nbytes for p in module.parameters()) for module in (model, model.blocks[0]))
-    averages = int(average > 0)  # as large as the weights
+    averages = int(average > 0)  # tensors as large as the weights
     share = (1 + averages) * weights / 2
     for (begun, _), (begun_again, _) in zip(started, resumed):
         assert begun <= 2 * share + 4 * block, "its share, and a copy to save"
@@ -71,8 +71,8 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
 
 
 def peak_of_loading(kind: str, begin: Callable[..., Run], *arguments: Any) -> int:
-    """The most bytes that a run has allocated at once when it begins or, if its loss has a frozen model of this kind,
-    while it loads that."""
+    """The peak allocated bytes of a run at its start or, if its loss has such a frozen model, while loading that
+    model."""
     gc.collect()
     with HeapPeak() as heap:
         run = begin(*arguments)

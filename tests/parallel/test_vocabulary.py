@@ -1,4 +1,4 @@
-"""A vocabulary that is divided: losses read it as if it were whole, and no process has all logits."""
+"""A divided vocabulary: losses are those of the full vocabulary, and no process has all logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -76,7 +76,7 @@ def test_readings_of_divided_logits_are_those_of_whole_ones(changes: DecoderConf
 
 
 def of_targets(model: Decoder, batch: Batch) -> Sums:
-    """The loss of answers that are compared, such as those of DPO."""
+    """A loss that compares answers, such as DPO's."""
     hidden = model.hidden(batch.tokens, batch.positions).flatten(0, 1)
     loss = -target_logprobs(model, hidden, batch.targets.flatten()).sum()
     return loss, loss.detach()
@@ -118,7 +118,7 @@ def test_no_process_has_all_logits(name: str, two: Ranks) -> None:
 
 
 def look_up(token: int) -> str:
-    """What comes of a target that is not in the vocabulary."""
+    """The result for a target that is not in the vocabulary."""
     model = Decoder(config(vocab_size=12))
     parallelize(model, TENSOR, joined().devices)
     try:

@@ -1,4 +1,4 @@
-"""Decoders in words: nothing that differs goes unsaid, and nothing is said twice."""
+"""Decoders in words: every difference is mentioned, exactly once."""
 
 import re
 from dataclasses import dataclass, replace

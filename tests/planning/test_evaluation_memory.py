@@ -1,4 +1,4 @@
-"""The memory that an evaluation needs, beside what it allocates."""
+"""The planned memory of an evaluation, compared with its allocations."""
 
 import gc
 from collections.abc import Callable

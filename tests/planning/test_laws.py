@@ -1,4 +1,4 @@
-"""Published scaling laws give their published optima, and fits recover a law that is known."""
+"""Published scaling laws give their published optima, and fits recover a known law."""
 
 import json
 import math

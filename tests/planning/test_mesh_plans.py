@@ -72,7 +72,7 @@ def of_context() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "mesh", "options"), of_context())
 def test_plan_of_a_context_axis_is_what_a_rank_does(name: str, mesh: str, options: dict[str, Any]) -> None:
-    small = "tensor" in mesh or "recompute" in options  # token ids are then a large share of what is kept
+    small = "tensor" in mesh or "recompute" in options  # token ids are then a large share of the stored bytes
     assert_planned(EVEN[name], Mesh.parse(mesh), 24, 0.1 if small else 0.05, **options)
 
 

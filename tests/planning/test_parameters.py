@@ -1,4 +1,4 @@
-"""Sizes are counted on one block of each kind, and are those of the whole decoder."""
+"""Sizes are counted on one block of each kind, and equal those of the complete decoder."""
 
 import math
 from dataclasses import replace

@@ -91,5 +91,5 @@ def test_peak_of_a_process_is_predicted(name: str) -> None:
     command = [sys.executable, "-m", "support.peak", name]
     result = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, check=True)
     measured, said = map(int, result.stdout.split())
-    above = 1.6 if name in KERNELS_KEEP_LESS else 1.15  # the plan counts what PyTorch keeps
+    above = 1.6 if name in KERNELS_KEEP_LESS else 1.15  # the plan counts the tensors that PyTorch keeps
     assert 0.85 * measured < said < above * measured

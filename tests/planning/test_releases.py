@@ -1,4 +1,4 @@
-"""What is published: lineages, steps, and the page that tells of them."""
+"""Published releases: lineages, steps, and the page that describes them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The forward pass told step by step: its numbers are those of the model, for decoders of all kinds."""
+"""The forward pass explained step by step: its numbers equal the model's, for decoders of all kinds."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The model at work on the page of a run: attention, next tokens, losses, lens and experts are those of the model."""
+"""The views on the page of a run: attention, next tokens, losses, lens and experts equal those of the model."""
 
 import base64
 import json

@@ -1,4 +1,4 @@
-"""What a notebook shows: tables, pictures and curves, and the progress of training as one line."""
+"""Displays in a notebook: tables, pictures and curves, and the progress of training as one line."""
 
 import base64
 import re
@@ -22,7 +22,7 @@ from support.runs import SETTINGS
 
 
 def shown(value: Any) -> str:
-    """The text of an object's HTML, which is whole and leaves the page's styles as they are."""
+    """The text of an object's HTML, which is well-formed and does not change the page's styles."""
     parsed = Page(value._repr_html_().replace("</th>", " </th>"))
     assert parsed.open == []
     assert not any(tag in ("script", "style") for tag, _ in parsed.tags)

@@ -1,4 +1,4 @@
-"""The page of a run: whole, harmless, complete, and with the numbers that are on record."""
+"""The page of a run: well-formed, safe, complete, and with the recorded numbers."""
 
 import json
 import re
@@ -187,7 +187,8 @@ TITLES = ["learning rate", "gradient norm", "update ratio", "attention entropy",
 
 
 def write_health(run: Path, steps: int, layers: int) -> None:
-    """Steps with the load of experts and a jump of the gradient, what is measured now and then, and two rollbacks."""
+    """Steps with the load of experts, a jump of the gradient, figures that are measured only at some steps, and two
+    rollbacks."""
     layered = lambda name, values: {f"{name}/{layer}": value for layer, value in enumerate(values)}
     rows = [
         {"step": 30, "failed_step": 37, "reason": "the loss is nan", "skipped": [296, 304]},

@@ -1,4 +1,4 @@
-"""The report card: what is on record, the scores that were kept, and published figures that were measured alike."""
+"""The report card: recorded figures, stored scores, and published figures that were measured in the same way."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Legends and captions: they say what is drawn, in each theme, in a terminal and on a narrow screen."""
+"""Legends and captions describe the picture in each theme, in a terminal and on a narrow screen."""
 
 import re
 from pathlib import Path

@@ -52,7 +52,7 @@ def test_penalties_and_biases_change_the_log_odds_by_their_formulas() -> None:
     for strategy, shares in found.items():
         if min(shares) > 0:
             odds[strategy] = torch.tensor(shares).log() - torch.tensor(found["as it is"]).log()
-            odds[strategy] = odds[strategy] - odds[strategy][-1]  # nothing acts upon the last
+            odds[strategy] = odds[strategy] - odds[strategy][-1]  # no option changes the last token
     logits = torch.tensor(found["as it is"]).log()
     assert odds["frequency_penalty 1"].tolist()[:4] == pytest.approx([0, -2, -1, 0], abs=1e-5)
     assert odds["presence_penalty 1"].tolist()[:4] == pytest.approx([0, -1, -1, 0], abs=1e-5)

@@ -1,4 +1,4 @@
-"""The pictures of `onward inspect`: they show what the model computes, of short and of long texts."""
+"""The pictures of `onward inspect` show the model's values, for short and long texts."""
 
 import json
 import re
@@ -104,7 +104,7 @@ def test_patching_the_token_that_differs_restores_the_answer() -> None:
     streams = values(picture)
     assert picture.panels[0].data["columns"][12] == "o/u"
     assert streams[0, 12] == pytest.approx(1, abs=1e-4)
-    np.testing.assert_allclose(streams[:, :12], 0, atol=1e-4)  # what comes before it is the same in both texts
+    np.testing.assert_allclose(streams[:, :12], 0, atol=1e-4)  # earlier tokens are equal in both texts
     assert np.abs(values(picture, 1)).max() > 0.01
 
 

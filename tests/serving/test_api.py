@@ -1,4 +1,4 @@
-"""The API of the server, as clients see it: equal to what `generate` and `complete` return."""
+"""The API of the server, as clients see it: its results equal those of `generate` and `complete`."""
 
 import inspect
 import json

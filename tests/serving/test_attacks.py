@@ -1,4 +1,5 @@
-"""Requests that would stop a server for everybody: each is bounded, and a short request beside it is answered soon."""
+"""Requests that would block a server for all clients: each is bounded, and a short concurrent request is answered
+soon."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""What the server refuses before it computes, and what it does when clients go away or the process is to end."""
+"""Requests that the server refuses before computing, and its behavior when clients disconnect or the process is
+stopped."""
 
 import asyncio
 import os
@@ -185,7 +186,7 @@ def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
 def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -> None:
     log: list[str] = []
     process, url = started(str(tiny_run), "--drain", "1", "--rows", "1", log=log)
-    body = {**LONG, "max_tokens": 30, "n": 64, "stream": True, "typical_p": 0.9}  # which no kernel draws
+    body = {**LONG, "max_tokens": 30, "n": 64, "stream": True, "typical_p": 0.9}  # drawn by no kernel
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
         lines = reply.iter_lines()
         next(lines)

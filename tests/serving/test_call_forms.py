@@ -120,7 +120,7 @@ EMPTY = {  # calls without arguments
     "harmony": ("<|channel|>commentary to=functions.weather<|message|><|call|>",),
     "qwen3_coder": ("<tool_call>\n<function=weather>\n</function>\n</tool_call>",),
 }
-NONE = {  # that is no call, and what remains of it if markers are text
+NONE = {  # text that is not a call, and its remainder if markers are text
     "hermes": ('<tool_call>{"name": "x", "arguments": {"a": 1}}</tool_call>', "<tool_call>weather</tool_call>!",
         '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', '<tool_call>{"name": "wea'),
     "mistral": ('[TOOL_CALLS] [{"name": "x"}]', "[TOOL_CALLS]x[ARGS]{}", "[TOOL_CALLS] weather"),

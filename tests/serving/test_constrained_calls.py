@@ -1,5 +1,5 @@
-"""Calls that a request requires, and calls beside a schema: the grammar has the form of the chat template, and each
-tool's arguments their own schema."""
+"""Calls that a request requires, and calls combined with a schema: the grammar has the form of the chat template, and
+each tool's arguments their own schema."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def test_a_model_may_reason_before_a_constrained_answer(markers: Markers) -> Non
 
 
 def random_answer(generator: random.Random, first: TextConstraint, eos: int) -> list[int] | None:
-    """Random tokens that a constraint allows, or None if they come to no end."""
+    """Random tokens that a constraint allows, or None if they do not end."""
     state, tokens = first.copy(), list[int]()
     for _ in range(400):
         allowed = state.allowed().nonzero().flatten().tolist()

@@ -1,5 +1,5 @@
-"""The files in deploy/ pass the checks of the tools that read them, where these are installed, and name only what the
-server has."""
+"""The files in deploy/ pass the checks of the tools that read them, if these are installed, and name only options and
+metrics that the server has."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Errors name the field that the client sent, its path, and what it may be."""
+"""Errors name the field that the client sent, its path, and the values that it may have."""
 
 import logging
 import re

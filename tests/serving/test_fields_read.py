@@ -34,7 +34,8 @@ TOOLS: list[Any] = [{"type": "function", "name": name, "parameters": SCHEMA} for
 CALLED = {"tools": TOOLS, "tool_choice": "required", "reasoning_format": "none", "max_tokens": 200}
 AGAIN = {"logit_bias": {65: 1e2}, "prompt_length": 1}  # the same token several times
 FORM = {"type": "json_schema", "name": "s", "schema": SCHEMA}
-NEEDED: dict[str, tuple[type[Body], dict[str, Any]]] = {  # of each route: the class of its body, and one it answers
+# for each route: the class of its body, and a body that it answers
+NEEDED: dict[str, tuple[type[Body], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "The", "max_tokens": 8, "seed": 3}),
     "/v1/chat/completions": (ChatRequest, {"messages": ASK, "max_tokens": 8, "seed": 3}),
     "/v1/responses": (ResponsesRequest, {"input": ASK, "max_tokens": 8, "seed": 3}),
@@ -46,7 +47,7 @@ NEEDED: dict[str, tuple[type[Body], dict[str, Any]]] = {  # of each route: the c
     "/api/attention": (Look, {"tokens": [65, 66, 65]}),
     "/api/attribution": (LookAtLogit, {"tokens": [65, 66, 65]}),
 }
-VALUES: dict[str, Any] = {  # of a field: a value that matters, or (value, the other fields that it needs)
+VALUES: dict[str, Any] = {  # for each field: a value that has an effect, or (value, the other fields that it needs)
     "model": "another",
     **dict.fromkeys(["temperature", "top_p", "typical_p"], 0.2),
     "min_p": 1.0,

@@ -1,4 +1,4 @@
-"""Requests that ask for nothing beyond what the server does are answered, whatever else clients write into them."""
+"""Requests whose extra fields ask for no unsupported feature are answered, whatever fields clients add."""
 
 from collections.abc import Iterator
 from pathlib import Path

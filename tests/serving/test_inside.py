@@ -1,4 +1,4 @@
-"""The page's API: it returns what the functions of inspection return; edits stay with their request."""
+"""The page's API returns the results of the inspection functions; edits affect only their request."""
 
 import asyncio
 from collections.abc import Iterator
@@ -151,7 +151,7 @@ def test_the_picture_of_the_engine_shows_rows_blocks_and_the_queue(server: Runni
         return int(httpx.get(f"{server.url}/api/engine").json()["engines"][0]["generated"])
 
     start, seen, answers = generated(), list[dict[str, Any]](), 0
-    while not any(len(one["rows"]) == 4 for one in seen) and answers < 20:  # the engine may end before it is asked
+    while not any(len(one["rows"]) == 4 for one in seen) and answers < 20:  # the engine may finish before the query
         seen, answers = seen + asyncio.run(watch()), answers + 1
     assert generated() == start + answers * 6 * 12, "those of answers that have ended count too"
     assert all(len(one["rows"]) <= one["capacity"] == 4 for one in seen)

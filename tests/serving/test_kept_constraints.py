@@ -1,4 +1,4 @@
-"""Prepared constraints are kept for what they depend on."""
+"""Prepared constraints are cached by everything that they depend on."""
 
 import asyncio
 

@@ -1,4 +1,5 @@
-"""Many clients at a time: none is lost, mixed up or answered twice, and nothing is left behind."""
+"""Many clients at a time: no request is lost, confused with another or answered twice, and nothing remains
+afterwards."""
 
 import asyncio
 import json
@@ -80,7 +81,7 @@ async def load(url: str, count: int, at_a_time: int, expected: dict[str, str], r
 
 
 def expected_texts(lm: LanguageModel, seed: int, count: int) -> dict[str, str]:
-    """What `generate` returns for the requests of `load` with this seed, alone, by their fields as JSON."""
+    """The results of `generate` for each request of `load` with this seed, by the request's fields as JSON."""
     rng, texts = random.Random(seed), dict[str, str]()
     for _ in range(count):
         body = {name: value for name, value in body_of(rng).items() if name != "stream"}
@@ -93,7 +94,7 @@ def expected_texts(lm: LanguageModel, seed: int, count: int) -> dict[str, str]:
 
 
 def own_threads() -> int:
-    """Threads beside those of the server's pools, whose number is bounded."""
+    """Threads other than those of the server's pools, whose number is bounded."""
     return len([thread for thread in threading.enumerate() if not thread.name.startswith("onward-")])
 
 

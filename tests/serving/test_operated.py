@@ -1,4 +1,4 @@
-"""What an operator of the server sees and decides: a line for each request, ids, readiness, keys with names and limits,
+"""Operating a server: a line for each request, ids, readiness, keys with names and limits,
 traces."""
 
 import json

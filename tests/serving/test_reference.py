@@ -1,4 +1,4 @@
-"""/docs shows what /openapi.json says; no body that follows or breaks the schema gets status 500."""
+"""/docs shows the content of /openapi.json; no body, valid or invalid, gets status 500."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Replies with calls and reasoning: a stream, a whole reply and a response say the same, in every form."""
+"""Replies with calls and reasoning: a stream, a complete reply and a response have the same content, in every form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server checks what no grammar enforces of a JSON schema, and says so."""
+"""The server checks the keywords of a JSON schema that no grammar enforces, and reports them."""
 
 import json
 import logging
@@ -74,7 +74,7 @@ def test_stream_of_an_answer_that_breaks_its_schema_ends_with_an_error(server: R
 
 
 def test_answers_are_checked_in_another_process(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Conformance, "problem", lambda self, text: 1 / 0)  # in this process, whose engine goes on
+    monkeypatch.setattr(Conformance, "problem", lambda self, text: 1 / 0)  # in this process, whose engine continues
     assert ask(server, BROKEN).json()["error"]["message"].startswith(MESSAGE)
     nested: Any = 2
     for _ in range(20):

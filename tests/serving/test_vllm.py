@@ -1,4 +1,4 @@
-"""The folder of a model is served by vLLM as it is: dense, with int4 weights, and with a LoRA adapter.
+"""vLLM serves the folder of a model unchanged: dense, with int4 weights, and with a LoRA adapter.
 
 vLLM pins versions of its own: $VLLM_PYTHON names the Python of an environment that has it.
 """
@@ -59,7 +59,7 @@ def answers_of_vllm(folder: Path, dtype: str, adapter: Path | None, out: Path) -
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model whose next tokens are not all alike."""
+    """The folder of a model whose next tokens are not all equal."""
     torch.manual_seed(0)
     model = onward.Decoder(CONFIG).eval()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Files of weights that change under a server: it ends with a sentence, or has copied them."""
+"""Files of weights that change under a server: it ends with an error message, or works on a copy."""
 
 import os
 import shutil

@@ -15,6 +15,6 @@ def hooks(model: Decoder) -> list[Any]:
 
 
 def loss_of(logits: Tensor) -> Tensor:
-    """A scalar on which every logit has another effect."""
+    """A scalar that depends on each logit differently."""
     weights = torch.linspace(-1, 1, logits.numel(), device=logits.device).view_as(logits)
     return (logits * weights.cos()).sum()

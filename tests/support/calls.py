@@ -1,4 +1,4 @@
-"""Answers with reasoning and calls, as text, and what is read from them."""
+"""Answers with reasoning and calls, as text, and their expected parts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANY_MARKER = re.compile("|".join(f"({re.escape(marker)})" for marker in MARKERS)
 
 
 def tokenizer_of(spec: str, texts: Sequence[str] = (), controls: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer, by its specification and the texts from which it learns, with these control tokens."""
+    """A tokenizer with these control tokens, trained on the texts by its specification."""
     inner = train_tokenizer(spec, texts).inner
     inner.add_special_tokens([*controls])
     return Tokenizer(inner)
@@ -27,12 +27,12 @@ PLAIN, CONTROL = Markers(tokenizer_of("byte")), Markers(tokenizer_of("byte", con
 
 
 def written(text: str, markers: Markers) -> str:
-    """A text as a model writes it, in which the markers that are control tokens stand as such."""
+    """A text as a model writes it; markers that are control tokens are written as control tokens."""
     return ANY_MARKER.sub(lambda found: markers.text(found[0]), text)
 
 
 def encoded(text: str, markers: Markers) -> list[int]:
-    """A text as the tokens of a model, in which the markers that are control tokens stand as such."""
+    """A text as the tokens of a model; markers that are control tokens are written as control tokens."""
     parts = filter(None, ANY_MARKER.split(text))
     return [
         i for part in parts for i in ([markers.ids[part]] if part in markers.ids else markers.tokenizer.encode(part))

@@ -1,4 +1,4 @@
-"""Decoders that are unusual and right, on which the doctor must not alarm: changes of the styles, and others.
+"""Unusual but correct decoders, for which the doctor must not report a mistake: variants of the styles, and others.
 
 A change is a style and its substitutions, as of mutants.
 """

@@ -1,4 +1,4 @@
-"""Forty ways to change what a model computes, each undone when its stack closes."""
+"""Forty ways to change a model's computation, each undone when its stack closes."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -48,7 +48,7 @@ def tokenizer() -> Tokenizer:
 
 
 def base_model(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Path:
-    """A folder with a random decoder, one layer of which sees a window."""
+    """A folder with a random decoder, one layer of which has a window."""
     torch.manual_seed(0)
     names = tokenizer()
     attention = (SelfAttention(window=5), SelfAttention())

@@ -16,7 +16,7 @@ CONTEXT.set_forkserver_preload([*(f"onward.{name}" for name in OURS), "pytest", 
 
 class Forked:
     """A process that ends with the status `task(*arguments)`, as subprocess.Popen shows one. It has the environment,
-    the folder and the limit of open files of the caller; `stderr` is what it writes there."""
+    the folder and the limit of open files of the caller; `stderr` is its standard error."""
 
     def __init__(self, task: Callable[..., int], *arguments: Any) -> None:
         pipe, end = CONTEXT.Pipe(duplex=False)

@@ -1,5 +1,5 @@
-"""Small decoders for the architectures of llama.cpp whose layers differ, or which keep factors and numbers in other
-places than parameters of their own."""
+"""Small decoders for the architectures of llama.cpp whose layers differ, or which do not store factors and numbers as
+separate parameters."""
 
 from dataclasses import replace
 from typing import Any, cast

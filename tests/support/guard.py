@@ -1,4 +1,5 @@
-"""Memory beside pages that nothing may read or write: a kernel that leaves its operands ends the process there."""
+"""Memory next to pages that cannot be read or written: a kernel that accesses memory outside its operands ends the
+process."""
 
 import ctypes
 import mmap
@@ -69,7 +70,8 @@ class Allocator:
 
 @contextmanager
 def kernels_used(side: str | None = None) -> Iterator[Allocator]:
-    """Kernels compute whatever they can, however little it is; with a `side`, all of their memory has guard pages."""
+    """Kernels compute all operations that they support, even small ones; with a `side`, all of their memory has guard
+    pages."""
     allocator = Allocator(side)
 
     class Recorder(recording.Recorder):

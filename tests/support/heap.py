@@ -21,8 +21,8 @@ def allocated() -> int:
 
 
 class HeapPeak:
-    """A context that samples the allocated bytes, a thousand times a second: `bytes` are the most of them, beside those
-    at its beginning."""
+    """A context that samples the allocated bytes, a thousand times a second: `bytes` is the maximum, less the bytes
+    allocated at its beginning."""
 
     def __enter__(self) -> "HeapPeak":
         self.ended, self.before, self.bytes = False, allocated(), 0

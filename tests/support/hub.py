@@ -24,9 +24,9 @@ CUT = 11 << 20  # bytes after which a connection breaks; the library resumes at 
 
 @dataclass
 class Repo:
-    """A model on the hub. `trouble` is what goes wrong: gated, private, an HTTP status, full: it takes no commit, or
-    `breaks`: the connection breaks in the middle of each file the first time, `wrong`: a byte of each file changes on
-    its way the first time, `hangs`: it never answers. `answer` is what it sends in place of JSON."""
+    """A model on the hub. `trouble` is the failure to simulate: gated, private, an HTTP status, full: it takes no
+    commit, or `breaks`: the connection breaks in the middle of each file the first time, `wrong`: a byte of each file
+    changes on its way the first time, `hangs`: it never answers. `answer` replaces the JSON that it sends."""
 
     files: dict[str, bytes]
     commit: str = "a" * 40

@@ -1,4 +1,4 @@
-"""A server behind which there is a judge: it answers chat completions with given replies."""
+"""A server that acts as a judge: it answers chat completions with given replies."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Every kernel at the edges of its sizes, beside the plain PyTorch that it replaces."""
+"""Every kernel at the limits of its sizes, compared with the PyTorch operations that it replaces."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -55,7 +55,7 @@ EDGES = (1, LANES - 1, LANES, LANES + 1, 2 * LANES + 3)
 
 
 class Plain(TorchDispatchMode):
-    """PyTorch alone computes, since it is watched."""
+    """Only PyTorch computes, because a mode watches its operations."""
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         return function(*arguments, **(options or {}))
@@ -205,7 +205,8 @@ def attentions(memory: Allocator) -> Found:
 
 
 def causal_windows(memory: Allocator) -> Found:
-    """Of whole and of strided tensors, with one and with several query heads for a key; the other side in fp64."""
+    """Causal attention of contiguous and strided tensors, with one and with several query heads for a key; the other
+    side in fp64."""
     forms = (1, 16, 1, 1, 16), (2, 48, 4, 2, 32), (3, 32, 6, 2, 48), (2, 64, 3, 3, 16)  # B, T, H, K, E
     for (dtype, bound), form, strided in product(DTYPES.items(), forms, (False, True)):
         rows, tokens, heads, kv_heads, width = form
@@ -228,7 +229,7 @@ def causal_windows(memory: Allocator) -> Found:
 def managers(
     config: DecoderConfig, rows: int, chunk: int, dtype: torch.dtype, quantized: bool = False
 ) -> tuple[CacheManager, ...]:
-    """Of a contiguous cache, one that grows, and a paged one, for 12 positions."""
+    """The managers of a contiguous, a growing and a paged cache, for 12 positions."""
     given: dict[str, Any] = {"dtype": dtype, "quantized": quantized}
     return (
         CacheManager(KVCache(config, rows, 12, chunk, **given)),
@@ -262,7 +263,7 @@ def quantized_writes(memory: Allocator) -> Found:
         pair = [managers(config, 2, 3, dtype, quantized=True)[kind] for _ in range(2)]
         weight = memory.place(numbers(9, 2 * width, dtype=dtype))
         weight[3] = 0  # scales are never 0
-        weight[5] = torch.arange(2 * width) - width  # of which half are between two codes
+        weight[5] = torch.arange(2 * width) - width  # half of which lie between two codes
 
         def run(tokens: Tensor, positions: Tensor, view: CacheView, weight: Tensor = weight) -> Tensor:
             vectors, layer = F.embedding(tokens, weight), view.layers[0]

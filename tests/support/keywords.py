@@ -2,7 +2,7 @@
 
     PYTHONPATH=src:tests python -m support.keywords
 
-writes them from the dataclasses and the signatures that declare them. A test says whether they are up to date.
+writes them from the dataclasses and the signatures that declare them. A test checks that they are up to date.
 """
 
 import re

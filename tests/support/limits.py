@@ -1,4 +1,4 @@
-"""Bounds on the time and the memory of what a test runs."""
+"""Bounds on the time and memory of code that a test runs."""
 
 import resource
 import time
@@ -9,7 +9,8 @@ from pathlib import Path
 
 @contextmanager
 def limited(seconds: float, room: int) -> Iterator[None]:
-    """Allocations of more than `room` bytes beyond those of now fail; more than `seconds` of CPU time are an error."""
+    """A context in which more than `room` bytes beyond the present allocations, or more than `seconds` of CPU time,
+    raise an error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (here + room, hard))

@@ -1,4 +1,4 @@
-"""llama.cpp, where llama-cpp-python is installed: what it computes for a GGUF file, and its tokens."""
+"""llama.cpp, if llama-cpp-python is installed: its logits for a GGUF file, and its tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random weights as MLX stores them, and what other formats share with them.
+"""Random weights as MLX stores them, and helpers for other formats.
 
 Shapes: O outputs, I inputs.
 """
@@ -18,7 +18,7 @@ def integers(least: int, end: int, *shape: int) -> Tensor:
 
 
 def nvfp4_in_fp64(packed: Tensor, scales: Tensor, factor: Tensor) -> Tensor:
-    """By the definition of E2M1, the low half of a byte first."""
+    """Dequantize by the definition of E2M1, the low half of a byte first."""
     codes = torch.stack([packed % 16, packed // 16], -1).flatten(1).double()
     sign, exponent, mantissa = 1 - 2 * (codes // 8), codes // 2 % 4, codes % 2
     numbers = sign * torch.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2 ** (exponent - 1))

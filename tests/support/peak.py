@@ -1,4 +1,4 @@
-"""The peak of the memory of a process that trains or decodes, beside what the planner says: `python -m support.peak
+"""The peak of the memory of a process that trains or decodes, compared with the plan: `python -m support.peak
 NAME` prints both, in bytes. Only on Linux."""
 
 import sys
@@ -52,7 +52,7 @@ DECODING = {  # rows, and dtype
 
 
 def train(config: DecoderConfig, rows: int, precision: str) -> None:
-    """Three steps; the state of the optimizer comes with the first."""
+    """Run three steps; the first one allocates the optimizer state."""
     model = onward.Decoder(config)
     choose_backend(model, "loop")
     parts = optimizers(model, "adamw", 1e-3, 0.1, (0.9, 0.99))
@@ -85,7 +85,7 @@ def status(key: str) -> int:
 
 
 def plan(name: str) -> tuple[Callable[[DecoderConfig, int], None], DecoderConfig, int, int]:
-    """What a case runs, its decoder, its rows, and the peak that the planner says."""
+    """The function of a case, its decoder, its rows, and the planned peak."""
     if name in TRAINING:
         config, rows, precision = TRAINING[name]
         said = training_memory(config, rows, config.context_length, CrossEntropy(), precision=precision).peak

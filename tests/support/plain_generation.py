@@ -64,7 +64,7 @@ def run(model: Decoder, requests: list[Request], **options: object) -> list[list
 
 @torch.no_grad()
 def plainly(model: Decoder, request: Request) -> list[int]:
-    """Without a cache, without company: the whole context through the model for every token."""
+    """Generation of single prompts without a cache: for every token, a forward pass of the whole context."""
     prompt, tokens = request.prompt, list[int]()
     length, context = model.config.context_length, list(prompt)
     for index in range(request.max_new_tokens):

@@ -17,7 +17,7 @@ CROSS_ENTROPY = "logits.flatten(0, 1), targets.flatten()"
 ROUTED = "weights = weights / weights.sum(-1, keepdim=True)"
 REPEATED = "k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)"
 TILED = "k, v = k.repeat(1, groups, 1, 1), v.repeat(1, groups, 1, 1)"
-# name: the model, the lines and what stands there instead, the check that finds it, and a part of what is said
+# name: the model, the lines and their replacements, the check that finds the bug, and a part of its message
 MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
     "no mask": (GPT, {MASK: "pass"}, "causal", "first in blocks.0.attention"),
     "mask off by one": (GPT, {"key > query": "key > query + 1"}, "causal", "first in blocks.0.attention"),
@@ -201,5 +201,5 @@ def planted(name: str, **sizes: int) -> nn.Module:
 
 
 def failures(found: list[Finding]) -> dict[str, str]:
-    """The checks that fail, each with what is said."""
+    """The checks that fail, each with its message."""
     return {f.check: f"{f.what}; {f.where}; {f.why}; {f.mend}; {f.how}" for f in found if f.status == "failed"}

@@ -17,20 +17,20 @@ ROWS, LENGTH, CHUNK = 4, 12, 4
 
 @dataclass
 class Row:
-    """What a row of the cache holds."""
+    """The content of a cache row."""
 
     text: list[int]  # the tokens that are in the cache
-    waiting: list[int]  # those of the prompt that are not
-    low: int = 0  # how far it may be rolled back
+    waiting: list[int]  # the tokens of the prompt that are not cached
+    low: int = 0  # the number of tokens by which it can be rolled back
 
 
 class Program:
-    """Requests that come, go on, are rolled back, copied, moved and leave, as `random` says."""
+    """Requests that arrive, continue, are rolled back, copied, moved and leave at random (`random`)."""
 
     def __init__(self, model: Decoder, manager: CacheManager, random: Random) -> None:
         self.model, self.manager, self.random = model, manager, random
         self.rows: list[Row | None] = [None] * ROWS
-        self.texts: list[list[int]] = [[]]  # what new requests may begin with
+        self.texts: list[list[int]] = [[]]  # prefixes of new requests
         self.shared = self.refused = 0  # tokens found by allocate, and times that there was no room
 
     def run(self, steps: int) -> None:
@@ -41,7 +41,8 @@ class Program:
             check_blocks(self.manager)
 
     def tokens(self, most: int) -> list[int]:
-        return [self.random.randrange(2) for _ in range(self.random.randint(1, most))]  # two of them, to be alike often
+        # two tokens, so that prefixes are often equal
+        return [self.random.randrange(2) for _ in range(self.random.randint(1, most))]
 
     def allocate(self, row: int) -> None:
         text = self.random.choice(self.texts[-5:])
@@ -55,7 +56,7 @@ class Program:
             self.rows[row] = Row(prompt[:held], prompt[held:], held)
 
     def feed(self, row: int) -> None:
-        """Some rows go on together, with as many tokens as each likes."""
+        """Some rows continue in one call, each with its own number of tokens."""
         starts, pieces = [], []
         for r, state in enumerate(self.rows[row : self.random.randint(row + 1, ROWS)], row):
             if state is None:

@@ -377,14 +377,15 @@ def renamed(name: str, found: Release) -> str:
 
 
 def stored(name: str, tensor: torch.Tensor, found: Release) -> torch.Tensor:
-    """As the hub has it: in bf16 but for routing biases, and transposed where `found` says so."""
+    """As stored on the hub: in bf16 except for routing biases, and transposed where `found` requires it."""
     turned = bool(found.transposed and re.search(found.transposed, name))
     dtype = torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
     return (tensor.mT if turned else tensor).to(dtype).contiguous()
 
 
 def assert_read_as_in_transformers(name: str, folder: Path) -> None:
-    """Our logits are those of transformers, which reads the same folder; what is left out is said."""
+    """Check that our logits equal those of transformers for the same folder, and that a message names ignored
+    tensors."""
     found = RELEASES[name]
     kind = getattr(transformers, found.reference or found.config["architectures"][0])
     hf = kind.config_class.from_dict({**found.config, "model_type": kind.config_class.model_type})

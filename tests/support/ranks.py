@@ -12,7 +12,7 @@ from support.forked import CONTEXT
 
 
 def run_ranks(task: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
-    """What `task(*arguments)` returns or raises in each rank; None for a rank that was killed."""
+    """The result or exception of `task(*arguments)` in each rank; None for a rank that was killed."""
     store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives the ranks
     pipes, processes = [], []
     for rank in range(count):
@@ -43,7 +43,7 @@ class Ranks:
             self.processes.append(process)
 
     def run(self, task: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What `task(*arguments)` returns in each rank; an error in a rank is raised."""
+        """The result of `task(*arguments)` in each rank; raises an error of a rank."""
         for pipe in self.pipes:
             pipe.send((task, arguments))
         outcomes = [received(pipe) for pipe in self.pipes]
@@ -82,7 +82,7 @@ def received(pipe: Connection) -> Any:
 
 
 def run_rank(rank: int, count: int, port: int, pipe: Connection, task: Callable[..., Any], arguments: Any) -> None:
-    """Run a task as a rank, and send what came of it."""
+    """Run a task as a rank, and send its result or exception."""
     begin_rank(rank, count, port)
     try:
         outcome = task(*arguments)
@@ -92,7 +92,7 @@ def run_rank(rank: int, count: int, port: int, pipe: Connection, task: Callable[
 
 
 def begin_rank(rank: int, count: int, port: int) -> None:
-    """Set what torchrun sets for a rank."""
+    """Set the environment variables that torchrun sets for a rank."""
     values = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     values |= {"TORCHELASTIC_USE_AGENT_STORE": True, "TORCHELASTIC_RESTART_COUNT": 0}
     os.environ.update({name: str(value) for name, value in values.items()})

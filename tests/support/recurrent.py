@@ -1,4 +1,4 @@
-"""The least layer with a state, for tests of the cache: a sum of what came before that fades."""
+"""The simplest layer with a state, for tests of the cache: a decaying sum of past tokens."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ class FadingModule(nn.Module):
 
 
 def fading(**changes: Any) -> DecoderConfig:
-    """A decoder of which every other layer has a state and no keys; the others have windows."""
+    """A decoder in which every other layer has a state and no keys; the others have windows."""
     return config(n_layers=4, attention=(Fading(), SelfAttention(window=3), Fading(), SelfAttention()), **changes)

@@ -1,4 +1,4 @@
-"""What every refusal of the server is: one sentence, in the words of the request."""
+"""The form of every refusal of the server: one sentence that uses the names of the request."""
 
 import json
 import re

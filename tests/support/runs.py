@@ -1,4 +1,4 @@
-"""Small runs for the tests of training, and what makes two of them the same."""
+"""Small runs for the tests of training, and their comparison."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_adapters(one: Path, other: Path) -> None:
-    """Bit for bit, and the same metrics but for seconds."""
+    """Bit for bit, and the same metrics except for seconds."""
     for name in "adapter_model.safetensors", f"checkpoints/{saves(one)[-1].name}/state.safetensors":
         first, second = read_tensors(one / name), read_tensors(other / name)
         assert first.keys() == second.keys()

@@ -17,6 +17,7 @@ def state_of(
     progress: dict[str, Any],
     average: dict[str, Tensor] | None = None,
 ) -> TrainerState:
-    """Of a model, its optimizers and its average, with the names of frozen parameters in the progress."""
+    """The training state of a model, its optimizers and its average, with the names of frozen parameters in the
+    progress."""
     frozen = [name for name, p in model.named_parameters() if not p.requires_grad]
     return TrainerState(training_tensors(model, optimizers, average), progress | {"frozen": frozen})

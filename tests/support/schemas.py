@@ -192,7 +192,7 @@ class Draw:
 
 
 def random_value(random: Random, depth: int = 0) -> Any:
-    """A random JSON value, small so that it conforms to many of the random schemas."""
+    """A random JSON value, small enough to conform to many of the random schemas."""
     match random.randint(0, 8 if depth < 3 else 5):
         case 0:
             return random.choice(["", "a", "b", "ab", "aa", "bb", "bab", "12", "1990-01-01"])

@@ -1,4 +1,4 @@
-"""The tokens that SentencePiece gives, computed in a slow and simple way, and random files for it."""
+"""A slow and simple computation of SentencePiece's tokens, and random model files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Spec:
         return found
 
     def normalized(self, text: str) -> str:
-        """A text as it is cut into pieces."""
+        """The normalized text, which is then cut into pieces."""
         parts = self.cut(text)
         if self.squeeze:
             while parts and parts[0] == " ":

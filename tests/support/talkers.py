@@ -1,4 +1,4 @@
-"""Models that answer as a test says: tiny models whose chat templates have a form of calls and of reasoning."""
+"""Models with scripted answers: tiny models whose chat templates have a form of calls and of reasoning."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def template_of(name: str) -> str:
 
 
 def talker(folder: Path, name: str, controls: bool, texts: Sequence[str] = ()) -> Path:
-    """Save a model of random weights with the chat template of this name; return its folder. Its vocabulary has the
-    markers as control tokens, if `controls` says so, and is learned from the texts."""
+    """Save a model of random weights with the chat template of this name; return its folder. Its vocabulary is trained
+    on the texts and, with `controls`, has the markers as control tokens."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of("bpe:600", texts, MARKERS if controls else ())
     tokenizer.templates["default"] = template_of(name)
@@ -86,7 +86,7 @@ class Reply:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """All of the reply that a stream and a whole reply share."""
+        """The parts that a stream and a complete reply share."""
         usage = {name: value for name, value in self.usage.items() if name[:6] not in ("prompt", "input_")}
         return self.reasoning, self.content, self.calls, self.finish_reason, usage
 

@@ -78,7 +78,7 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
             onward.Decoder(config)(tokens, positions=torch.arange(8)[None], cache=cache)
 
     def without_kernels() -> None:
-        torch.set_default_dtype(torch.float64)  # which no kernel takes
+        torch.set_default_dtype(torch.float64)  # no kernel accepts this value
         try:
             forward()
         finally:
@@ -122,7 +122,7 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
 def counted(folder: Path) -> Iterator[tuple[str, dict[str, int], int]]:
     """The name of each walk, the lines of each file on it, and those of the functions called."""
     for name, left_out, prepare in walks(folder):
-        prepare()()  # imports what is imported at the first use
+        prepare()()  # imports the modules that are imported at first use
         found = entered(prepare())
         own = {path for path in found if path.relative_to(SOURCE).parts[0] not in left_out}
         lines = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in sorted(own)}

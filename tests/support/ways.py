@@ -103,7 +103,7 @@ def packed(model: Decoder, tokens: Tensor) -> Tensor:
 
 
 def branched(model: Decoder, tokens: Tensor) -> Tensor:
-    """Both rows in one: each as a branch, the second, of a document that it shares some tokens with."""
+    """Both rows in one: each as the second branch of a document with which it shares some tokens."""
     where, rows, at = positions(tokens)[0], list[Tensor](), list[Tensor]()
     for row, cut in zip(tokens, (7, 4)):
         rows += [row[:cut], row.flip(0)[cut:], row.roll(1)[cut:], row[cut:]]

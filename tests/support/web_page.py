@@ -1,4 +1,4 @@
-"""The server's page in a browser: opening it, asking it for answers, and models that answer as a test says."""
+"""The server's page in a browser: opening it, requesting answers, and models with scripted answers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from onward.training.environments.environment import reply_tokens
 from support.kinds import KINDS, of_kind
 
 PARTS = ["The answer is:", " ", " ", "four", "cats", "ca", "terpillar", "  ", "\n", "é", "猫", "🐈", ".", "<s>", "\t"]
-HALVES = [  # which end and begin within words, with spaces, and with nothing
+HALVES = [  # chunks that end and begin within words, with spaces, or empty
     ("The answer is: ", "four cats"),
     ("The answer is:", " four cats"),
     ("The answer is: four cats is ca", "terpillar"),
@@ -37,7 +37,7 @@ def test_prompt_and_completion_decode_to_the_text(kind: str, tmp_path: Path) -> 
     for before, after in HALVES + [(text[:cut], text[cut:]) for text, cut in zip(texts, cuts)]:
         whole = names.encode(before + after)
         if kind == "words" and len(whole) < len(names.encode(before)) + len(names.encode(after)):
-            continue  # in a vocabulary of whole words, a word cannot go on
+            continue  # in a vocabulary of whole words, no token continues a word
         prompt = names.encode(before)
         assert names.decode(prompt + names.continuation(before, after)) == names.decode(whole), (before, after)
         sequence = Encoder(names).answer(before, after)

@@ -1,4 +1,4 @@
-"""Conversations become the tokens that transformers makes of them, and nobody types a control token."""
+"""Conversations are encoded to the same tokens as in transformers, and typed text never becomes a control token."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What a comparison of tokenizers counts, and how texts are told apart."""
+"""The counts in a comparison of tokenizers, and the first difference of two texts."""
 
 import pytest
 import tokenizers

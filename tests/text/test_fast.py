@@ -1,4 +1,4 @@
-"""The fast way to ids: those of the `tokenizers` library, whatever the text."""
+"""Fast encoding gives the ids of the `tokenizers` library for any text."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Vocabularies of SentencePiece, tiktoken and tekken give the ids of their reference libraries, both ways."""
+"""Vocabularies of SentencePiece, tiktoken and tekken encode and decode like their reference libraries."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Vocabularies as people publish them, beside files that say how to read them, give the ids of transformers."""
+"""Published vocabularies, with the files that configure them, give the ids of transformers."""
 
 import itertools
 import json

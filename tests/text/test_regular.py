@@ -1,4 +1,4 @@
-"""Regular expressions of users: those of Python's re, within bounds of time and memory."""
+"""Regular expressions of users match as in Python's re, within bounds of time and memory."""
 
 import re
 

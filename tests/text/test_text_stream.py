@@ -1,4 +1,4 @@
-"""Text that grows token by token is in the end the whole text."""
+"""Text decoded token by token is in the end the complete text."""
 
 from pathlib import Path
 
@@ -58,5 +58,5 @@ def test_control_tokens_have_no_text_in_a_stream() -> None:
 
 def test_the_cost_of_a_token_does_not_grow_where_no_character_ever_ends() -> None:
     byte = TOKENIZERS["byte"]
-    continuation = byte.encode("é")[1:] * 50_000  # minutes if the whole were decoded again for each
+    continuation = byte.encode("é")[1:] * 50_000  # takes minutes if each token decodes the complete text again
     assert "".join(streamed(byte, continuation)) == UNKNOWN * 50_000

@@ -1,4 +1,4 @@
-"""Tokenizers: what goes in comes out, nothing vanishes, and others read the file the same way."""
+"""Tokenizers: decoding restores the encoded text, and other libraries read the file in the same way."""
 
 import json
 import os
@@ -114,7 +114,7 @@ def test_ctrl_c_does_not_wait_for_the_merges() -> None:
 
     def learn() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        end.wait(60)  # what learns merges, and ignores signals
+        end.wait(60)  # a library that learns merges, and ignores signals
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):

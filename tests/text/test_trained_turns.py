@@ -1,4 +1,5 @@
-"""What a model must write is trained, and nothing that it is given, in templates of the forms that models publish."""
+"""The tokens that a model must write are trained, and no given token is, in templates like those of published
+models."""
 
 import json
 from typing import Any

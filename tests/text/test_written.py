@@ -1,5 +1,5 @@
-"""Tokenizers of every kind stay what they are: through transformers' AutoTokenizer and back, token by token, and over
-10 MB of text."""
+"""Tokenizers of every kind are unchanged after a round trip through transformers' AutoTokenizer: token by token, and
+over 10 MB of text."""
 
 from collections.abc import Callable
 from pathlib import Path

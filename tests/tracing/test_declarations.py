@@ -152,7 +152,7 @@ def test_declarations_that_cannot_be_met_are_refused(own: type[OwnAttention], me
 
 
 class Skipped(torch.nn.Module):
-    """A block that leaves the residual stream as it is."""
+    """A block that does not change the residual stream."""
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         return x

@@ -1,4 +1,4 @@
-"""Edits replace activations: logits and gradients follow, and nothing of an edit is left in the model."""
+"""Edits replace activations: logits and gradients change accordingly, and the model is unchanged after an edit."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,5 @@
-"""Edits are of positions in the text: with a cache, in any calls and any company, they do what they do to the whole."""
+"""Edits apply to positions in the text: with a cache, over several calls and among other requests, the result is that
+of one call with the complete text."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -93,7 +94,7 @@ def test_edits_with_a_cache_are_those_of_the_whole_text(name: str, runs: int) ->
 
 
 def paged(model: Decoder) -> CacheManager:
-    """With memory for one and a half of the requests."""
+    """A paged cache with memory for one and a half requests."""
     return BlockManager(PagedKVCache(model.config, 3, 12, 4, blocks=8, block_size=2, dtype=model.dtype))
 
 
@@ -135,7 +136,7 @@ def test_answers_under_edits_are_those_of_the_whole_text(way: str) -> None:
             logits = model(torch.tensor([[*request.prompt, *request.tokens]]))[0]
             assert request.tokens == logits[len(request.prompt) - 1 : -1].argmax(-1).tolist()
             if len(request.prompt) == 5:
-                assert request.tokens[9 - 5] == 7  # which the logits at position 8 predict
+                assert request.tokens[9 - 5] == 7  # predicted by the logits at position 8
 
 
 @pytest.mark.filterwarnings("ignore::onward.tracing.listening.Uncompiled")

@@ -1,4 +1,4 @@
-"""What several files share: a tiny base model and conversations. Nothing writes into either."""
+"""Fixtures that several files share: a tiny base model and conversations. Nothing writes into either."""
 
 from pathlib import Path
 

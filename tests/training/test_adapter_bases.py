@@ -124,6 +124,6 @@ def test_mistakes_are_one_sentence_and_leave_nothing(case: str, first: Path, pre
 
 
 def test_first_is_for_bases_that_are_adapters(base: Path, preferences: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"first is only for an adapter, which .*base is not: leave it out"):
+    with pytest.raises(UserError, match=r"Cannot use first, because .*base is not an adapter: leave it out"):
         Run.start(config(base, preferences, tmp_path / "run", **OPTIONS | {"lora": 2, "first": "merged"}))
     assert not (tmp_path / "run").exists()

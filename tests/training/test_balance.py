@@ -1,4 +1,4 @@
-"""The balance of experts: an auxiliary loss, corrections, and what is counted."""
+"""The balance of experts: an auxiliary loss, routing biases, and the counts of assignments."""
 
 from collections.abc import Callable
 from functools import partial
@@ -75,7 +75,7 @@ def test_auxiliary_loss_and_gradients_follow_the_formula(
     loss = 0.3 * switch_loss(model)
     wanted = torch.autograd.grad(loss, parameters, allow_unused=True)
     balance = watched(model, transforms, loss=0.3)
-    for _ in range(2):  # what is collected is forgotten, and what the backward computes again is not collected
+    for _ in range(2):  # collected counts are dropped, and recomputation in the backward does not collect again
         logits = model(token_ids(model.config))
         found: Any = balance.auxiliary()
         assert_close(found, loss, 1e-12)
@@ -127,7 +127,7 @@ def test_visits_in_training_are_counted_once(router: Routing, transforms: list[C
 
 
 def loads_in_training(model: Decoder, balance: Balance, steps: int) -> list[float]:
-    """The mean of `loads` in each step, where nothing but the balance is learned."""
+    """The mean of `loads` in each step of a training that learns only the balance."""
     generator, loads = torch.Generator().manual_seed(0), []
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
     for _ in range(steps):
@@ -152,7 +152,7 @@ def test_a_router_that_is_skewed_at_first_is_evened_out(router: Routing, skewed:
         for layer in 1, 3:
             getattr(model.blocks[layer].mlp.router, skewed).data[:2] = 1.5
         loads = loads_in_training(model, watched(model, TRANSFORMS[way], loss=20 * amount, bias=amount), 40)
-        assert loads[0] > 2.5  # of 3, with two of six experts visited by all
+        assert loads[0] > 2.5  # the maximum is 3, if all tokens are assigned to the same two of six experts
         assert (sum(loads[-10:]) / 10 < 1.8) == even
 
 

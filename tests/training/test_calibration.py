@@ -60,8 +60,9 @@ def test_validations_take_at_most_a_twentieth_unless_asked_for(tmp_path: Path) -
 def simulated(
     costs: Costs, limit: float, slower_from: float = 1e9, factor: float = 1.0, stalled_step: int = 0
 ) -> tuple[float, int, int]:
-    """When a run of a given time ends, where each step and validation takes its costs by a clock, times a factor from a
-    moment on, and one step a second more; how many steps it makes, and after how many of them they were fixed."""
+    """The end time of a run with a time limit, its number of steps, and the step at which this number was fixed, if
+    each step and validation takes its cost on a simulated clock, multiplied by a factor from some time on, and one step
+    takes a second more."""
     now = 0.0
 
     def spend(seconds: float) -> None:
@@ -226,13 +227,14 @@ def test_validations_before_the_last_are_left_out_where_time_is_short(
     run.budget = Budget(10 * 1.0 + 5 * 2.0 + 4.0, Costs(step, 2.0, 4.0), lambda: now)
     steps: list[int] = []
     for event in run.train():
-        now += step if isinstance(event, Step) else validation  # which the caller spends on it
+        now += step if isinstance(event, Step) else validation  # time that the caller spends on it
         steps += [event.step] if isinstance(event, Validation) else []
     assert steps == validated
 
 
 def test_a_resumed_run_repeats_the_decay_that_the_clock_began(story_file: Path, tmp_path: Path) -> None:
-    """The clock fixes the steps in the middle of a run; killed before or in the decay, it ends as it would have."""
+    """The clock fixes the steps in the middle of a run; if it is killed before or during the decay, it ends with the
+    same result."""
     whole, now = tmp_path / "whole", 0.0
     run = Run.start(config(story_file, whole, steps=0, time="40s", validate_every=4, warmup=3, evaluation_tokens=64))
     run.budget = Budget(40.0, Costs(1.0, 2.0, 4.0), lambda: now, 40.0)

@@ -1,4 +1,4 @@
-"""What is looked at before training: right set-ups pass, and a mutant of each does not."""
+"""Checks before training: correct setups pass, and a mutant of each fails."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Code that a model wrote: what its sandbox keeps out, and what is left of it."""
+"""Code written by a model: the accesses that its sandbox prevents, and the absence of leftovers."""
 
 import ctypes
 import os
@@ -22,7 +22,7 @@ RIGHT = ["assert f(1) == 2", "assert f(-1) == 0"]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in place of /tmp, beside one with a file of the user's."""
+    """A folder in place of /tmp, next to a folder with a file of the user."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home/secret").write_text("a secret")
     (tmp_path / "temporary").mkdir()
@@ -31,7 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def assert_nothing_left(folder: Path) -> None:
-    """No file, no process in a temporary folder, and the user's file as it was."""
+    """Check that there is no file or process in a temporary folder, and that the user's file is unchanged."""
     assert {*os.listdir(folder)} == {"home", "temporary"}
     assert not [*(folder / "temporary").iterdir()]
     assert [(path.name, path.read_text()) for path in (folder / "home").iterdir()] == [("secret", "a secret")]

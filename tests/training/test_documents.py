@@ -1,4 +1,4 @@
-"""Documents packed into one window stay apart, through the whole model."""
+"""Documents packed into one window do not influence each other anywhere in the model."""
 
 import numpy as np
 import pytest

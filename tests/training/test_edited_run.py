@@ -1,4 +1,4 @@
-"""A run folder that was edited by hand goes on, or one sentence names the file and the key."""
+"""A run folder that was edited by hand resumes, or one sentence names the file and the key."""
 
 import json
 import shutil
@@ -49,7 +49,7 @@ def edit(folder: Path, random: Random) -> str:
 
 
 def continued(folder: Path, *, training: bool) -> str:
-    """Resume a run and, with `training`, go on for a step; returns the sentence of a UserError, or ""."""
+    """Resume a run and, with `training`, train one step; return the message of a UserError, or ""."""
     try:
         run = Run.resume(folder)
         if training:

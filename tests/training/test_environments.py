@@ -33,7 +33,7 @@ from onward.training.reinforcement.replay import Question, Replay
 from support.finetuning import base_model, config, tokenizer, write_rows
 from support.runs import assert_same_run, metrics
 
-TEXT = train_tokenizer("char", ["0123456789+=?#"])  # of which # ends a turn
+TEXT = train_tokenizer("char", ["0123456789+=?#"])  # the character # ends a turn
 CHARS = Tokenizer(TEXT.inner, eos="#")
 
 
@@ -119,15 +119,16 @@ def test_tokens_of_replies_are_read_and_not_trained() -> None:
 
 @dataclass(frozen=True)
 class Secret(Calculator, kind="secret"):
-    """Replies to a turn that ends with ? with the answer, which the prompt does not say."""
+    """If a turn ends with ?, replies with the answer, which the prompt does not contain."""
 
     def reply(self, completion: Completion) -> str | None:
         return f"={completion.answer}" if completion.turns[-1].endswith("?") else None
 
 
 def learned_tool(seed: int, steps: int) -> tuple[float, float]:
-    """The mean rewards of the first three and of the last five steps of a model that has seen how one asks (?), is told
-    a digit, and writes a digit, any of three, and then is rewarded if it writes the digit that it was told."""
+    """The mean rewards of the first three and the last five steps. The model has been trained on conversations that ask
+    (?), receive a digit, and end with a random digit of three; then it is rewarded for writing the digit that it
+    received."""
     model, generator = model_of(seed), torch.Generator().manual_seed(seed)
     digits = lambda rows, count: torch.randint(3, (rows, count), generator=generator).tolist()
     trainer = Trainer(model, optimizers(model, "adamw", 3e-3, 0.0, (0.9, 0.99)), lambda step: 3e-3)

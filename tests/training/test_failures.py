@@ -63,7 +63,7 @@ def killed_elsewhere(processes: Processes) -> None:
 
 
 def user_error_and_sigterm(processes: Processes) -> None:
-    """As torchrun does, a moment later, to the ranks that are left."""
+    """Send SIGTERM to the other rank, as torchrun does a moment later to the remaining ranks."""
     kill(processes, 1 - processes.rank, signal.SIGTERM)
     user_error(processes)
 
@@ -73,7 +73,7 @@ def wait(processes: Processes) -> None:
 
 
 def wait_in_vain(processes: Processes) -> None:
-    """Code that goes on after an error."""
+    """Code that continues after an error."""
     with suppress(Exception):
         signal.pause()
 
@@ -185,7 +185,7 @@ def test_killed_rank_is_named_by_the_other(story_file: Path, tmp_path: Path) -> 
     run = Run.start(config(story_file, tmp_path / "run", steps=100_000, validate_every=50_000, accumulation=2)).folder
     command = f"echo $$$$ > {shlex.quote(str(tmp_path))}/pid$RANK; exec {TRAIN} --resume {shlex.quote(str(run))}"
     words = [*LAUNCH, "--no-python", "sh", "-c", command]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as launched:  # of which $$$$ is the $$ of sh
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as launched:  # $$$$ becomes the $$ of sh
         rows, until = run / "metrics.jsonl", time.monotonic() + 60
         while not (rows.exists() and rows.stat().st_size) and time.monotonic() < until:
             time.sleep(0.01)
@@ -249,7 +249,7 @@ def test_ranks_with_different_commands_all_refuse(command: str) -> None:
 
 
 def join_alone(rank: int) -> None:
-    """Join as one of two processes, of which the other does not come."""
+    """Join as one of two processes; the other one never joins."""
     launch.PATIENCE = 0.2
     if rank == int(os.environ["RANK"]):
         Processes.join()

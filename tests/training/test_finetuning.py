@@ -132,7 +132,7 @@ def table_of(method: Method, lengths: list[int], vocabulary: int) -> Examples:
 
 
 def headed(model: Decoder, method: str) -> Decoder:
-    """The model with the head that a method trains, if it does, of random weights."""
+    """The model with the head that the method trains, if any, with random weights."""
     if labels := Method.kinds[method].labels or ("no", "yes") * (method == "classify"):
         add_head(model, labels)
         torch.nn.init.normal_(head_of(model).weight)

@@ -274,7 +274,7 @@ def test_classes_are_those_of_the_first_table() -> None:
 
 
 def evaluated(*words: object, capsys: pytest.CaptureFixture[str]) -> Any:
-    """What `onward evaluate --json` prints."""
+    """The output of `onward evaluate --json`."""
     assert main(["evaluate", *map(str, words), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 

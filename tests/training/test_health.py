@@ -1,4 +1,4 @@
-"""What tells a run that goes wrong, and what is measured of its insides."""
+"""The signs of a failing run, and the measurements of its layers."""
 
 import math
 from collections.abc import Iterator
@@ -151,7 +151,7 @@ def batch(c: DecoderConfig, rows: int = 3) -> Batch:
 
 
 def watched(model: Decoder, tokens: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """What goes into each module, and what comes out, by name, seen by hooks of the test's own."""
+    """The inputs and outputs of each module by name, recorded by the test's own hooks."""
     inputs: dict[str, Tensor] = {}
     outputs: dict[str, Tensor] = {}
 

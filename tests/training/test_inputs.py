@@ -1,4 +1,4 @@
-"""What a run is made from: texts and prepared folders, the same when it goes on as when it was started."""
+"""The inputs of a run, texts and prepared folders, are the same when it resumes as when it was started."""
 
 import json
 import os

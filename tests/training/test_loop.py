@@ -146,7 +146,7 @@ def test_fp16_gradients_that_are_never_finite_fail_the_step() -> None:
 
 @dataclass(frozen=True)
 class Pairs(Batch):
-    """Rows of which each even one is preferred to the next."""
+    """Rows in which each even row is preferred to the next one."""
 
     margin: float = 0.0
 
@@ -172,7 +172,7 @@ def test_trainer_minimizes_any_loss_over_the_targets_of_its_batches() -> None:
 
 
 class Wrapped(torch.nn.Module):
-    """What compilers and shards do: hold a module, and call it through their own forward."""
+    """A wrapper like those of compilers and shards: it holds a module, and calls it in its own forward."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -240,7 +240,7 @@ def test_trainer_goes_on_from_its_state_bit_for_bit(stop: int) -> None:
     found = list(first.train(plans[:stop]))
     state = deepcopy(first.state_dict())
     assert not [name for name in state.tensors if "embed" in name], "frozen parameters are no part of the state"
-    list(first.train(plans[stop:]))  # what the first goes on to do changes nothing in the copy
+    list(first.train(plans[stop:]))  # further steps of the first trainer do not change the copy
     second.load_state(state)
     found += second.train(plans[stop:])
     assert [replace(step, seconds=0) for step in found] == wanted

@@ -34,7 +34,7 @@ def batch(model: Decoder, packed: bool = False) -> Batch:
 
 
 def written_out(model: Decoder, batch: Batch, loss: CrossEntropy) -> tuple[Tensor, Tensor]:
-    """What is minimized, and the cross-entropy, from all logits at once."""
+    """The minimized loss and the cross-entropy, computed from all logits at once."""
     logits = model(batch.tokens, batch.positions).flatten(0, 1)
     rest: dict[str, Any] = {"target": batch.targets.flatten(), "ignore_index": IGNORE_INDEX, "reduction": "sum"}
     log_z = logits.exp().sum(-1).log()[rest["target"] != IGNORE_INDEX]

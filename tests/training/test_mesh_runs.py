@@ -29,7 +29,7 @@ MODEL = TINY | {"dropout": 0.0, "mlp": Experts(count=4, top_k=2, d_ff=16), "tied
 def train(
     out: Path, settings: dict[str, Any], until: int = 8, mesh: str = "", loss: LossFunction | None = None
 ) -> list[str]:
-    """Train a run in fp64 up to a step; it is started if it is not there yet. Returns the names of its events."""
+    """Train a run in fp64 up to a step; it is started if it does not exist yet. Returns the names of its events."""
     if Processes.join().agreed(lambda: "begun" * (out / "run.json").exists()):  # as rank 0 sees it, before it begins
         run = Run.resume(out, mesh=mesh, loss=loss)
     else:
@@ -105,7 +105,7 @@ def train_during_a_save(out: Path, settings: dict[str, Any]) -> list[list[str]]:
     def stop() -> bool:
         if run.step == 3 and not may_write.is_set():
             seen.append([folder.name for folder in saves(out)])
-            run.processes.wait()  # both have looked
+            run.processes.wait()  # both processes have read it
             may_write.set()
         return run.step == 5
 
@@ -192,7 +192,7 @@ def test_processes_check_the_start_as_one_does(
 
 
 def harmful_once(model: Decoder, batch: Batch) -> Any:
-    """The cross-entropy, but of the batch that begins with window 36, of step 5, it is not a number."""
+    """The cross-entropy, except for the batch that begins with window 36, in step 5, where it is NaN."""
     loss, *reported = CrossEntropy()(model, batch)
     return loss * (float("nan") if batch.seed == 36 else 1), *(one * (loss / loss).detach() for one in reported)
 

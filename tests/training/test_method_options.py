@@ -1,4 +1,5 @@
-"""Methods as values: every field of every method changes what is computed, or one sentence says who reads it."""
+"""Methods as values: every field of every method changes what is computed, or one sentence names the methods that read
+it."""
 
 import hashlib
 from pathlib import Path
@@ -64,7 +65,7 @@ NEEDED = {"teacher": "other", "reward": reward_of("length(characters=5)")}
 CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
 WITH: dict[str, dict[str, Any]] = {name: {"iterations": 3} for name in CLIPS}
 EQUAL = {"loss_chunk", "reference"}  # another way to compute the same
-EQUAL |= {"environment", "replay"}  # which change what a model learns that writes expressions, and in longer runs
+EQUAL |= {"environment", "replay"}  # these only affect models that write expressions, and longer runs
 ROWS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": f"{i} + 3?", "answer": str(i)} for i in range(4)],
     "pair": [{"prompt": f"{i} + 3?", "chosen": f"It is {i}.", "rejected": "be brief" + "!" * i} for i in range(4)],
@@ -139,7 +140,7 @@ def trained(base: Path, folder: Path, kind: str, **options: Any) -> str:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model to begin from, and two teachers beside it."""
+    """A base model, and two teachers."""
     folder = tmp_path_factory.mktemp("models")
     base_model(folder / "base", d_model=32, d_ff=64)
     base_model(folder / "teacher", d_model=16)

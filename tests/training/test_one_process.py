@@ -1,4 +1,4 @@
-"""Training with one process needs nothing of `parallel/`."""
+"""Training with one process imports nothing from `parallel/`."""
 
 import subprocess
 import sys

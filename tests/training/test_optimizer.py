@@ -59,7 +59,8 @@ def test_muon_steps_in_a_stack_as_in_each_of_its_matrices(shape: tuple[int, int,
     matrices = [torch.nn.Parameter(w.clone()) for w in stack.detach()]
     together, apart = (Muon([{"params": p}], lr=0.1, weight_decay=0.3) for p in ([stack], matrices))
     for _ in range(5):
-        stack.grad = torch.randn(shape) * torch.logspace(-6, 3, shape[0])[:, None, None]  # a tiny one beside a large
+        # a tiny gradient next to a large one
+        stack.grad = torch.randn(shape) * torch.logspace(-6, 3, shape[0])[:, None, None]
         for w, grad in zip(matrices, stack.grad):
             w.grad = grad
         together.step()

@@ -1,4 +1,4 @@
-"""The loss that an option names: functions, classes with arguments, and what is refused."""
+"""The loss that an option names: functions, classes with arguments, and refusals."""
 
 from pathlib import Path
 

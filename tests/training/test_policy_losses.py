@@ -153,14 +153,14 @@ def test_rloo_is_that_of_trl() -> None:
 
 
 class Anything(SimpleNamespace):
-    """Attributes of a trainer that do not matter are 0, and so is what they return."""
+    """Attributes of a trainer that have no effect are 0, and so are their return values."""
 
     def __getattr__(self, name: str) -> Any:
         return None
 
 
 def their_trainer(logprobs: Tensor, **options: Any) -> Any:
-    """What the losses of TRL read of their trainer."""
+    """The attributes that TRL's losses read from their trainer."""
     same = lambda tensor, *_, **__: tensor
     fake = Anything(
         _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, torch.zeros_like(logprobs), None),
@@ -199,7 +199,8 @@ def pairs_of(method: OnlineDPO, used: list[float] | None = None) -> tuple[Tensor
         (OnlineDPO(), None, [(0, 1), (3, 2), (4, 5)]),
         (OnlineDPO(beta=0.5, label_smoothing=0.2, samples=3), None, [(0, 1), (3, 5)]),
         (OnlineDPO(samples=6), None, [(3, 5)]),
-        (OnlineDPO(samples=3), [0, 1, 1, 1, 1, 0], [(2, 1), None]),  # what is left of the second are equal rewards
+        # the remaining rewards of the second group are equal
+        (OnlineDPO(samples=3), [0, 1, 1, 1, 1, 0], [(2, 1), None]),
     ],
 )
 def test_online_dpo_is_dpo_of_the_best_and_the_worst(

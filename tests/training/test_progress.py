@@ -1,4 +1,4 @@
-"""What Python prints while it trains."""
+"""The output of training from Python."""
 
 import io
 import sys

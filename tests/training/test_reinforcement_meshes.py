@@ -91,7 +91,7 @@ def test_plan_counts_the_weights_and_the_cache_of_the_engine() -> None:
 
 
 def peak(options: FinetuneConfig) -> int:
-    """The most bytes that a run has allocated at once in its first two steps, before it copies its state to save it."""
+    """The peak allocated bytes of a run in its first two steps, before it copies its state to save it."""
     gc.collect()
     with HeapPeak() as heap:
         run = Run.start(options)

@@ -1,4 +1,4 @@
-"""A run whose processes are killed is started again by torchrun, goes on from its newest save, and ends with the
+"""A run whose processes are killed is started again by torchrun, resumes from its newest save, and ends with the
 weights of a run that was never disturbed, bit for bit."""
 
 import json

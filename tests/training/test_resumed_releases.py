@@ -1,5 +1,5 @@
-"""Run folders of each release stay readable, and go on. `releases/VERSION` was written by the code of that version, and
-stopped after step 2 of 4."""
+"""Run folders of each release remain readable, and resume. `releases/VERSION` was written by the code of that version,
+and stopped after step 2 of 4."""
 
 import shutil
 from pathlib import Path

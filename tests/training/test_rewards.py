@@ -33,7 +33,7 @@ SCORES: list[tuple[str, str, dict[str, Any], float]] = [  # a reward, a completi
     (r"regex(pattern='\\d+')", " 42\n", {}, 1.0),
     (r"regex(pattern='\\d+')", "42!", {}, 0.0),
     ("regex(pattern='a.b')", "a\nb", {}, 1.0),
-    ("regex(pattern='(a|aa)+')", "a" * 60 + "b", {}, 0.0),  # which backtracking alone would try for ages
+    ("regex(pattern='(a|aa)+')", "a" * 60 + "b", {}, 0.0),  # a pattern on which backtracking takes exponential time
     ("length(characters=4)", "abc", {}, 0.75),
     ("length(characters=4)", "a" * 20, {}, 0.0),
     ("length(tokens=4)", "four tokens", {"tokens": [5, 6, 7, 8]}, 1.0),
@@ -171,7 +171,7 @@ def test_a_sum_scores_the_weighted_sum_of_its_terms(weights: dict[str, float], t
     assert OpenReward(reward)(completions) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
-WRONG = {  # notations, and what is said of them
+WRONG = {  # notations, and their error messages
     "arithmetic": "did you mean number",
     "regex:a+": "options are in parentheses.*did you mean regex",
     "length:5": "options are in parentheses.*did you mean length",

@@ -43,7 +43,7 @@ def not_a_number(model: Any) -> None:
 
 
 def spoilt_weights(model: Any) -> None:
-    """What a step far too large leaves behind."""
+    """The state after a step that was far too large."""
     model.embed.weight.normal_(generator=torch.Generator().manual_seed(0), std=10.0)
 
 
@@ -108,7 +108,7 @@ def test_weights_that_are_not_finite_are_never_saved(story_file: Path, tmp_path:
     for event in run.train():
         if isinstance(event, Step) and event.step == 20 and not failed:
             with torch.no_grad():
-                run.model.embed.weight[0, 0] = float("nan")  # as if the update had done it: the gradient was finite
+                run.model.embed.weight[0, 0] = float("nan")  # as if the update had caused it: the gradient was finite
         failed += [(event.step, event.failed_step)] if isinstance(event, Rollback) else []
     assert failed == [(10, 21)]
     kept = [read_tensors(save / "model.safetensors") for save in saves(run.folder)]

@@ -1,4 +1,4 @@
-"""Training runs: folders that others can load, and that go on as if they had never stopped."""
+"""Training runs: folders that other libraries can load, and that resume as if the run had never stopped."""
 
 import json
 import shutil

@@ -122,7 +122,7 @@ def test_every_release_is_a_preset_with_the_tokenizer_s_vocabulary(name: str) ->
     assert RunConfig(preset=name).decoder(500) == replace(config, vocab_size=500)
 
 
-FOLLOW = [  # preset, changes, what the decoder then has
+FOLLOW = [  # preset, changes, resulting fields of the decoder
     ("gpt2", {"d_model": 96}, {"d_head": 8, "d_ff": 384, "d_embed": 96, "n_heads": 12, "context_length": 1024}),
     ("gpt2", {"n_heads": 4}, {"n_kv_heads": 4, "d_head": 192, "d_ff": 3072, "d_model": 768}),
     ("gpt2", {"mlp": "gated"}, {"d_ff": 2048, "mlp": Gated()}),

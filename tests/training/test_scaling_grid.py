@@ -1,4 +1,4 @@
-"""A grid of small runs: what it is made of, what it refuses, and a law from runs on this machine."""
+"""A grid of small runs: its sizes, its refusals, and a law from runs on this machine."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Completions of a prompt as branches of one row: the states, losses and gradients are those of a row for each."""
+"""Completions of a prompt as branches of one row: the states, losses and gradients equal those of separate rows."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tasks at each validation: their scores are recorded and drawn, and training stays as it is without them."""
+"""Tasks at each validation: their scores are recorded and drawn, and training is the same as without them."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""TensorBoard and Weights & Biases beside metrics.jsonl."""
+"""TensorBoard and Weights & Biases in addition to metrics.jsonl."""
 
 import json
 import math
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def rows(first: int, last: int) -> list[Row]:
-    """What a run writes: steps, health and validations."""
+    """The records of a run: steps, health and validations."""
     found: list[Row] = []
     for step in range(first, last + 1):
         found.append({"step": step, "loss": 3 - step / 100, "grad_norm": 1.5, "tokens": 64, "expert_load/0": 1 + step})

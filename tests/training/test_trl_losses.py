@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Stub:
-    """What TRL asks of a model, from ours: log-probabilities of the tokens whose labels are not -100."""
+    """TRL's interface to a model, for our model: log-probabilities of the tokens whose labels are not -100."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model

@@ -1,4 +1,4 @@
-"""Variants are trained under equal conditions, none is trained twice, and noise is told from a difference."""
+"""Variants are trained under equal conditions, none is trained twice, and noise is distinguished from a difference."""
 
 import csv
 import json

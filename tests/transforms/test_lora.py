@@ -1,4 +1,5 @@
-"""Adapters: they change nothing at first, are all that is trained, and equal their merged weights everywhere."""
+"""New adapters change nothing, only adapters are trained, and they are equivalent to their merged weights
+everywhere."""
 
 import copy
 from dataclasses import dataclass, replace
@@ -126,7 +127,7 @@ def test_only_adapters_and_whole_modules_are_trained(lora: LoRA, precision: str)
 
 @dataclass(frozen=True)
 class Half(Initialization, kind="half"):
-    """Begins with half of what PiSSA begins with."""
+    """Initialized with half of PiSSA's values."""
 
     def factors(self, weight: torch.Tensor, rank: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = principal(weight, rank, scaling)
@@ -135,7 +136,7 @@ class Half(Initialization, kind="half"):
 
 @dataclass(frozen=True)
 class Nothing(Initialization, kind="nothing"):
-    """Begins with what it does not say."""
+    """An initialization without a method that sets initial values."""
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Activations that are computed again in the backward change nothing but the memory."""
+"""Recomputing activations in the backward changes only the memory."""
 
 from collections.abc import Callable
 from copy import deepcopy

@@ -27,7 +27,7 @@ def mtp_draft(model: Decoder, path: Path | None) -> Draft:
 
 
 def trained_draft(model: Decoder, head: DraftHead, cache: KVCache | None) -> Draft | None:
-    """Return the draft that is the head trained beside the model; None if it cannot draft for this cache."""
+    """Return a draft that uses the model's draft head; None if the head cannot draft for this cache."""
     from onward.generation.drafts.head_draft import head_draft
 
     return head_draft(model, head, cache)

@@ -69,7 +69,7 @@ class LanguageModel(TextModel):
     `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
     """
 
-    draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
+    draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none
     path: Path | None = None  # folder or file from which it was loaded
     idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
 
@@ -92,11 +92,11 @@ class LanguageModel(TextModel):
         `evaluation.tasks`.
 
         Up to `limit` questions of each task are asked, after the same `examples` solved ones; with `chat` as a
-        conversation, by the chat template. Of a question's choices the model takes the likeliest; without choices it
-        writes an answer, as the task says. `run_code` allows tasks that run programs which the model writes. Results in
-        `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are used, and new ones added. `progress` is
-        called with (task, number of choices or answers that are done, number of all). Raises a UserError for an unknown
-        task, and for a file that cannot be read.
+        conversation, by the chat template. The model's answer to a question is the likeliest of its choices or, without
+        choices, generated text, as the task defines. `run_code` allows tasks that run programs which the model writes.
+        Results in `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are used, and new ones added.
+        `progress` is called with (task, number of choices or answers that are done, number of all). Raises a UserError
+        for an unknown task, and for a file that cannot be read.
         """
         chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
         for task in chosen:
@@ -296,7 +296,7 @@ class LanguageModel(TextModel):
         return submit(engine, self.text(), prompts, options)
 
 
-# The methods above check their arguments, once; these functions do what several of them share.
+# The methods above check their arguments once; these functions hold the code that several of them share.
 
 
 def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Engine:
@@ -309,8 +309,8 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
     """Lend an engine as `engine_for` makes it. Without options, and if nothing but quantization is attached to the
-    model, it is that of the last call, with its cache and what it knows of the model, if it was made for the same
-    model, tokenizer and number of answers, and is idle."""
+    model, the engine of the last call is reused, with its cache and its description of the model, if it is idle and was
+    made for the same model, tokenizer and number of answers."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
     attached = vars(lm.model).get(ATTACHMENTS)
     reusable = not options and (attached is None or attached.by_kind.keys() <= {"quantization"})

@@ -41,10 +41,10 @@ def save(
     Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded.
     `dtype` is that of the weights in a GGUF file, by default that of the model. Raises a UserError, before any file is
     written, if no architecture of llama.cpp computes this model. `accept` names differences that llama.cpp's
-    computation may have: "epsilon" (of the norms of latents, that of the other norms), "gelu" (the tanh form in place
-    of the exact one), "phimoe" (RMSNorm and a plain softmax in Phi-3.5-MoE), "ramp" (YaRN's, rounded to whole pairs),
-    "step" (no least step size in Mamba-2), "window" (no sliding window). `importance` is a text like those that the
-    model will read: in a file of dtype q4_k_m, q5_k_m or q6_k, weights that meet large inputs on it keep more
+    computation may have: "epsilon" (the norms of latents use the epsilon of the other norms), "gelu" (the tanh form in
+    place of the exact one), "phimoe" (RMSNorm and a plain softmax in Phi-3.5-MoE), "ramp" (YaRN's, rounded to whole
+    pairs), "step" (no least step size in Mamba-2), "window" (no sliding window). `importance` is a text like those that
+    the model will read: in a file of dtype q4_k_m, q5_k_m or q6_k, weights with large inputs on this text keep more
     precision.
     """
     if names := adapter_names(lm.model):

@@ -44,8 +44,8 @@ def searched(lm: TextModel, prompt: str | Sequence[Prompt], keywords: Mapping[st
 
 
 def continued(tokenizer: Tokenizer, before: Sequence[int], tokens: Sequence[int]) -> str:
-    """Decode `tokens`, those of an answer, to text; `before` are the tokens of its prompt, which may affect the first
-    characters of the text."""
+    """Decode `tokens`, the tokens of an answer, to text; `before` are the tokens of its prompt, which may affect the
+    first characters of the text."""
     answer = Answer(tokenizer, before)
     for token in tokens:
         answer.push(token)

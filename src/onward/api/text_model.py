@@ -111,8 +111,8 @@ class TextModel:
         return self.mask().clone()
 
     def mask(self) -> Tensor:
-        """Return the mask of `allowed`, made once for each tokenizer and vocabulary: engines share it, nobody changes
-        it."""
+        """Return the mask of `allowed`, made once for each tokenizer and vocabulary: engines share the mask and do not
+        change it."""
         tokenizer, size, device = self.text(), self.config.vocab_size, self.model.device
         masks, key = MASKS.setdefault(tokenizer, {}), (tokenizer.inner.get_vocab_size(), size, device)
         if key not in masks:

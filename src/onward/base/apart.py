@@ -18,9 +18,9 @@ def run_apart(
     module: str, arguments: Mapping[str, Any], seconds: float, output: int = subprocess.DEVNULL
 ) -> tuple[list[dict[str, Any]], int | None]:
     """Run `python -m MODULE ROWS ARGUMENTS` in a process that may take `seconds`, and end the processes that it
-    started. ROWS is a file to which the module writes a line of JSON per row, ARGUMENTS the `arguments` as JSON. What
-    the module prints goes to the file descriptor `output`, by default nowhere. Returns the rows, and the exit status,
-    or None if the process took longer."""
+    started. ROWS is a file to which the module writes a line of JSON per row, ARGUMENTS the `arguments` as JSON. The
+    module's printed output goes to the file descriptor `output`; by default, it is discarded. Returns the rows, and the
+    exit status, or None if the process took longer."""
     with tempfile.TemporaryDirectory() as folder:
         rows = Path(folder) / "rows.jsonl"
         rows.touch()

@@ -1,7 +1,7 @@
 """Type annotations, each read once, and the arguments and fields that are checked against them.
 
-`type_of` is the only reader of annotations. What is made of a type, such as a check of a Python value (here), a value
-of a text (`fields`) or an option of a command, asks the Type. Does not import torch.
+`type_of` is the only reader of annotations. Code that depends on a type, such as a check of a Python value (here), the
+conversion of text (`fields`) or an option of a command, asks the Type. Does not import torch.
 """
 
 import dataclasses
@@ -74,7 +74,7 @@ class Type:
 
     @cached_property
     def whole(self) -> frozenset[type]:
-        """Classes whose every instance fits and stays as it is, so that a value of one needs no further look."""
+        """Classes whose every instance fits and stays as it is, so that their instances need no further check."""
         return frozenset()
 
     @cached_property
@@ -281,7 +281,7 @@ signature_of: Callable[[Callable[..., Any]], inspect.Signature] = functools.cach
 
 
 def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
-    """Match the arguments of a call with the parameters of a function, as inspect does, but for a UserError."""
+    """Match the arguments of a call with the parameters of a function, as inspect does, but raise a UserError."""
     signature = signature_of(function)
     try:
         return signature.bind(*args, **kwargs)
@@ -357,7 +357,7 @@ def explained(function: F) -> F:
     """Decorator for a public function: if a call fails, check the arguments, and the fields of dataclasses among them,
     against the annotations, and raise a UserError if one of them is wrong; otherwise the original error.
 
-    Costs a tenth of a microsecond per call. It is for functions that change nothing before they fail.
+    Costs a tenth of a microsecond per call. Use it only for functions that change nothing before they fail.
     """
 
     @functools.wraps(function)

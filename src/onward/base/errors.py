@@ -2,7 +2,7 @@
 
 
 class UserError(ValueError):
-    """A mistake of the user. The message is one sentence: what is wrong, where, and what to do.
+    """A mistake of the user. The message is one sentence that states the mistake, its place, and the remedy.
 
     The command line prints it without a traceback and exits with status 2; from Python it is a ValueError.
     """

@@ -124,7 +124,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         if f.init and f.name not in made and (f.default, f.default_factory) == needed:
             raise UserError(f"{prefix}{f.name} is missing: give it a value ({docs(cls).get(f.name, f.name)})")
-    check(known, made, prefix)  # which names the place; the constructor does not know it
+    check(known, made, prefix)  # the message then names the place, which the constructor does not know
     return cls(**made)
 
 
@@ -248,7 +248,7 @@ def part_choices(kind: Type) -> list[type[Part]]:
 
 def import_parts(module: str) -> None:
     """Import a user's module, from the current folder or installed, which registers the parts that it defines."""
-    if os.getcwd() not in sys.path:  # where the command `onward` runs, the current folder is not
+    if os.getcwd() not in sys.path:  # under the command `onward`, the current folder is not on the path
         sys.path.append(os.getcwd())
     try:
         importlib.import_module(module)

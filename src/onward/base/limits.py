@@ -11,7 +11,7 @@ from pathlib import Path
 STATM = Path("/proc/self/statm")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of mallopt (malloc.h)
 KEPT = (1 << 31) - 1  # bytes
-PROCESS = Path("/proc/self")  # what Linux says of this process: its control groups and where they are mounted
+PROCESS = Path("/proc/self")  # Linux's files about this process: its control groups and their mount points
 GROUP_FILES = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}  # by version
 UNLIMITED = 1 << 60  # bytes; version 1 of control groups has no word for it
 
@@ -35,7 +35,7 @@ def memory_size() -> int:
 
 def group_limits() -> Iterator[int]:
     """The limits in bytes of the control groups of this process, from its own up to the root of each hierarchy; nothing
-    outside of Linux."""
+    except on Linux."""
     try:
         groups = [line.split(":", 2) for line in (PROCESS / "cgroup").read_text().splitlines()]
         mounts = [line.split() for line in (PROCESS / "mountinfo").read_text().splitlines()]
@@ -60,8 +60,8 @@ def unescaped(path: str) -> str:
 
 
 def address_limit() -> int:
-    """The memory in bytes that the limit of the address space leaves to this process, beside what it has mapped without
-    using it, such as libraries; 0 if there is no limit."""
+    """The memory in bytes that the address-space limit leaves to this process, less the address space that it has
+    mapped but does not use, such as libraries; 0 if there is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return 0

@@ -1,4 +1,4 @@
-"""What a user defines outside the package: parts of a decoder, and objects that options name as "module:NAME".
+"""Objects that a user defines outside the package: parts of a decoder, and objects that options name as "module:NAME".
 
 Does not import torch.
 """

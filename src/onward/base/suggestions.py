@@ -81,7 +81,7 @@ OTHERWISE = {  # further meanings, for commands without the first
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """The end of a message about an unknown name: "did you mean X?" or, if none is close, "choose from ..."."""
-    known = sorted(filter(None, known))  # "" is a choice that nobody types
+    known = sorted(filter(None, known))  # "" is a choice, but never a typed word
     like = partial(difflib.get_close_matches, name, n=1, cutoff=0.5 if len(known) <= 50 else 0)
     close = same_meaning(name, known) or same_beginning(name, known) or like(known)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"

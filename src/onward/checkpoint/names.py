@@ -261,7 +261,7 @@ def find(
 
 
 def adds_zeros(name: str, tensor: StoredTensor) -> bool:
-    """Whether a tensor is a bias of zeros, as quantized models have beside layers without one."""
+    """Whether a tensor is a bias of zeros, as quantized models store for layers without a bias."""
     return name.endswith(".bias") and len(tensor.shape) == 1 and not tensor.rows(0, tensor.shape[0]).any()
 
 

@@ -1,7 +1,7 @@
 """Converts weights in pickles (.bin), the format of the oldest releases, to safetensors. A separate process with a
 memory limit reads them with `torch.load(weights_only=True)`, which makes tensors and runs no code.
 
-`python -m onward.checkpoint.pickles OUT FILE ...` is that process; nothing else of Onward reads a pickle.
+`python -m onward.checkpoint.pickles OUT FILE ...` is that process; no other part of Onward reads a pickle.
 """
 
 from __future__ import annotations

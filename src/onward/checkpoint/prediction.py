@@ -76,8 +76,8 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
 
 
 def one_layer(c: DecoderConfig) -> DecoderConfig:
-    """Return the config of a decoder whose one layer is as the last that keeps no state, without what a model does to
-    its embeddings."""
+    """Return the config of a decoder with one layer, like the last layer that keeps no state, without scaling
+    or norm of the embeddings."""
     last = max(layer for layer in range(c.n_layers) if not at(c.attention, layer).states(c))
     parts = {name: at(getattr(c, name), last) for name in ("position", "attention", "mlp", "norm", "block")}
     return replace(c, n_layers=1, tied=False, embed_scale=1.0, embed_norm=None, **parts)

@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # so that an error of the output is reported here and not when Python ends
             return status
         except KeyboardInterrupt:
-            if os.environ.get("RANK", "0") == "0":  # one rank says it
+            if os.environ.get("RANK", "0") == "0":  # one rank reports it
                 streams.complain("\nonward: interrupted")
             return 130
         except BrokenPipeError:  # the reader of the output has gone
@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def sentence(error: Exception, words: Sequence[str]) -> str | None:
-    """The message for an exception; None if it is a bug. `words` are those of the command line, which it names as
-    typed."""
+    """The message for an exception; None if it is a bug. `words` are the words of the command line; the message names
+    options as typed."""
     from onward.base.errors import UserError
     from onward.cli.shared.mistakes import with_flags
     from onward.cli.shared.output import printable, shortened

@@ -1,4 +1,4 @@
-"""The commands, and what `onward --help` says of them."""
+"""The commands, and their descriptions in `onward --help`."""
 
 GROUPS = {
     "begin": {
@@ -13,7 +13,7 @@ GROUPS = {
     "train and compare": {
         "train": "text -> tokens -> windows -> logits -> loss -> weights",
         "finetune": "examples of answers -> an assistant",
-        "assistant": "documents -> examples -> an adapter -> its evaluation beside the base",
+        "assistant": "documents -> examples -> an adapter -> its evaluation against the base",
         "compare": "variants of a run side by side, and whether they differ by more than noise",
         "sweep": "a run for each value of an option, and the curve of their losses",
         "runs": "the runs in a folder, with their figures",

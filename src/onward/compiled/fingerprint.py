@@ -97,8 +97,8 @@ class Snapshot:
     @property
     def key(self) -> tuple[object, ...]:
         """The structure of the model and the addresses of its tensors: compiled steps are used only while this key is
-        equal. It keeps functions alive, but no module and no tensor. The factors of DoRA are included by their version,
-        since steps keep the norms that are computed from them."""
+        equal. The result keeps functions alive, but no module and no tensor. The factors of DoRA are included by their
+        version, since steps keep the norms that are computed from them."""
         tensors = [tensor for tensor in self.inventory.tensors if type(tensor) in TENSORS]
         memory = [(t.data_ptr(), t.dtype, t.shape, t.stride()) for t in tensors]
         functions = [function for _, _, function in self.inventory.functions]
@@ -130,8 +130,8 @@ def fingerprint(model: Decoder) -> str | None:
 
 
 def fingerprint_of_parts(model: Decoder) -> str:
-    """Hash the weights of a model that the processes of a tensor axis divide: each hashes those that it holds whole,
-    and the hashes that all processes have of their parts."""
+    """Hash the weights of a model that the processes of a tensor axis divide: each process hashes the weights that it
+    holds in full, and the hashes that all processes computed for their parts."""
     from onward.parallel.parts import local, splits  # imports DTensors, which takes half a second
 
     whole, own = hashlib.sha256(), hashlib.sha256()
@@ -145,8 +145,8 @@ def fingerprint_of_parts(model: Decoder) -> str:
 
 
 def checksum(tensor: Tensor) -> bytes:
-    """Return a hash of a tensor's bytes, fast enough that reading memory is the limit: sums of 64-bit words, modulo 2
-    ** 64, along two directions, so that numbers in another order give another hash."""
+    """Return a hash of a tensor's bytes, limited only by the memory bandwidth: sums of 64-bit words, modulo 2 ** 64,
+    along two directions, so that a different order gives a different hash."""
     flat = tensor.detach().reshape(-1)
     if not flat.numel():
         return b""

@@ -17,8 +17,9 @@ class ModelState:
     confirmed, it only looks whether hooks were registered or behavior was attached.
 
     If the model is `owned`, as a server's is, its state is always confirmed: only hooks, attached behavior and
-    operations that PyTorch counts change it, and the weights are read once for all cached prefixes. One that is `kept`
-    belongs to an engine whose rows keep nothing between the calls of a user: they are compared, but read once.
+    operations that PyTorch counts change it, and the weights are read once for all cached prefixes. A `kept` state
+    belongs to an engine whose rows keep nothing between calls: the weights are compared at each call, but read only
+    once.
     """
 
     model: Decoder

@@ -154,7 +154,7 @@ class RecordedLayer(LayerCache):
     def update(self, name: str, vectors: Tensor, indices: SlotIndices) -> CacheEntry:
         assert self.recorder is not None
         if vectors.dtype != self.entries[name + SCALE if self.quantized else name].dtype:
-            raise NotCompilable("a cache in another dtype than the model")
+            raise NotCompilable("a cache whose dtype differs from the model's")
         self.recorder.records.append(Write(self.index, name, vectors.contiguous()))
         return RecordedEntry(self, name, indices)
 
@@ -212,7 +212,7 @@ class RecordedStates(StateLayerCache):
     def recur(self, name: str, q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor | None = None) -> Tensor:
         q, k, v, decay = (t.contiguous() for t in (q, k, v, decay.exp()))
         if any(t.dtype != torch.float32 for t in (q, k, v, decay, self.states[name])):
-            raise NotCompilable("a recurrence in another dtype than fp32")
+            raise NotCompilable("a recurrence in a dtype other than fp32")
         y = torch.zeros_like(v)
         self.recorder.records.append(
             Recurred(self.index, name, y, q, k, v, decay, None if beta is None else beta.contiguous())
@@ -221,7 +221,7 @@ class RecordedStates(StateLayerCache):
 
     def convolve(self, name: str, x: Tensor, weight: Tensor) -> Tensor:
         if x.dtype != self.states[name].dtype:
-            raise NotCompilable("states in another dtype than the model")
+            raise NotCompilable("states whose dtype differs from the model's")
         y, x = torch.zeros_like(x, dtype=torch.float32, memory_format=torch.contiguous_format), x.contiguous()
         self.recorder.records.append(Convolved(self.index, name, y, x, weight.t().contiguous()))
         return y

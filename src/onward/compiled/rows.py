@@ -72,7 +72,7 @@ def reduced(operation: Operation) -> list[Call]:
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
-        raise NotCompilable(f"a {name_of(operation)} over other dimensions than the last")
+        raise NotCompilable(f"a {name_of(operation)} over dimensions other than the last")
     factor = 1 / x.size(-1) if name_of(operation) == "mean" else 1.0
     source, x = x, x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
     arguments = elementwise.SumArguments(
@@ -111,7 +111,7 @@ def of_rows(operation: Operation, dim: int) -> tuple[Tensor, int]:
     NotCompilable unless the operation works along the last dimension, `dim`, and the tensor is in fp32."""
     x = operation.arguments[0]
     if dim % x.dim() != x.dim() - 1 or x.dtype != torch.float32:
-        raise NotCompilable(f"{name_of(operation)} over other dimensions than the last, or in another dtype than fp32")
+        raise NotCompilable(f"{name_of(operation)} over dimensions other than the last, or in a dtype other than fp32")
     return x, x.size(-1)
 
 
@@ -168,7 +168,7 @@ def scattered(operation: Operation) -> list[Call]:
 
 def batched_product(operation: Operation) -> list[Call]:
     """Translate a recorded `bmm`, the product of pairs of matrices, to a kernel call. Raises NotCompilable for matrices
-    with other strides than the kernel reads, TooManyRows for more rows than it multiplies fast."""
+    with strides that the kernel does not support, TooManyRows for more rows than it multiplies fast."""
     x, weights = operation.arguments
     (count, rows, inputs), outputs = x.shape, weights.size(-1)
     transposed = weights.stride()[1:] == (1, inputs)

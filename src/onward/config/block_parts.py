@@ -107,7 +107,7 @@ class SharedNorm(ScaledBlock, kind="shared_norm"):
 @dataclass(frozen=True)
 class AttentionOnly(ScaledBlock, kind="attention_only"):
     """x + attn(norm(x)), without a feed-forward. A block for small models in which attention is studied, and for layers
-    of one branch (Nemotron-H)."""
+    with a single branch (Nemotron-H)."""
 
     additions: ClassVar[int] = 1
 

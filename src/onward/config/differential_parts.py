@@ -63,4 +63,4 @@ class DifferentialAttention(Attention, kind="differential"):
                 "n_kv_heads must be even and divide n_heads"
             )
         if any(position.slopes is not None or isinstance(position, Alibi) for position in each(config.position)):
-            raise UserError("attention.differential cannot have a slope per head: choose another position than alibi")
+            raise UserError("attention.differential cannot have a slope per head: choose a position other than alibi")

@@ -6,7 +6,7 @@ from onward.base.arguments import Range
 
 MOST = 2**31 - 1
 Size = Annotated[int, Range(1, MOST)]
-SizeOrZero = Annotated[int, Range(0, MOST)]  # the field says what 0 means
+SizeOrZero = Annotated[int, Range(0, MOST)]  # the field's comment explains 0
 Epsilon = Annotated[float, Range(1e-30, 1)]  # of a norm
 Factor = Annotated[float, Range(1e-6, 1e6)]  # multiplies or divides activations, scores or frequencies
 Positive = Annotated[float, Range(1e-6, 1e6)]

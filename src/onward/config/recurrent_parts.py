@@ -17,7 +17,7 @@ from onward.config.ranges import Epsilon, Factor, NotNegative, Size, SizeOrZero
 class Recurrent(Attention, kind=""):
     """Base class of the token mixers whose cache is a state of each row: it has the same size at any length."""
 
-    corrects: ClassVar[bool] = False  # whether a token first reads the value that it replaces
+    corrects: ClassVar[bool] = False  # whether a token reads the value of its key before replacing it
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return {}

@@ -7,7 +7,7 @@ from onward.base.errors import UserError
 
 @dataclass(frozen=True)
 class Filters:
-    """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets the remaining ones."""
+    """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets the others."""
 
     gopher: bool = False  # apply Gopher's limits to options without a value
     min_words: int | None = None  # minimum number of words (Gopher: 50)

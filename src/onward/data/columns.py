@@ -33,7 +33,7 @@ def value_at(values: Mapping[str, Any], path: str) -> Any:
 
 
 def without(values: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The row without what `value_at` returns for `path`."""
+    """The row without the value that `value_at` returns for `path`."""
     name, _, rest = path.partition(".")
     if path in values or not isinstance(values.get(name), Mapping):
         return {key: value for key, value in values.items() if key != path}

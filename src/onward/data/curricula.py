@@ -1,4 +1,4 @@
-"""Which source, and which of its windows, is window i of a run on several sources with weights.
+"""Maps window i of a run on several weighted sources to a source and one of its windows.
 
 Shapes: S sources, N windows.
 """
@@ -15,13 +15,13 @@ from onward.base.errors import UserError
 from onward.config.mixtures import MovingWeight, points_of
 
 BLOCK = 10_000  # windows in which each source has exactly its share
-GRID = 1 << 14  # parts of a run in which changing weights are added up
+GRID = 1 << 14  # steps of the sum that approximates the integral of changing weights over a run
 
 SourceRanks = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class Interleaving(Protocol):
-    """Which source gives each window of a run, as a pure function of the window's number."""
+    """The source of each window of a run, as a pure function of the window's number."""
 
     def locate(self, numbers: NDArray[np.int64]) -> SourceRanks:
         """Return, for window numbers (N,), the source of each and its number among that source's windows."""

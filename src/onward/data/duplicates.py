@@ -69,7 +69,8 @@ def datasketch() -> Any:
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    np.save(content := io.BytesIO(), array)  # np.save of a path does not give the system's reason on a full disk
+    # given a path, np.save does not report the system's error if the disk is full
+    np.save(content := io.BytesIO(), array)
     with atomic_write(path) as new:
         new.write_bytes(content.getbuffer())
 
@@ -82,7 +83,7 @@ class Verdicts:
         verdicts = [self.load(unit, "verdicts") for unit in self.units]
         self.offsets = np.cumsum([0, *map(len, verdicts)])  # the index of each unit's first document, and N
         self.verdicts = np.concatenate(verdicts)
-        self.joined: dict[int, int] = {}  # index -> hash, of documents that continue over several units
+        self.joined: dict[int, int] = {}  # index -> hash, for documents that span several units
 
     def load(self, unit: int, name: str) -> np.ndarray:
         with np.load(self.folder / f"{unit:05}.npz") as arrays:

@@ -55,7 +55,7 @@ class Example:
     place: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     columns: str = ""  # JSON object with the fields for rewards; "": no fields
-    source: str = ""  # as it was named: a file, a folder, a glob or a dataset
+    source: str = ""  # the source as the user named it: a file, a folder, a glob or a dataset
 
 
 class Encoder:

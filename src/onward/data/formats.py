@@ -85,8 +85,8 @@ class SourcePiece:
         return len(self.text) + sum(map(len, self.records))
 
     def documents(self, field: str, found: Extraction | None = None) -> Iterator[str]:
-        """Texts of the documents in the piece; in a .jsonl, the `field` of each line. What is extracted from markup is
-        added to `found`."""
+        """Texts of the documents in the piece; in a .jsonl, the `field` of each line. The formats of extracted markup
+        are added to `found`."""
         found = Extraction() if found is None else found
         if self.kind:
             text, lines = without_lines(extracted(self.kind, self.text, self.name), self.repeated)
@@ -105,7 +105,7 @@ class SourcePiece:
             yield SURROGATE.sub(UNKNOWN, as_text(self.text).replace("\r\n", "\n"))
 
     def of_record(self, text: str, found: Extraction) -> str:
-        """The text of a row: that of a page, if it is one."""
+        """The text of a row; if the row is an HTML page, its extracted text."""
         if (
             self.raw
             or "<" not in text[:64]

@@ -208,7 +208,7 @@ def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
         for before, i in zip(indices[-1:] + indices, indices):
             if before == indices[-1]:  # the first one: search from the end
                 partners[i] = next((j for j in reversed(indices) if prompts[j] != prompts[i]), None)
-            else:  # an equal prompt shares the one that was found
+            else:  # records with equal prompts share one string
                 partners[i] = before if prompts[before] != prompts[i] else partners[before]
     return partners
 

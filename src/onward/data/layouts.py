@@ -1,4 +1,4 @@
-"""The layouts in which data sets come: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
+"""The layouts of published data sets: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
 
 A record has `messages`; `prompt` and `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or `text`.
 Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that no layout names are kept."""
@@ -125,11 +125,11 @@ def converted(record: Record) -> Record:
     """A row of a known layout as a record that fine-tuning reads; others are returned unchanged."""
     layout = layout_of(record.values)
     if layout is None:
-        return record  # the form of the method says what it needs
+        return record  # the method's form reports missing fields
     try:
         values = dict(layout.convert(dict(record.values)))
         if isinstance(values.get("tools"), str):
-            with suppress(ValueError, RecursionError):  # as in ShareGPT; another text is refused where it is read
+            with suppress(ValueError, RecursionError):  # as in ShareGPT; other texts are refused when they are read
                 values["tools"] = json.loads(values["tools"] or "null")
         if isinstance(values.get("functions"), list | tuple) and not values.get("tools"):  # OpenAI's older name
             values["tools"] = [{"type": "function", "function": one} for one in values.pop("functions")]

@@ -35,7 +35,7 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
     """Draw as many examples as there are, with each table's share by its weight. A table smaller than its share is
-    repeated: in whole passes, then by a part that the seed draws."""
+    repeated: in full passes, then by a random part that depends on the seed."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
     for index, weight in enumerate(weights):

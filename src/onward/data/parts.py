@@ -71,8 +71,8 @@ def prepare_part(
         )
     if isinstance(tokenizer, str) and (tokenizer == "char" or tokenizer.startswith("bpe:")):
         raise UserError(
-            f"tokenizer is {tokenizer!r}, which a part cannot learn from all texts: learn it with onward tokenizer "
-            "train, and name its folder"
+            f"Cannot learn the tokenizer {tokenizer!r} from one part of the texts: train it with onward tokenizer "
+            "train, and give its folder"
         )
     download_corpora(sources, progress)
     target = part_folder(folder, part)
@@ -185,8 +185,8 @@ def collect(part: Path, work: Path, number: int) -> None:
 
 
 def reopen(work: Path, number: int, kept: np.ndarray, dtype: np.dtype[Any]) -> None:
-    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` cuts them again without the documents
-    that repeat one in another part. `kept` (N,): whether each document of the unit was encoded."""
+    """Move a unit's tokens to a .whole.npz file, from which `Preparation.encode` writes them again, without documents
+    that are duplicates of those in other parts. `kept` (N,): whether each document of the unit was encoded."""
     ids, ends = (
         np.fromfile(path, kind) if (path := work / f"{number:05}{suffix}").exists() else np.empty(0, kind)
         for suffix, kind in ((".bin", dtype), (".ends", np.dtype(np.uint64)))

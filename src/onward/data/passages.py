@@ -25,7 +25,7 @@ class Passage:
 
     @property
     def question(self) -> str:
-        """A question that the headings make: the last one, if it is a question, or one about it."""
+        """A question made from the headings: the last heading if it is a question, else a question about it."""
         if not self.headings:
             return f"What does {self.source.rpartition('/')[2]} say?"
         *above, last = self.headings
@@ -35,7 +35,7 @@ class Passage:
 
 
 def passages(documents: Iterable[tuple[str, str]]) -> Iterator[Passage]:
-    """The passages of documents (name, text): what stands between two headings, code included. Short ones are left
+    """The passages of documents (name, text): the text between two headings, code included. Short ones are left
     out."""
     for name, text in documents:
         headings: list[tuple[int, str]] = []

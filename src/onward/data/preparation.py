@@ -139,7 +139,8 @@ class Preparation:
             shard[name] = hashlib.sha256(array.data).hexdigest()
             if len(ids):
                 with atomic_write((self.folder / shard["file"]).with_suffix(suffix)) as new:
-                    new.write_bytes(array.data)  # unlike array.tofile, it gives the system's reason on a full disk
+                    # unlike array.tofile, it reports the system's error if the disk is full
+                    new.write_bytes(array.data)
         record = {
             "source": unit.source,
             "begins": unit.begins,
@@ -191,7 +192,7 @@ class Preparation:
             for key in ("documents", "tokens", "bytes", "unknown_characters")
         }
         report["bytes_per_token"] = report["bytes"] / max(1, report["tokens"])
-        report["longest"] = document = {"tokens": 0}  # a document may continue over several units
+        report["longest"] = document = {"tokens": 0}  # a document may span several units
         dropped: dict[str, dict[str, Any]] = {}
         for record in records:
             part = record.get("longest", {"tokens": 0})
@@ -228,7 +229,7 @@ class Preparation:
 
 
 def extraction_of(records: list[dict[str, Any]], source: int) -> Extraction:
-    """What was extracted from a source, by the records of its units."""
+    """The markup formats extracted from a source, according to the records of its units."""
     found = Extraction()
     for record in records:
         if record["source"] == source:

@@ -37,7 +37,7 @@ class Record:
 
     values: Mapping[str, Any]
     place: str  # location for messages: data.jsonl line 3
-    source: str = ""  # as it was named: a file, a folder, a glob or a dataset
+    source: str = ""  # the source as the user named it: a file, a folder, a glob or a dataset
 
 
 def read_records(source: str) -> Iterator[Record]:

@@ -44,7 +44,8 @@ from onward.data.reading import READING, Reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}  # two of them: a folder of a run or of tokens
+# a folder with two of these files is a run or has tokens
+OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}
 BATCH_ROWS = 64  # rows of a dataset that are read at a time
 COPY_BYTES = 1 << 20  # bytes of a stream that are copied at a time
 HUB = "hf://"
@@ -84,7 +85,7 @@ def documents(
 
     Of HTML, XML, Markdown, PDF, Word documents, books (.epub) and notebooks, the text is read; with `raw`, those that
     are text files are read as they are. A line in at least the share `repeated_lines` of such files of a source, and in
-    three of them, is left out, unless it is code or a heading. A warning says how much was left out.
+    three of them, is left out, unless it is code or a heading. A warning reports how much was left out.
 
     Raises a UserError if a source is missing, empty, binary, an archive, or not in the encoding, and if all documents
     of a source are empty.
@@ -132,7 +133,7 @@ def no_text(source: Source, found: Extraction) -> str:
 
 
 class ExtractedText(UserWarning):
-    """A message about what was extracted from a source, and what was left out."""
+    """A message about the formats extracted from a source, and the lines left out."""
 
 
 def say_extracted(source: Source, found: Extraction) -> None:

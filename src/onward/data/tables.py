@@ -14,7 +14,7 @@ TooLong = Literal["error", "cut", "drop"]
 
 @dataclass
 class TooLongCounts:
-    """How many examples of a source are longer than allowed, and what became of them."""
+    """The numbers of examples of a source that are longer than allowed, by how they were handled."""
 
     examples: int = 0
     longer: int = 0

@@ -147,7 +147,7 @@ class Report:
     bytes_per_token: Annotated[float, Range(0, MOST)]
     longest: Longest
     dropped: dict[str, Any]  # a `Dropped` for each reason
-    extracted: dict[str, str] = field(default_factory=dict)  # what was read of markup, as a sentence, by source
+    extracted: dict[str, str] = field(default_factory=dict)  # the extracted markup formats, as a sentence, by source
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def encode(
     """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token. Also returns the
     index after each document's last token, (documents,) uint64.
 
-    A document of more than PASSAGE_CHARS characters is encoded in passages that end with a line. That changes no id if
+    A document of more than PASSAGE_CHARS characters is encoded in passages that end at line ends. That changes no id if
     `Tokenizer.pieces` is exact. `encode_batch` is by default the fastest encoder of the tokenizer.
     """
     encode_batch = encode_batch or encoder(tokenizer)

@@ -7,7 +7,7 @@ from typing import Any
 from onward.base.arguments import shown
 from onward.base.errors import UserError
 
-# Last words of names, such as source_id, whose texts describe a row and are nothing to learn.
+# Last words of names, such as source_id, whose texts describe a row and are not training text.
 NAMES = (
     "annotator at author authors avatar categories category checksum class client config conversion count country",
     "created creator dataset date datetime day difficulty digest domain domains email engine file filename filepath",
@@ -63,7 +63,7 @@ def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
         if not repeats(text, known):
             names = ", ".join(name for name in values if name in read and values[name] is not None)
             raise UserError(
-                f"cannot use its text {shown(text)} in {path}, because nothing but {names} is read: name its "
+                f"cannot use its text {shown(text)} in {path}, because Onward reads only {names}: name its "
                 "use with "
                 f"--columns, such as --columns prompt={path}, or leave it out with --ignore {path.partition('.')[0]}"
             )

@@ -162,7 +162,7 @@ class ValidationWindows:
 
     @checked
     def batches(self, size: Size) -> Iterator[Batch]:
-        """Yield batches of all windows in order, of as many windows as `size` says; each batch is read when it is
+        """Yield batches of `size` windows, all windows in order; each batch is read when it is
         requested."""
         return (self.read(range(first, min(first + size, len(self)))) for first in range(0, len(self), size))
 

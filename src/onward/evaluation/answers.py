@@ -1,4 +1,4 @@
-"""Answers that a model writes to prompts, each kept as soon as it is whole."""
+"""Answers that a model writes to prompts; each is stored as soon as it is complete."""
 
 from __future__ import annotations
 

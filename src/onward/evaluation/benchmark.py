@@ -66,8 +66,8 @@ class Asking:
         return (self.chat or self.tokenizer).encode(self.text(question))
 
     def check(self, question: Question, size: Callable[[Asking], int], length: int) -> None:
-        """UserError if a question with its examples does not fit into `length` tokens, which says how many examples
-        fit; `size` returns the tokens of the question's prompt."""
+        """Raise a UserError, with the number of examples that fit, if a question with its examples does not fit into
+        `length` tokens; `size` returns the tokens of the question's prompt."""
         if not self.shots or size(self) <= length:
             return
         fitting = [k for k in range(len(self.shots)) if size(replace(self, shots=self.shots[:k])) <= length]

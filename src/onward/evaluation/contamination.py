@@ -2,8 +2,9 @@
 
 GPT-3 was examined so (Brown et al. 2020, appendix C): an example is dirty if one of its N-grams occurs in the training
 data, N words without case and punctuation, where N is 13, or down to 8 for tasks with short examples. Here an N-gram is
-13 tokens, as the model was trained on them. Another case, punctuation or space makes another N-gram: a question that is
-found was trained on as it is written, and one that is not may have been trained on in another form.
+13 tokens, as the model was trained on them. Differences in case, punctuation or spaces give different N-grams: a
+question that is found was in the training text word for word, but one that is not found may have been there in another
+form.
 
 Shapes: T tokens of a part of the data.
 """

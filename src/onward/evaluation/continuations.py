@@ -165,7 +165,7 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
     if any(len(context) > common for context, _ in unique):
         if lengths[0]:
             cache.rope_length[: len(unique)] = torch.tensor([length for _, length in unique], device=model.device)
-        # a row with nothing left to read reads its last token again, or a token that is overwritten by the next call
+        # a row with no tokens left computes its last token again, or a token that the next call overwrites
         pieces = [context[common:] or context[-1:] or inputs[0][:1] for context, _ in unique]
         prefill(model, cache, pieces, [min(common, max(0, len(context) - 1)) for context, _ in unique])
     copy_rows(cache, [unique.index(key) for key in keys], max(map(len, contexts)))

@@ -76,7 +76,7 @@ def alternatives(
 
     By default an answer is the next token. With `max_new_tokens` above 1 an answer is a text of at most that many
     tokens, which beam search finds, and which ends before the separator of the examples. With `candidates` exactly
-    these texts are the answers. Raises a UserError if the examples do not fit into the context, and says how many do.
+    these texts are the answers. Raises a UserError with the number of examples that fit if the context is too short.
     """
     counts = shots.counts
     prompts = [tokenizer.begin(tokenizer.encode(shots.text(count))) for count in counts]

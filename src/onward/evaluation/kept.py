@@ -18,7 +18,7 @@ from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
 LARGEST = 1 << 26  # bytes at which a file counts as full
-FOLDER = 1 << 28  # bytes of the folder; of more, the files used longest ago are deleted
+FOLDER = 1 << 28  # bytes of the folder; beyond this size, the least recently used files are deleted
 ENDING = ".jsonl"
 PACKAGES = "onward", "torch", "tokenizers"  # packages that affect the results
 T = TypeVar("T")

@@ -59,8 +59,8 @@ def pairs(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -
 
 
 def preferred(made: Sequence[Pair], url: str, model: str) -> list[float]:
-    """For each pair, how much a judge behind an address prefers the second answer: 1, 0, or 0.5 if its choice depends
-    on the order of the answers (it is asked in both orders) or if they are equal."""
+    """For each pair, the preference of the judge at an address for the second answer: 1, 0, or 0.5 if the judge's
+    choice depends on the order of the answers (both orders are tried) or if the answers are equal."""
     if not model:
         raise UserError(f"judge is {url}, an address without a model: name its model with --judge-model")
     check_judge("judge", url, PAIR_PROMPT, KEY_ENV)

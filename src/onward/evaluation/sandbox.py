@@ -12,7 +12,7 @@ It prints the secret with the number of each test that passes. Before the code r
 - the capabilities of root are dropped.
 
 Where the system lacks one of these, the others hold. This is not a virtual machine: it does not protect against defects
-of the kernel, and code that means to deceive its tests can do so, since it runs in their interpreter.
+of the kernel, and code can deceive its tests, since it runs in their interpreter.
 """
 
 import ctypes
@@ -119,7 +119,8 @@ def limit_system_calls() -> bool:
     machine, column, clone = MACHINES[platform.machine()]
     numbers = [pair[column] for calls in REFUSED.values() for pair in calls if pair[column] >= 0]
     load, equal, at_least, has_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06  # instructions of the filter
-    kill, refuse, allow = 0x80000000, 0x00050026, 0x7FFF0000  # 0x26: ENOSYS, at which clone is tried after clone3
+    # 0x26: ENOSYS, so that the caller tries clone after clone3
+    kill, refuse, allow = 0x80000000, 0x00050026, 0x7FFF0000
     program = [(load, 0, 0, 4), (equal, 1, 0, machine), (answer, 0, 0, kill), (load, 0, 0, 0)]
     after = len(numbers) + 3  # instructions from the test of the first number to `refuse`
     program += [(at_least, after, 0, 0x40000000)]  # system calls of the x32 interface
@@ -150,7 +151,7 @@ def main() -> None:
         os.dup2(nothing, descriptor)
     limit_resources(job["seconds"], job["memory"])
     if sys.platform == "linux":
-        libc.prctl(SIGNAL_OF_PARENT, signal.SIGKILL)  # as soon as the parent ends
+        libc.prctl(SIGNAL_OF_PARENT, signal.SIGKILL)  # the system ends the child with its parent
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         limit_files()
         drop_capabilities()

@@ -195,7 +195,7 @@ def decoder_of(kind: Family, hf: HF) -> DecoderConfig:
 
 
 def only(hf: HF, **known: Any) -> None:
-    """Raise a UserError if `hf`, the content of a config.json, has a key of `known` with another value than the given
+    """Raise a UserError if `hf`, the content of a config.json, has a key of `known` whose value differs from the given
     one, the only value that Onward supports."""
     for key, value in known.items():
         if hf.get(key, value) != value:

@@ -65,7 +65,7 @@ def mixture_keys(
     c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({}), *, shared: bool = True
 ) -> dict[str, Any]:
     """The reverse of `mixture`; `names` maps a family's own names of keys to DeepSeek's, `shared` says whether
-    transformers' class has a shared expert beside the others."""
+    transformers' class also has a shared expert."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     many = next((part for part in parts if isinstance(part, Experts)), none)
@@ -86,7 +86,7 @@ def mixture_keys(
 
 
 def dense_or_sparse(c: DecoderConfig) -> dict[str, Any]:
-    """The key of a config.json that says which layers have experts."""
+    """The key of a config.json that lists the layers with experts."""
     return {"mlp_layer_types": [KINDS[isinstance(at(c.mlp, i), Experts)] for i in range(c.n_layers)]}
 
 

@@ -38,7 +38,7 @@ def honored_by(hf: Mapping[str, Any], key: str, config: DecoderConfig, families:
             if str(error).startswith(f"config.json has {key} "):  # refused by its name
                 return model_type
             continue
-        with suppress(UserError):  # null may mean another value than the family's default
+        with suppress(UserError):  # null may stand for a value other than the family's default
             before = before if before != after else values(read({**hf, key: None}))
         changed, different = differing(before, after), differing(after, own)
         if (changed & different) - COMMON and not changed & SIZES:

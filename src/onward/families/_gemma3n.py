@@ -93,7 +93,7 @@ class AltUpModule(nn.Module):
         return self.router(self.router_norm(x) * x.size(-1) ** -1.0).float().tanh().type_as(x)  # type: ignore[no-any-return]
 
     def predicted(self, x: Tensor) -> Tensor:
-        """The streams (B, T, S, D) that the layer works on, from those before it."""
+        """The streams (B, T, S, D) that the layer works on, computed from the streams before the layer."""
         mix = self.predict(self.route(x[..., self.active, :])).unflatten(-1, (x.size(-2), -1))
         return x + mix @ x
 
@@ -104,8 +104,8 @@ class AltUpModule(nn.Module):
 
 
 class AltUpBlockModule(SandwichModule):
-    """A sandwich block on one of S residual streams, beside a learned low-rank map of its input (Laurel); the other
-    streams also receive a projection of the vectors of the tokens for this layer, `context.inputs` (B, T, P).
+    """A sandwich block on one of S residual streams, with a parallel learned low-rank map of its input (Laurel); the
+    other streams also receive a projection of the vectors of the tokens for this layer, `context.inputs` (B, T, P).
 
     From x (B, T, S * D) to the same; `split` makes x from the embeddings in the first block, `merge` the mean of the
     streams in the last."""

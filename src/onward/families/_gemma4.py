@@ -1,5 +1,5 @@
-"""The modules of Gemma 4: a block with a learned factor, embeddings of tokens in each layer, and experts beside a dense
-feed-forward that read the residual stream.
+"""The modules of Gemma 4: a block with a learned factor, embeddings of tokens in each layer, and experts, parallel to a
+dense feed-forward, that read the residual stream.
 
 Shapes: B batch, T tokens, D d_model, L layers, P width of a layer's inputs, N tokens, X experts, K experts per token.
 """

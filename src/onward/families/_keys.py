@@ -32,7 +32,7 @@ NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a value of an unread key says no more than a missing key: a layer type that any layer has is none."""
+    """Whether a value of an unread key is equivalent to a missing key: the layer type of any layer is not."""
     return value in NOTHING or (isinstance(value, list) and {str(entry) for entry in value} == {"full_attention"})
 
 

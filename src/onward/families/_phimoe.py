@@ -28,7 +28,7 @@ class SparseMixerModule(SoftmaxRoutingModule):
             return torch.cat([weight, other], 1), torch.cat([first, second], 1)
 
     def choose(self, logits: Tensor, all_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The expert with the greatest of `logits` (N, X), of which some may be -inf, and its weight, both (N, 1)."""
+        """The expert with the greatest of `logits` (N, X), some of which may be -inf, and its weight, both (N, 1)."""
         greatest, expert = logits.max(-1, keepdim=True)
         far = (greatest - all_logits) / torch.maximum(all_logits.abs(), greatest) > 2 * self.eps
         return expert, self.scoring(logits.masked_fill(far, -math.inf)).gather(1, expert)

@@ -64,8 +64,8 @@ def mamba2(hf: HF, eps: float) -> Mamba2:
     if heads * width != count:
         expand = hf.get("mamba_expand", 2)
         raise UserError(
-            f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must make {count} channels, "
-            f"mamba_expand {expand} times the width"
+            f"config.json has mamba_n_heads {heads} and mamba_d_head {width}: their product must be {count}, "
+            f"mamba_expand {expand} times hidden_size"
         )
     groups, size, taps = (hf[f"mamba_{key}"] for key in ("n_groups", "d_state", "d_conv"))
     biases = hf.get("mamba_conv_bias", True), hf.get("mamba_proj_bias", False)

@@ -2,7 +2,7 @@
 with the family that reads it (`tests/families/test_transformers_models.py`)."""
 
 WHY = {  # completes "Cannot read model_type X, because ..."
-    "it is an encoder, which reads a whole text at once": (
+    "it is an encoder, whose tokens attend in both directions": (
         "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
         "roberta-prelayernorm roc_bert roformer xlm xlm-roberta xlm-roberta-xl xmod blip_text_model"
     ),
@@ -13,12 +13,12 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     ),
     "it writes sound, not text": "moshi musicgen musicgen_decoder musicgen_melody musicgen_melody_decoder",
     "its layers are conditioned on sound": "kyutai_speech_to_text voxtral_realtime_text",
-    "it moves robots by a diffusion model": "pi0",
-    "it answers by diffusion, not token by token": "diffusion_gemma diffusion_gemma_text",
-    "it drafts for another model, from whose hidden states it reads": "gemma4_assistant gemma4_unified_assistant",
-    "it has layers for images between those for text": "git idefics",
+    "it controls robots with a diffusion model": "pi0",
+    "it generates by diffusion, not token by token": "diffusion_gemma diffusion_gemma_text",
+    "it is a draft model that reads the hidden states of another model": "gemma4_assistant gemma4_unified_assistant",
+    "it has image layers between its text layers": "git idefics",
     "it reads bytes through patches of varying length": "blt",
-    "it has the state of the first Mamba, whose decay differs between channels": "falcon_mamba jamba mamba zamba",
+    "it uses Mamba-1, whose decay differs between channels": "falcon_mamba jamba mamba zamba",
     "its layers share the weights of an attention": "zamba2",
     "it has recurrent layers of its own kind": "recurrent_gemma rwkv xlstm minimax zaya inkling_text inkling2_text",
     "its indexer, which chooses the tokens to attend to, is not supported yet": (
@@ -28,11 +28,11 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "its layers run several times, or read inner copies of the text": "hrm_text reformer xlnet",
     "its attention has experts": "jetmoe",
     "its attention and experts are chosen by products of keys": "doge",
-    "its experts stand between two attentions of a layer": "longcat_flash",
+    "each layer has two attentions, with the experts between them": "longcat_flash",
     "its scores have a bias for each range of distances": "cpmant",
     "its weights are stored in another order": "cosmos3_omni molmo2_text",
     "its residual stream and its experts are gated and normed in another way": "muse_spark_text",
-    "its windows keep the whole prompt": "unlimited_ocr_text",
+    "its windows always include the whole prompt": "unlimited_ocr_text",
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",
     "its family file is missing": "bailing_hybrid ernie4_5_vl_moe_text lfm3",

@@ -143,7 +143,7 @@ TEXT_TYPES: dict[str, tuple[str, HF]] = {  # a text_config's own model_type -> t
     ),
     "phi4mm": ("phi3", {"vocab_size": 200_064, "num_key_value_heads": 8, "max_position_embeddings": 131_072}),
 }
-FLAT = {  # config.json has no text_config: the keys of the text decoder stand beside the others
+FLAT = {  # config.json has no text_config: the keys of the text decoder are next to the others
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "phi4_multimodal": "phi4_multimodal",
@@ -163,13 +163,13 @@ class TextPart:
 
     kind: str  # its own model_type
     keys: dict[str, Any]  # its config.json, under the model_type of the family that computes it; tie_word_embeddings is
-    # missing where the config.json does not say, or contradicts itself
+    # missing if the config.json does not state it, or contradicts itself
     skipped: tuple[int, ...]  # layers that do nothing without an image
 
 
 def text_part(hf: HF) -> TextPart | None:
     """The text decoder in the config.json of a model that also takes images or audio; None for other models. Its keys
-    are those of `text_config` or, in older files, stand beside those of the encoders.
+    are those of `text_config` or, in older files, are next to those of the encoders.
 
     All three coordinates of a position (time, height, width) are equal in text, so that its rotary positions are the
     usual ones: keys that divide the frequencies between the coordinates are left out (mrope; Wang et al. 2024)."""

@@ -38,7 +38,7 @@ SIZES = {
 def config(hf: HF) -> DecoderConfig:
     only(hf, tie_word_embeddings=False)
     attention, experts = hf.get("attn_config") or {}, hf.get("ffn_config") or {}
-    hf.get("num_key_value_heads")  # says the same as kv_n_heads; reading it prevents a warning
+    hf.get("num_key_value_heads")  # equivalent to kv_n_heads; reading it prevents a warning
     only(experts, moe_normalize_expert_weights=None if (power := experts.get(POWER, 1.0)) is None else 1.0)
     only(experts, uniform_expert_assignment=False)
     act: Any = (experts.get("ffn_act_fn") or {}).get("name", "silu")

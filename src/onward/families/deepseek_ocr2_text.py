@@ -1,4 +1,4 @@
-"""DeepSeek-OCR 2's text decoder: the experts of DeepSeek-V2 beside Llama's attention (DeepSeek-AI 2026)."""
+"""DeepSeek-OCR 2's text decoder: the experts of DeepSeek-V2 with Llama's attention (DeepSeek-AI 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -56,7 +56,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def paired(hf: HF, c: DecoderConfig) -> DecoderConfig:
-    """The decoder with the pairs of rotated elements that `rope_interleave` says."""
+    """The decoder with the pairs of rotated elements that `rope_interleave` selects."""
     if hf.get("rope_interleave", True):
         return c
     own = {name: getattr(c.attention, name) for name in hints(LatentAttentionHalves)}

@@ -49,11 +49,12 @@ BLOCK = {
 
 @dataclass(frozen=True)
 class AltUpBlock(Sandwich, kind="altup", internal=True):
-    """A sandwich block on one of several residual streams, beside a low-rank map, with an embedding of each token."""
+    """A sandwich block on one of several residual streams, with a parallel low-rank map and an embedding of each
+    token."""
 
     streams: Size = 4  # number of residual streams
     active: SizeOrZero = 0  # the stream that the layer works on
-    rank: Size = 64  # of the map beside the attention
+    rank: Size = 64  # of the map parallel to the attention
     d_input: Size = 256  # width of the embedding of a token for a layer
     vocab_size: Size = 262_144  # number of token ids that have such an embedding
     splits: bool = False  # whether the block is the first, which makes the streams from the embeddings

@@ -1,5 +1,5 @@
 """Gemma 4: Gemma 3 whose global layers have wide heads and keys as values, a learned factor of each layer, in the small
-ones embeddings in each layer and shared keys, and in one experts beside the feed-forward (Gemma Team 2026)."""
+ones embeddings in each layer and shared keys, and in one experts in addition to the feed-forward (Gemma Team 2026)."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ DEFAULTS = {"activation_function": "gelu_pytorch_tanh"}
 def config(hf: HF) -> DecoderConfig:
     only(hf, scale_attn_by_inverse_layer_idx=False)
     c = gpt2.config(with_defaults(hf, DEFAULTS))
-    hf.get("num_key_value_heads")  # says the same as multi_query; reading it prevents a warning
+    hf.get("num_key_value_heads")  # equivalent to multi_query; reading it prevents a warning
     return replace(c, n_kv_heads=1 if hf.get("multi_query", True) else c.n_heads)
 
 

@@ -1,4 +1,5 @@
-"""MiniMax M2: Mixtral with 256 experts, DeepSeek-V3's router, and queries and keys normalized whole (MiniMax 2025)."""
+"""MiniMax M2: Mixtral with 256 experts, DeepSeek-V3's router, and norms over the full queries and keys, not per head
+(MiniMax 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

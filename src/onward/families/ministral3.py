@@ -46,7 +46,7 @@ def scaled(hf: HF, default: HF) -> HF:
 
 
 def log_scale(hf: HF) -> LogScale:
-    """The factor of the queries, whose keys are among those of the rotary positions."""
+    """The factor of the queries, which the config.json stores among the keys of the rotary positions."""
     table = rope_table(hf)
     if not table.get(BETA) or not table.get("original_max_position_embeddings"):
         raise UserError(f"config.json needs {BETA} and original_max_position_embeddings in rope_parameters: add them")

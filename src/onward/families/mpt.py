@@ -43,8 +43,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    """Without alibi_bias_max: transformers ignores this key, and would compute another ALiBi. A decoder with another
-    steepness than the default is therefore not saved in this format."""
+    """Without alibi_bias_max: transformers ignores this key, and would compute another ALiBi. A decoder whose steepness
+    differs from the default is therefore not saved in this format."""
     attention = require(c.attention, SelfAttention)
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "emb_pdrop": c.dropout,

@@ -40,7 +40,7 @@ DEFAULTS = shape(6656, 19_968, 52, 32, 2) | {
 
 @dataclass(frozen=True)
 class MuseBlock(Sandwich, kind="muse", internal=True):
-    """A sandwich block in which the norms of the outputs of branches have an epsilon of their own."""
+    """A sandwich block in which the norms of the branches' outputs have a separate epsilon."""
 
     post_eps: Epsilon = 1e-8  # of the norms after attention and feed-forward
 

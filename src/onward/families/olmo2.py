@@ -1,4 +1,5 @@
-"""OLMo 2: Llama with norms after the branches only, and of whole queries and keys, not per head (OLMo et al. 2024)."""
+"""OLMo 2: Llama with norms only after the branches, and norms over the full queries and keys, not per head (OLMo et al.
+2024)."""
 
 from dataclasses import replace
 from typing import Any

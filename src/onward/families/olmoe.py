@@ -1,4 +1,5 @@
-"""OLMoE: Llama with 64 small experts, and queries and keys normalized whole (Muennighoff et al. 2024)."""
+"""OLMoE: Llama with 64 small experts, and norms over the full queries and keys, not per head (Muennighoff et al.
+2024)."""
 
 from dataclasses import replace
 from typing import Any

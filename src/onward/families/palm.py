@@ -3,7 +3,7 @@
 Neither weights nor a config were published, and transformers has no such class: these are presets to train and to
 compare with. In the paper a head is 256 wide whatever n_heads is, so that the queries of the 540B model are
 48 * 256 = 12,288 wide and not d_model, and d_ff, the width of each of SwiGLU's three matrices, is 4 d_model. With
-V the vocabulary, D d_model, H the heads and L the layers there are
+V the vocabulary, D d_model, H the number of heads and L the number of layers
 
     V D + L (2 * 256 H D + 2 * 256 D + 12 D D + D) + D
 

@@ -35,7 +35,9 @@ def config(hf: HF) -> DecoderConfig:
         rotated = [(layer + 1) % hf.get("no_rope_layer_interval", 4) for layer in range(c.n_layers)]
     rotary, attention = require(c.position, Rotary), require(c.attention, SelfAttention)
     if len(rotated) != c.n_layers:
-        raise UserError(f"config.json has no_rope_layers for {len(rotated)} of {c.n_layers} layers: give one per layer")
+        raise UserError(
+            f"config.json has no_rope_layers for {len(rotated)} of {c.n_layers} layers: give one value per layer"
+        )
     rotated = list(map(bool, rotated))
     return replace(
         c,

@@ -1,4 +1,4 @@
-"""Solar Open: GLM 4.5 with experts in every layer and heads rotated whole (Upstage 2026)."""
+"""Solar Open: GLM 4.5 with experts in every layer and fully rotated heads (Upstage 2026)."""
 
 from dataclasses import replace
 from typing import Any

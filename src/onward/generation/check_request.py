@@ -30,8 +30,8 @@ def check_request(request: Request, config: DecoderConfig, length: int, slide: b
     """Raise a UserError if a request cannot be answered by a model with `config` within a context of `length` tokens: a
     PromptError because of its prompt.
 
-    `slide` says whether the oldest tokens are dropped when the context is full; None: they are not, and the message
-    does not suggest it.
+    `slide`: whether the oldest tokens are dropped when the context is full; None: they are kept, and the message does
+    not suggest dropping them.
     """
     if not request.prompt:
         raise PromptError(

@@ -74,7 +74,9 @@ def started(language: Language, vocab: Vocabulary, end: Collection[int]) -> Text
                 f"{', '.join(map(repr, characters))}"
             )
         if not any_allowed:
-            raise UserError(f"{language.what} cannot be met: the tokens of this model can spell no text that it allows")
+            raise UserError(
+                f"{language.what} cannot be met: the tokens of this model cannot spell any text that it allows"
+            )
     return first
 
 
@@ -256,7 +258,7 @@ class TextConstraint:
         return not self.full
 
     def claims(self, tokens: Sequence[int]) -> list[Claim]:
-        """Return what is to be checked of `tokens`, a complete answer: keywords of the JSON schema that the mask does
+        """Return the claims to check for `tokens`, a complete answer: keywords of the JSON schema that the mask does
         not enforce."""
         return claims_of(self.schema, (self.vocab.pieces[token] for token in tokens))
 
@@ -315,7 +317,7 @@ def pieces_of(tokenizer: Tokenizer, size: int) -> tuple[list[bytes], list[int]]:
 
 
 def claims_of(schema: Prepared | None, pieces: Iterable[bytes]) -> list[Claim]:
-    """Return what is to be checked of an answer, given by the bytes of its tokens."""
+    """Return the claims to check for an answer, given by the bytes of its tokens."""
     return schema.claims(b"".join(pieces).decode(errors="replace")) if schema else []
 
 

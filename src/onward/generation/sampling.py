@@ -35,7 +35,7 @@ class Sampling:
     typical_p: PositiveShare = 1.0  # keep the most typical tokens that reach this total probability
     repetition_penalty: Penalty = 1.0  # factor that divides positive and multiplies negative logits of earlier tokens
     frequency_penalty: Bias = 0.0  # amount subtracted from a token's logit for each time it was generated
-    presence_penalty: Bias = 0.0  # amount subtracted from a token's logit if it was generated at all
+    presence_penalty: Bias = 0.0  # amount subtracted from the logit of a token that was generated at least once
     no_repeat_ngram_size: SizeOrZero = 0  # no sequence of this many tokens occurs twice; 0: no limit
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of token ids: {50256: -100}
     suppress_tokens: tuple[SizeOrZero, ...] = ()  # token ids that are never generated

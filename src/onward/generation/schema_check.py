@@ -53,7 +53,7 @@ class Conformance:
         self.validator = jsonschema.validators.extend(base, keywords)(form)
 
     def problem(self, text: str) -> str:
-        """Return the sentence that says why a text does not conform to the schema; "" if it does."""
+        """Return a sentence with the reason why a text does not conform to the schema; "" if it conforms."""
         import jsonschema
 
         token = DEADLINE.set(perf_counter() + SECONDS)

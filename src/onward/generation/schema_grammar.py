@@ -218,7 +218,7 @@ class Weakened:
         return len(facts) <= MANY and all(differ(a, b) or differ(b, a) for i, a in enumerate(facts) for b in facts[:i])
 
     def facts(self, node: Any) -> Facts:
-        """Return what a subschema says of the values that conform to it."""
+        """Return the properties of the values that conform to a subschema."""
         kinds, values, tags, required = TYPES, None, dict[str, frozenset[str]](), frozenset[str]()
         waiting = [(node, REFERENCES)]
         while waiting:
@@ -264,8 +264,8 @@ def far_bounds(result: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a schema says of the values that conform to it: their types, the values (as JSON; None: any) of them and of
-    their properties, and the properties that they have."""
+    """The properties of the values that conform to a schema: their types, the values (as JSON; None: any) of them and
+    of their properties, and the properties that they have."""
 
     kinds: frozenset[str]
     values: frozenset[str] | None

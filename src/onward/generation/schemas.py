@@ -91,7 +91,7 @@ class Prepared:
         )
 
     def claims(self, text: str) -> list[Claim]:
-        """Return what is to be checked of a complete answer; empty if the grammar enforces the whole schema."""
+        """Return the claims to check for a complete answer; empty if the grammar enforces the entire schema."""
         return [Claim(self, text)] if self.later else []
 
     def check(self, message: str, path: str, name: str) -> None:
@@ -101,7 +101,7 @@ class Prepared:
         at, reason = f"{path}/{escaped(name)}" if name else path, message.partition("\n")[0]
         if UNSATISFIABLE in reason and name != "format":
             reason = reason.partition(UNSATISFIABLE)[2]
-            reason = "no text matches all keywords beside it" if reason.startswith("Regex") else reason
+            reason = "no text matches all keywords of the same schema" if reason.startswith("Regex") else reason
             raise UserError(f"{self.what} cannot be used: no value conforms to {at}: {reason}")
         if name == "$ref" and CIRCULAR not in reason:
             raise UserError(
@@ -144,7 +144,7 @@ class Claim(NamedTuple):
     text: str
 
     def problem(self) -> str:
-        """Return the sentence that says why the text does not conform to the schema; "" if it does."""
+        """Return a sentence with the reason why the text does not conform to the schema; "" if it conforms."""
         return self.schema.conformance.problem(self.text)
 
 

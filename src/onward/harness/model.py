@@ -104,8 +104,8 @@ class HarnessModel(TemplateLM):
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Messages as text. Without `add_generation_prompt`, it ends right after the last message's content. System
-        messages are left out if the template refuses them."""
+        """Messages as text. Without `add_generation_prompt`, the text ends right after the last message's content.
+        System messages are left out if the template refuses them."""
         chat, last = chat_of(self.text), str(chat_history[-1]["content"]).strip()
         try:
             text = chat.text(chat_history, add_generation_prompt)

@@ -42,7 +42,7 @@ def time_limits() -> Iterator[None]:
 
 
 def cached(name: str, path: str, commit: str) -> str:
-    """Local path of a model's file in the cache; "" if it is not there."""
+    """Local path of a model's file in the cache; "" if the cache does not have it."""
     from huggingface_hub import try_to_load_from_cache
 
     file = try_to_load_from_cache(name, path, revision=commit)

@@ -53,10 +53,10 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
 
 
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
-    """Download files into the cache; `missing` are those that are not there yet. Returns their folder.
+    """Download files into the cache; `missing` are those that the cache lacks. Returns their folder.
 
     Each downloaded file is compared once with the hub's checksum, and deleted if it differs; a list in the cache names
-    the files that are still to be compared, also after an interrupted download."""
+    the files that are not yet compared, even after an interrupted download."""
     from huggingface_hub import snapshot_download
 
     note = unverified(model.name, commit)
@@ -107,7 +107,7 @@ def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> 
         listed = list(get_cached_repo_tree(model.name, revision=commit))
     except CachedRepoTreeNotFoundError:
         if offline and cached(model.name, "config.json", commit):
-            return [], {}  # downloaded by another program, which keeps no list of files: take what is there
+            return [], {}  # downloaded by another program, which keeps no list of files: use the files in the cache
         tree = HfApi(library_name="onward").list_repo_tree(model.name, revision=commit, recursive=True)
         listed = [entry for entry in tree if isinstance(entry, RepoFile)]
     entries = {entry.path: entry for entry in listed}
@@ -174,7 +174,7 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
     folder."""
     from huggingface_hub import constants, errors
 
-    hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by what they were raised from
+    hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by their causes
     cause = error.__cause__ if isinstance(error, hidden) and error.__cause__ else error
     status = getattr(getattr(cause, "response", None), "status_code", None)
     missing = f"there is no folder {model}" if local else f"hf://{model}"
@@ -215,5 +215,5 @@ def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -
                 "HF_ENDPOINT and whether a proxy answers in its place"
             )
     why = f"the hub answers {status}" if status else first_line(cause)
-    kept = ", what has arrived is kept" if begun else ""
+    kept = "; the received part is kept" if begun else ""
     return f"{missing}, and {model} cannot be downloaded ({why}): try again{kept}"

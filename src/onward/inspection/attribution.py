@@ -173,8 +173,8 @@ class Rollout:
 def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0.5) -> Rollout:
     """Compute attention rollout of a text: the product of the attention weights of all layers up to each layer,
     averaged over heads and mixed with the identity, which stands for the residual stream and has the share `residual`
-    (Abnar and Zuidema 2020). A layer with a feed-forward only moves nothing between tokens. Raises a UserError if
-    another layer has no attention weights, such as a recurrent one."""
+    (Abnar and Zuidema 2020). A layer with only a feed-forward moves no information between tokens. Raises a UserError
+    if another layer has no attention weights, such as a recurrent one."""
     names = attention_weights_of(model)
     for layer, name in enumerate(names):
         part = at(model.config.attention, layer)

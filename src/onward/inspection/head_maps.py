@@ -35,7 +35,7 @@ def head_scores(maps: Sequence[Tensor]) -> Tensor:
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
     the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to token t itself and
-    the one before, to a single token, or to all tokens alike; it is high for a row that selects a few of the earlier
+    the one before, to a single token, or equally to all tokens; it is high for a row that selects a few of the earlier
     tokens.
     """
     weights = pad_sequence([layer.float() for layer in maps], True)  # (L, H, T, T)

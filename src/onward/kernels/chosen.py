@@ -16,7 +16,7 @@ from onward.kernels.available import unavailable
 from onward.kernels.memory import DTYPES, MIN_PARALLEL, Unreadable, address, buffer
 from onward.kernels.operations import max_rows, takes_kernels
 
-MAX_ROWS = {torch.bfloat16: 128}  # rows per expert from which PyTorch's matmul is faster
+MAX_ROWS = {torch.bfloat16: 128}  # number of rows per expert from which PyTorch's matmul is faster
 
 
 def max_assignments(dtype: torch.dtype, experts: int) -> int:

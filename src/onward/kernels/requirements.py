@@ -22,7 +22,7 @@ def lacking() -> str:
     except RuntimeError as error:
         return f"LLVM does not know this processor ({error})"
     if not may_execute():
-        return "this process must not execute memory that it has written, as MemoryDenyWriteExecute of systemd has it"
+        return "the system forbids executing memory that this process has written (systemd: MemoryDenyWriteExecute)"
     for name in OPENMP:
         if not hasattr(openmp(), name):
             return f"the OpenMP of PyTorch has no {name}"

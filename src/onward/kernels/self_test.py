@@ -21,7 +21,7 @@ from onward.kernels.quantized import GROUP, dequantize_weight, weight_addresses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # largest error relative to the greatest number of a result
 QUANTIZED = {torch.float32: "int4", torch.bfloat16: "int8"}  # the format that is tested with each dtype
-ROWS, INPUTS, OUTPUTS = 5, 288, 259  # enough for several threads, for whole tiles and for a rest of each
+ROWS, INPUTS, OUTPUTS = 5, 288, 259  # enough for several threads, full tiles and a remainder of each
 Random = Callable[..., Tensor]  # from a shape to random numbers
 Result = tuple[str, Tensor, Tensor]  # the name of a kernel, its result, and that of plain PyTorch
 
@@ -29,7 +29,7 @@ Result = tuple[str, Tensor, Tensor]  # the name of a kernel, its result, and tha
 def wrong_kernel() -> str:
     """Run each kernel of the test; return the name of the first one whose result differs from that of plain PyTorch,
     "" if none does."""
-    generator = torch.Generator("cpu").manual_seed(0)  # the random state of the program stays as it is
+    generator = torch.Generator("cpu").manual_seed(0)  # the program's random state is unchanged
     with torch.no_grad(), torch._C._DisableTorchDispatch():
         for dtype, tolerance in TOLERANCES.items():
             random = partial(torch.randn, generator=generator, device="cpu", dtype=torch.float32)

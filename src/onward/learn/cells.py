@@ -29,7 +29,7 @@ WITHIN = re.compile(r"<!-- within ([\d.]+) % -->")
 FIGURE = re.compile(r"<!-- interactive: ([\w-]+\.json) -->")
 CLAIM = re.compile(r"<!-- holds: (.+) -->")
 NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
-BAR = "▇"  # its length repeats the number beside it
+BAR = "▇"  # its length repeats the adjacent number
 PERCENT = 1.0  # tolerance of a number, unless a page gives another one
 
 

@@ -59,7 +59,7 @@ def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[
         verdicts += [Verdict(**row) for row in done]
         if len(done) < len(left) and (
             status is not None or not done
-        ):  # else it gets the whole time, in the next process
+        ):  # otherwise, it gets the full time in the next process
             verdicts.append(Verdict(left[len(done)].name, left[len(done)].chapter, "failed", why))
     if all(verdict.status == "not written" for verdict in verdicts):
         raise UserError(f"{file} has no exercise yet: write one of {', '.join(one.exercise for one in verdicts)}")
@@ -92,7 +92,7 @@ def examine(exercise: Exercise, function: Any, file: str) -> Verdict:
 
 
 def outcome(function: Callable[..., Any], case: Sequence[Any]) -> Any:
-    """The result of a function, or its error; arguments that it changes stay as they are in `case`."""
+    """The result of a function, or its error; arguments that the function changes are unchanged in `case`."""
     try:
         return function(*deepcopy(case))
     except Exception as error:

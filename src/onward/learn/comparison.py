@@ -1,5 +1,5 @@
-"""Results of a reader's function beside those of the answer: whether they are equal, how they differ, how to show
-them."""
+"""Results of a reader's function compared with those of the answer: whether they are equal, how they differ, how to
+show them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -31,7 +31,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def difference(expected: Sequence[Any], got: Sequence[Any]) -> str:
-    """What is wrong in all cases, for mistakes that have nothing to do with one exercise; else an empty text."""
+    """A mistake that occurs in all cases and is not specific to an exercise, as text; "" if there is none."""
     if all(one is None for one in got):
         return "the function returns nothing: end it with return and the result"
     if isinstance(expected[0], tuple) and not any(isinstance(one, list | tuple) for one in got):

@@ -13,7 +13,9 @@ PICTURE = re.compile(r"^!\[.+\]\(([\w-]+\.svg)\)$", re.MULTILINE)
 COMMENT = re.compile(r"<!--.*?-->\n*")
 FOLD, END = "<details><summary>Answer</summary>", "</details>"
 HIDDEN = {"jupyter": {"source_hidden": True, "outputs_hidden": True}, "collapsed": True}
-ABOUT = "*Chapter {} of `onward learn` as a notebook. Open it where `onward` is installed; its files go beside it.*"
+ABOUT = (
+    "*Chapter {} of `onward learn` as a notebook. Open it where `onward` is installed; its files go into its folder.*"
+)
 
 
 def notebook(chapter: Chapter) -> str:

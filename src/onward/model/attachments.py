@@ -2,7 +2,7 @@
 
 An attachment wraps methods of modules and registers hooks on them. Layers around one method, and hooks of one module,
 are always in the order of KINDS, whatever the order of the calls. A module without attachments has only the methods of
-its class. Behavior is attached from outside; the forward of a model knows nothing of it.
+its class. Behavior is attached from outside; the forward of a model does not refer to it.
 """
 
 from __future__ import annotations
@@ -212,15 +212,15 @@ def without(kind: str, module: nn.Module, method: str) -> Callable[..., Any]:
 
 
 def version(model: nn.Module) -> int:
-    """Return a number that every change of what is attached to a model raises; 0 if nothing was ever attached. Choosing
-    among adapters for one call (`Selection.use`) is not a change."""
+    """Return a counter that increases with every change of a model's attachments; 0 if nothing was ever attached.
+    Choosing among adapters for one call (`Selection.use`) is not a change."""
     attachments: Attachments | None = model.__dict__.get(ATTACHMENTS)
     return 0 if attachments is None else attachments.version
 
 
 @checked
 def attached(model: nn.Module) -> tuple[Attachment, ...]:
-    """Return what is attached to a model, such as adapters, compilation or traces, in the order in which it applies,
+    """Return the attachments of a model, such as adapters, compilation or traces, in the order in which they apply,
     each with its kind and a description; `print(model)` shows the same lines."""
     attachments: Attachments | None = model.__dict__.get(ATTACHMENTS)
     return () if attachments is None else attachments.listed()

@@ -1,8 +1,8 @@
 """Which module each part of a DecoderConfig builds, and the initial values of the weights.
 
 A part of your own with a method `build` builds its module itself; a subclass of one of Onward's parts without that
-method builds the module of its base. Any other part raises a UserError. `further.py` builds what a plain Llama lacks.
-Shapes: B batch, T tokens in this call, D d_model.
+method builds the module of its base. Any other part raises a UserError. `further.py` builds the parts that a plain
+Llama lacks. Shapes: B batch, T tokens in this call, D d_model.
 """
 
 import math

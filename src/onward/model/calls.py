@@ -35,8 +35,8 @@ class Kept:
 
 
 def tried(config: DecoderConfig) -> list[Kept]:
-    """Return what each layer of a decoder with parts from outside the package keeps. Raises a UserError if a decoder
-    with these parts computes other logits with a cache than without."""
+    """Return the tensors that each layer caches in a decoder with parts from outside the package. Raises a UserError if
+    a decoder with these parts computes other logits with a cache than without."""
     return handed.tried(config)  # type: ignore[return-value]
 
 

@@ -1,8 +1,8 @@
 """Decoders that processes may have divided among them, as their callers see them.
 
 `parallel/` sets attributes on a decoder that it divides. These functions look for them, so that losses, engines and
-evaluations work with any decoder and need nothing of `parallel/`: for a decoder of one process each does the plain
-thing.
+evaluations work with any decoder without importing `parallel/`: for a decoder of one process, each function has its
+plain behavior.
 
 Shapes: N tokens, D d_model, V vocabulary.
 """

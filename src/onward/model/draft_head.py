@@ -38,7 +38,7 @@ class DraftHead(nn.Module):
 
     @torch.no_grad()
     def initialize(self, model: Decoder) -> None:
-        """Set the first values: the state stays what it is, and the norm is that of the decoder where it has one."""
+        """Initialize: the head returns its state unchanged, and its norm copies the decoder's norm, if there is one."""
         for layer in self.gate, self.up:
             nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
         nn.init.normal_(self.mix.weight, std=0.02)

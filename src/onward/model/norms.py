@@ -1,4 +1,4 @@
-"""Norms beside RMSNorm: LayerNorm, norms without learned weights, and norms of single heads."""
+"""Norms other than RMSNorm: LayerNorm, norms without learned weights, and norms of single heads."""
 
 import torch
 from torch import Tensor, nn

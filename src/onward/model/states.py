@@ -48,7 +48,7 @@ class RowStates(NoStates):
     held: Tensor  # (rows, K + 1), the position after which the state in each slot stands; < 0: no state
     counts: Tensor | None = None  # (B,), tokens of each row in the next call, the others are padding; None: all
     own: bool = False  # whether a part is from outside the package: its calls are counted
-    call: StateIndices | None = None  # what the current call reads and writes
+    call: StateIndices | None = None  # the slots that the current call reads and writes
 
     @staticmethod
     def empty(kept: Sequence[Kept], rows: int, keep: int, device: Device, dtype: torch.dtype | None) -> RowStates:
@@ -86,9 +86,9 @@ class RowStates(NoStates):
         ]
 
     def advance(self, positions: Tensor) -> StateIndices:
-        """Return what a call with tokens at `positions` (B, T), consecutive in each row, reads and writes, and note the
-        states that are there after it. On a CPU, raises a UserError if the state before a row's first token is not
-        there any more."""
+        """Return the slots that a call with tokens at `positions` (B, T), consecutive in each row, reads and writes;
+        record the states that exist after it. On a CPU, raises a UserError if the state before a row's first token is
+        not there any more."""
         (rows, tokens), slots = positions.shape, self.held.size(1)
         index, first = torch.arange(rows, device=positions.device)[:, None], positions[:, :1]
         counts = torch.full_like(first, tokens) if self.counts is None else self.counts[:, None].to(first)

@@ -45,7 +45,7 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
         with heartbeats(launch, remedy, write_error_file):
             yield
     except (Exception, Terminated) as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until this process has ended, with its sentence
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until this process has ended, with its message
         try:
             failed, reporter = first_failure(launch, error, patience)
         except RuntimeError:  # the store ended with the first process, which has it where torchrun has none

@@ -75,7 +75,7 @@ def watch(launch: Launch, seconds: float, stopped: Event, remedy: str, report: C
 def end(
     lost: int, rank: int, seconds: float, remedy: str, report: Callable[[str, bool], None], *, first: bool
 ) -> NoReturn:
-    """Print a message and end this process; only the process that is `first` to report gives the reason."""
+    """Print a message and end this process; only the `first` process to report prints the reason."""
     sentence = f"rank {rank} ended because rank {lost} does not answer"
     if first:
         sentence = f"rank {lost} has not answered for {seconds:g} seconds: look at its node; {remedy}"

@@ -16,7 +16,7 @@ from torch import distributed
 from onward.base.errors import UserError
 
 LAUNCHES: list["Launch"] = []  # empty until the processes have connected, then one
-AT_EXIT: list[Callable[[], object]] = []  # what releases the groups that others hold, before Python exits
+AT_EXIT: list[Callable[[], object]] = []  # callbacks that release process groups before Python exits
 PATIENCE = 600.0  # seconds that processes wait for each other when they join
 
 
@@ -82,7 +82,7 @@ class Launch:
                 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # % for --device cpu
             with meeting():
                 store, rank, count = next(distributed.rendezvous("env://"))
-                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # it outlives processes that are restarted
+                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the store outlives restarted processes
                     store = distributed.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
                 await_all(store, rank, count)
             LAUNCHES.append(cls(rank, count, distributed.PrefixStore("onward", store)))

@@ -116,15 +116,15 @@ def shard_dim(shape: Sequence[int], count: int) -> int:
 
 
 def call(_: nn.Module, function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
-    """Call a function with these arguments and return its result. FSDP knows it as a forward method of a sharded model
-    (the first argument), so that the weights are gathered during the call."""
+    """Call a function with these arguments and return its result. FSDP treats this as a forward method of a sharded
+    model (the first argument), so that the weights are gathered during the call."""
     return function(*inputs, **options)
 
 
 class OneForward:
-    """Calls functions as one forward of a sharded model, so that its weights are gathered meanwhile. A call inside
-    another call is part of the same forward, in the precision of the gathered weights. Without gradients the gathered
-    weights are freed at the end of the outer call, if `frees`."""
+    """Calls functions as one forward of a sharded model, so that its weights are gathered during the calls. A call
+    inside another call is part of the same forward, in the precision of the gathered weights. Without gradients the
+    gathered weights are freed at the end of the outer call, if `frees`."""
 
     def __init__(
         self, model: nn.Module, begin: Callable[..., Any], precision: Callable[[], AbstractContextManager[object]]

@@ -45,7 +45,7 @@ class Replicas(Alone):
         return self.rank % self.mesh.tensor == 0
 
     def share(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield the items that this process computes: item i belongs to the replica i modulo the number of replicas."""
+        """Yield the items that this process computes: replica i modulo the number of replicas computes item i."""
         return islice(items, self.rank // self.mesh.tensor, None, self.count)
 
     def together(self, name: str, work: Callable[[], T]) -> list[T]:

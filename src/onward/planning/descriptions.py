@@ -1,7 +1,7 @@
 """Descriptions of decoders, and differences between two of them.
 
 The texts come from the code: a part is described by its class and the first sentence of its docstring, a field by its
-name and the comment beside it.
+name and its comment.
 """
 
 import dataclasses

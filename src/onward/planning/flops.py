@@ -94,8 +94,8 @@ def weight_flops(config: DecoderConfig) -> int:
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
     """Count the operations per token, summed over layers, of attention to `keys` keys and values; a layer with a window
-    or an indexer attends to at most as many, and recurrent layers change and read their states. `decoding` says that
-    the keys are in a cache, so that latent attention works on its latents."""
+    or an indexer attends to at most as many, and recurrent layers change and read their states. With `decoding`, the
+    keys are in a cache, so latent attention works on its latents."""
     total = 0.0
     for part, states, index, pair in layer_flops(config, decoding):
         total += states + index * keys + pair * min(keys, most_keys(part, config) or keys)
@@ -104,8 +104,8 @@ def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) 
 
 def layer_flops(config: DecoderConfig, decoding: bool = False) -> list[tuple[Attention, int, int, int]]:
     """Return for each layer its attention, the operations on its states for one token, those of an indexer for a key,
-    and those for a query and a key. With parts from outside the package, those on states are counted among the products
-    with weights, and those of an indexer among the pairs."""
+    and those for a query and a key. For parts from outside the package, operations on states are included in those of
+    the products with weights, and operations of an indexer in those of pairs."""
     parts = [at(config.attention, layer) for layer in range(config.n_layers)]
     if own_parts(config):
         return [(part, 0, 0, pair) for part, pair in zip(parts, counted(config).pairs)]

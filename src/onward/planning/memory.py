@@ -97,7 +97,7 @@ class TrainingMemory:
     transient: int  # peak of gradients, activations and temporary tensors
     holes: int
     gathered: int = 0  # part of `transient`: weights that shards gather while they compute
-    engine: int = 0  # whole weights of an engine that samples during training, beside shards
+    engine: int = 0  # full weights of an engine that samples during training, in addition to shards
     cache: int = 0  # the engine's cache, before the forward of a step
 
     @property

@@ -27,7 +27,8 @@ def library_class(name: str) -> type[torch.optim.Optimizer]:
 @cache
 def state_of(name: str, shape: tuple[int, ...]) -> int:
     """Return the bytes of the state that an optimizer keeps for a parameter of this shape in fp32: it makes a step on a
-    smaller one, whose sizes are told apart in the shapes of its state. Raises a UserError if it cannot make one."""
+    smaller parameter with distinct sizes, which it recognizes in the shapes of the state. Raises a UserError if it
+    cannot make one."""
     small = tuple(min(size, prime) for size, prime in zip(shape, PRIMES))
     sizes = {prime: size for size, prime in zip(shape, PRIMES) if size > prime}
     parameter = nn.Parameter(torch.zeros(small))

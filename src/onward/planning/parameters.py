@@ -78,7 +78,7 @@ def owner(path: list[str]) -> str:
 
 
 def kept(config: DecoderConfig) -> list[Kept]:
-    """Return what each layer keeps of earlier tokens, without a trial of parts from outside the package."""
+    """Return the tensors that each layer caches per token, without running parts from outside the package."""
     return known(config) if own_parts(config) else declared(config)
 
 

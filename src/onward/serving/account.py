@@ -13,7 +13,7 @@ from onward.serving.server_options import RequestLimits
 
 class Account:
     """The work of one request: `size` answers, or one piece of other work, for a `client`, an API key or an address.
-    `ends` are called with the end of the request, to cancel what is not done."""
+    `ends` are called with the end of the request, to cancel unfinished work."""
 
     def __init__(self, accounts: Accounts, client: str) -> None:
         self.accounts, self.client, self.size = accounts, client, 0

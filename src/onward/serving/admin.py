@@ -74,7 +74,7 @@ async def unload_lora_adapter(body: AdapterToUnload, http: Request) -> PlainText
 
 @router.post("/models/load")
 async def load_model(body: ModelName, http: Request) -> dict[str, Any]:
-    """Load a further model beside those that are served, with the options of the server. Needs the key of an
+    """Load an additional model to serve, with the options of the server. Needs the key of an
     administrator."""
     service = administered(http, body)
     if not body.model:
@@ -134,7 +134,7 @@ def check_new(service: Service, name: str) -> None:
 
 
 async def finished(service: Service, uses: Callable[[Job], bool]) -> None:
-    """Wait until no job uses what is removed."""
+    """Wait until no job uses the removed model or adapter."""
     while any(uses(job) for job in service.jobs):
         await asyncio.sleep(0.05)
 

@@ -33,7 +33,7 @@ from onward.serving.usage import of_chat, usage_of
 from onward.text.chat import Chat, chat_of
 
 router = APIRouter(tags=["OpenAI"])
-ENDS = "add_generation_prompt", "continue_final_message"  # fields that say how the prompt ends
+ENDS = "add_generation_prompt", "continue_final_message"  # fields for the end of the prompt
 
 
 class ChatMessage(BaseModel):
@@ -171,7 +171,7 @@ def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Form
     calls = call_form_of(template) if served.tool_parser == "auto" else served.tool_parser
     reasoning = reasoning_form_of(template) if served.reasoning_parser == "auto" else served.reasoning_parser
     if reasoning == HARMONY:
-        calls = HARMONY  # which has both
+        calls = HARMONY  # this class has both
     if reasoning_format == "none":
         reasoning = "none"
     return Forms(calls, reasoning, Markers(served.lm.text()), tools.callable, tools.parallel and not tools.named)

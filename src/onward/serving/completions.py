@@ -81,7 +81,7 @@ def tokens_of(body: CompletionRequest, served: Served) -> list[list[int]]:
 
 
 def truncated(tokens: list[int], body: AnswerFields, served: Served) -> list[int]:
-    """The last tokens, as many as truncate_prompt_tokens says; -1: as many as fit before one answer token."""
+    """The last truncate_prompt_tokens tokens; -1: as many as fit before one answer token."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return tokens

@@ -132,7 +132,7 @@ class Outlet:
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.transport, self.loop = transport, loop
-        self.socket = transport.get_extra_info("socket").dup()  # which no other connection takes the place of
+        self.socket = transport.get_extra_info("socket").dup()  # no other connection can reuse it
 
     @property
     def free(self) -> bool:

@@ -23,8 +23,8 @@ MOST_OFF = 4096  # heads and layers of a request
 
 
 class Edits(BaseModel):
-    """The attention heads, as [layer, head], and the layers that are switched off for a request: what they add to the
-    residual stream is 0."""
+    """The attention heads, as [layer, head], and the layers that are switched off for a request: their contribution to
+    the residual stream is 0."""
 
     model_config = ConfigDict(extra="allow")
 

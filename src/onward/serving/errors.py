@@ -41,7 +41,8 @@ def error_body(message: str, status: int, param: str | None = None, code: str | 
 
 def body_of(error: Exception, sent: Mapping[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
     """HTTP status and response for an exception; `sent` is the request's body, whose names of fields the message uses.
-    Of an exception other than a UserError, which may hold what a client must not see, only the class is named."""
+    For an exception other than a UserError, only the class is named, since its message may contain data that the client
+    must not see."""
     if isinstance(error, ApiError):
         return error.status, error_body(str(error), error.status, error.param, error.code)
     if isinstance(error, UserError):

@@ -165,7 +165,7 @@ else:
 
 
 class SamplingFields(SamplingOptions):
-    """The fields that say how logits become the distribution of the next token."""
+    """The fields that define how logits become the distribution of the next token."""
 
     temperature: Real | None = Field(None, description="By default 1; 0: the likeliest token.")
     top_p: Real | None = Field(None, description="By default 1: all tokens.")
@@ -197,7 +197,7 @@ else:
 
 
 class AnswerFields(AnswerOptions):
-    """The fields that say how answers are sampled, and their number, length, end and form."""
+    """The fields that define how answers are sampled, and their number, length, end and form."""
 
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop text is part of the answer.")

@@ -33,7 +33,7 @@ PUBLIC = {
     "/learn",
 }  # paths that need no key
 PUBLIC_FILES = "/page/", "/learn/"  # files of the page, chapters of the course
-WORK = {"/api/roles"}  # paths that cause work beside those that are posted to
+WORK = {"/api/roles"}  # paths that cause work, in addition to the POST routes
 BODIES = 16  # the most large bodies that are read at a time
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -108,7 +108,7 @@ class Guard:
             else:
                 await refuse(send, error.status, str(error))
         except ClientDisconnect:
-            pass  # nobody reads a response
+            pass  # no client reads a response
         finally:
             if key:
                 self.keys.end(key)

@@ -1,4 +1,4 @@
-"""/api: what the page asks of a model while it reads a text: next tokens, the lens, attention, attribution, heads.
+"""/api: the page's queries about a model on a text: next tokens, the lens, attention, attribution, heads.
 
 Shapes: T tokens, L layers, H heads, V vocabulary.
 """
@@ -62,8 +62,8 @@ class LookAtSampling(SamplingFields, Look):
 
 
 def text_of(body: Look, http: Request) -> tuple[Service, Served, list[int], int]:
-    """(service, model, token ids, position); raises an ApiError for a field of another route, and for what is out of
-    range."""
+    """(service, model, token ids, position); raises an ApiError for a field of another route, and for a value that is
+    out of range."""
     check_others(body)
     service = service_of(http)
     served = service.model(body.model)

@@ -21,7 +21,7 @@ from onward.serving.connections import Outlet
 
 @dataclass(frozen=True)
 class Update:
-    """What one step of the engine added to one answer of a job, a client's request."""
+    """The tokens that one step of the engine added to one answer of a job, a client's request."""
 
     index: int  # index of the answer in the job
     text: str
@@ -48,9 +48,9 @@ def merged(updates: Sequence[Update]) -> Update:
 class Job:
     """The answers to one request of a client: the engine's thread makes updates, the event loop receives them.
     `answers` maps the engine's requests to answers that grow from them; `context`, such as one that edits the model, is
-    open in the engine's thread meanwhile. `on_close` is called once, when all are done or the job is cancelled. While
-    the client leaves more than `max_unread` tokens unread, the answers wait: `on_unread` is called with True, and later
-    with False. Times are seconds of `perf_counter`."""
+    open in the engine's thread until they end. `on_close` is called once, when all are done or the job is cancelled.
+    While the client leaves more than `max_unread` tokens unread, the answers wait: `on_unread` is called with True, and
+    later with False. Times are seconds of `perf_counter`."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class Job:
         self.outlet, self.growth = outlet, growth
 
     def check_answers(self, problem: Callable[[Sequence[int]], Awaitable[str]]) -> None:
-        """Check complete answers before their last update is sent: `problem` returns the sentence that says what is
-        wrong with the tokens of one, "" if nothing is."""
+        """Check complete answers before their last update is sent: `problem` returns a sentence with the mistake in an
+        answer's tokens, or ""."""
         self.problem = problem
         for request, index in self.index.items():
             request.check = partial(self.complete.__setitem__, index)  # called by the engine's thread

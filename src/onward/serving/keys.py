@@ -1,4 +1,4 @@
-"""API keys with names and limits, and what each has used of its limits. Imports neither torch nor the libraries of the
+"""API keys with names and limits, and the used part of each limit. Imports neither torch nor the libraries of the
 server."""
 
 from __future__ import annotations

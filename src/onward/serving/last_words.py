@@ -28,8 +28,8 @@ KEPT = list[Any]()  # the memory of the handler
 
 
 def say_at_bus_error(sentence: str = SENTENCE, status: int = 2) -> None:
-    """End the process with a sentence on standard error, and with `status`, at a SIGBUS; systems without this signal,
-    and machines that cannot compile, stay as they are."""
+    """At a SIGBUS, end the process with a message on standard error and with `status`; does nothing on systems without
+    this signal, and on machines that cannot compile."""
     if not hasattr(signal, "SIGBUS") or KEPT or unavailable():
         return
     import llvmlite.binding as llvm

@@ -1,4 +1,4 @@
-"""/api/engine: what the engines do at this moment, for the picture of the page."""
+"""/api/engine: the current state of the engines, for the page's picture."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from onward.transforms.heads import head_labels
 from onward.transforms.lora import remove_lora
 
 BLOCK = 16  # positions of a block of the cache
-SHARE = 0.5  # largest fraction of the memory beside the weights that the cache takes by default
+SHARE = 0.5  # largest fraction of the memory left by the weights that the cache takes by default
 MOST_COMPILED = 32  # rows
 GIB = 1 << 30
 
@@ -61,7 +61,7 @@ def load_served(
     load: Callable[[str, Sequence[str]], LanguageModel],
 ) -> list[Served]:
     """Load `models`, and on the first of them the LoRA adapters in folders. Raises a UserError for names that occur
-    twice, for models that do not generate, and for what does not fit in memory."""
+    twice, for models that do not generate, and for models that do not fit in memory."""
     used = resident_memory()
     loaded = [load(model, adapters if number == 0 else ()) for number, model in enumerate(models)]
     drafts = [load(options.draft, ()) if options.draft not in ("", "mtp") else None for _ in models]
@@ -171,7 +171,7 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
     if options.cache_memory and lm.model.device.type == "cpu" and size > left:
         raise UserError(
             f"cache_memory is {options.cache_memory}, of which this cache would take {in_bytes(size)}, but only "
-            f"{in_bytes(left)} of memory are left beside the weights: give less"
+            f"{in_bytes(left)} of memory are free after loading the weights: give less"
         )
     keep = options.lookup or 0
     if options.draft or (lm.draft_head and options.lookup is None):

@@ -41,7 +41,7 @@ def sent_names(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_sent(message: str, body: Mapping[str, Any]) -> tuple[str, str | None]:
-    """A message with names of fields as the request sent them, and the field with which it begins."""
+    """The message with field names as the request sent them, and the field with which the message begins."""
     names = sent_names(body)
     if names:
         pattern = NAME.format(f"({'|'.join(map(re.escape, names))})")

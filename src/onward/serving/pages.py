@@ -1,4 +1,4 @@
-"""The page at /, whose files are in page/ beside this module, and the chapters of the course, to which its views
+"""The page at /, whose files are in page/ next to this module, and the chapters of the course, to which its views
 link."""
 
 from __future__ import annotations

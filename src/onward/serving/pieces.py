@@ -1,4 +1,4 @@
-"""Work that runs a model beside the engine: generators that give way to decoding after each piece of at most CHUNK
+"""Work that runs a model outside the engine: generators that give way to decoding after each piece of at most CHUNK
 tokens.
 
 Shapes: T tokens of a piece, D d_model.

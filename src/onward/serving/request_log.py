@@ -44,7 +44,7 @@ class RequestRecord:
     read: int = 0  # tokens read without generating any
     jobs: list[Job] = field(default_factory=list)
     tokenizer: Tokenizer | None = None
-    note: str = ""  # why the request was refused, if the log should say so
+    note: str = ""  # the reason of a refusal, if the log should contain it
     began: float = field(default_factory=time.time)
     arrival: float = field(default_factory=perf_counter)
     seconds: float = 0.0  # until its end
@@ -68,7 +68,7 @@ class RequestRecord:
         return list(dict.fromkeys(one.finish_reason or "cancelled" for job in self.jobs for one in job.answers))
 
     def texts(self) -> dict[str, list[str]]:
-        """Prompts and answers, as the log has them if it is asked to."""
+        """The prompts and answers for the log, if it records them; else {}."""
         if self.tokenizer is None:
             return {}
         decode = self.tokenizer.decode
@@ -101,7 +101,7 @@ CURRENT: ContextVar[RequestRecord] = ContextVar("CURRENT")
 
 
 def current() -> RequestRecord:
-    """The record of the request that this task answers; one that nobody reads, outside of a request."""
+    """The record of the request that this task answers; outside a request, an unused record."""
     return CURRENT.get(None) or RequestRecord("", "", "")
 
 

@@ -30,7 +30,7 @@ class EngineOptions:
     tool_parser: ToolParser = "auto"  # form of tool calls in answers; auto: that of the chat template
     reasoning_parser: ReasoningParser = "auto"  # form of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
-    prompt_cache_size: str = "10GB"  # size of the files in prompt_cache; those that were used longest ago are removed
+    prompt_cache_size: str = "10GB"  # size of the files in prompt_cache; the least recently used are removed
     mmap: bool = True  # use the weights in their files, which must not change; otherwise copy them to memory
 
 

@@ -135,9 +135,9 @@ class Service:
         claims: Callable[[Sequence[int]], list[Claim]] | None = None,
     ) -> Job:
         """Start the answers of an `account`; `edits` switches off parts of the model for these prompts alone, and
-        `claims` returns what is to be checked of the tokens of a complete answer, by default that of its constraint.
-        Raises a UserError for what can never be answered,
-        and an ApiError with status 429 if too many answers wait already."""
+        `claims` returns the claims to check for the tokens of a complete answer, by default those of its constraint.
+        Raises a UserError for what can never be answered, and an ApiError with status 429 if too many answers wait
+        already."""
         engine = served.engine
         if not prompts:
             raise ApiError("prompt is an empty list: give at least one prompt", param="prompt")

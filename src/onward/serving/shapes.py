@@ -48,7 +48,7 @@ Prompts = str | Texts | Tokens | Annotated[list[Tokens], Field(fail_fast=True)]
 
 
 def mistake(kind: Any, value: Any, path: str = "") -> tuple[str, str] | None:
-    """The path of the first part of a JSON value that departs from its type, and what is wrong, such as
+    """The path of the first part of a JSON value that does not match its type, and the mistake, such as
     ("messages[2].content", "is 5: it must be a text or a list of objects"). Where several types are possible, the parts
     of the value are not named."""
     if value is MISSING:

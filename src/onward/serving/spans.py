@@ -62,5 +62,5 @@ class Spans:
         span.end(start + int(record.seconds * NANO))
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
         self.provider.shutdown()

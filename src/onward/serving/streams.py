@@ -33,8 +33,7 @@ def event(value: Any, name: str = "") -> bytes:
 
 
 class Streamed(ABC):
-    """A reply as server-sent events, in the order of its methods; one that fails has a `failure` in place of what is
-    left."""
+    """A reply as server-sent events, in the order of its methods; a reply that fails ends with a `failure`."""
 
     def beginning(self) -> Iterator[bytes]:
         """Events before the first token."""
@@ -42,7 +41,7 @@ class Streamed(ABC):
 
     @abstractmethod
     def growth(self, update: Update) -> Iterator[bytes]:
-        """Events of what one step of the engine added to one answer."""
+        """Events for the tokens that one step of the engine added to one answer."""
 
     def ending(self) -> Iterator[bytes]:
         """Events after the last token."""

@@ -35,15 +35,15 @@ PATIENCE = 0.003  # seconds that a step waits at most for the event loop to send
 
 class Worker(threading.Thread):
     """Runs the engines until `stop`. `observe` is called after each step; functions in `spare` are called one by one
-    while there is no request. Of the work in `pieces`, which runs models beside the engines, one piece is done between
-    two steps, once steps have taken as long as the piece before. No client has more than `share` of the rows while
+    while there is no request. Between two steps, it does one piece of the work in `pieces`, which runs models outside
+    the engines, once steps have taken as long as the previous piece. No client has more than `share` of the rows while
     another one waits. `coming` has an item for each request on its way to `add`."""
 
     def __init__(self, observe: StepObserver, share: float = 1.0, coming: Collection[object] = ()) -> None:
         super().__init__(name="onward-engine", daemon=True)
         self.engines: Sequence[Engine] = ()
         self.files = WeightFiles()
-        self.on_failure: Callable[[UserError], None] = lambda error: None  # called if the thread can go on no more
+        self.on_failure: Callable[[UserError], None] = lambda error: None  # called if the thread cannot continue
         self.observe, self.share, self.coming = observe, share, coming
         self.inbox: deque[Callable[[], None]] = deque()
         self.pieces: deque[tuple[Future[Any], Generator[None, None, Any]]] = deque()
@@ -148,7 +148,7 @@ class Worker(threading.Thread):
             self.wake.clear()
 
     def next_piece(self) -> None:
-        """Do one piece of the work beside decoding, unless decoding has to catch up."""
+        """Do one piece of the work other than decoding, unless decoding has to catch up."""
         busy = any(engine.busy for engine in self.engines)
         while self.pieces and not (busy and self.debt > 0):
             future, work = self.pieces.popleft()

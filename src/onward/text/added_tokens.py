@@ -1,5 +1,5 @@
-"""Tokens that files beside a vocabulary add to it: tokenizer_config.json, special_tokens_map.json, added_tokens.json.
-Does not import torch."""
+"""Tokens that a vocabulary's companion files add to it: tokenizer_config.json, special_tokens_map.json,
+added_tokens.json. Does not import torch."""
 
 from __future__ import annotations
 

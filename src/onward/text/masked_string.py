@@ -16,7 +16,7 @@ DIRECTIVE = re.compile(r"%(?:\((?P<name>.*?)\))?[-#0 +]*(?P<width>\*|\d*)(?:\.(?
 
 
 class TooLarge(ValueError):
-    """A chat template makes a text or list that is too long, or pads a field too widely."""
+    """Raised if a chat template makes a text or list that is too long, or pads a field too widely."""
 
     def __init__(self) -> None:
         super().__init__("it makes texts or lists that are too large")

@@ -1,7 +1,7 @@
 """Vocabularies of vocab.json and merges.txt, which each program splits in its own way. Does not import torch.
 
-The two files say neither how a text is normalized nor how it is split before merging: the class of transformers does,
-which tokenizer_config.json, or config.json by its model_type, names.
+The two files specify neither how a text is normalized nor how it is split before merging: this follows from the class
+of transformers that tokenizer_config.json names, or config.json by its model_type.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ OF_MODELS = {
 }
 OF_MODEL = {model_type: name for name, types in OF_MODELS.items() for model_type in types.split()}
 MISNAMED = {"qwen2", *OF_MODELS["Qwen3_5Tokenizer"].split()}  # published with the names of other classes
-GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # these classes do not say how texts are split
+GENERIC = "PreTrainedTokenizer", "TokenizersBackend"  # these classes do not determine how texts are split
 
 
 def class_name(tables: Tables) -> str:

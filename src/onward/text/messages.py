@@ -162,7 +162,7 @@ class Messages:
 
 
 def any_message(role: str) -> dict[str, Any]:
-    """A message to see what the template writes around it."""
+    """A message that shows the text that the template writes around messages."""
     return {"role": sourced(role, TEMPLATE), "content": "?"}
 
 

@@ -60,7 +60,7 @@ NORMALIZER: Fields = {
 }
 SAMPLES: Fields = {1: ("samples", BYTES)}
 SAMPLE: Fields = {1: ("input", BYTES), 2: ("expected", BYTES)}
-UNREAD: dict[str, Set[int]] = {  # settings of the training, and names that repeat what the pieces say
+UNREAD: dict[str, Set[int]] = {  # settings of the training, and names that repeat information in the pieces
     "trainer_spec": {*range(1, 56)} - {8, 9, 27, 28, 29, 37, 38, 39, *TRAINER},
     "normalizer_spec": {6},  # the file that the character map was made from
 }
@@ -119,7 +119,7 @@ def message(parts: Sequence[bytes], known: Fields, where: str) -> dict[str, list
 def read_sentencepiece(path: Path) -> tuple[tokenizers.Tokenizer, str | None, str | None, str | None]:
     """(tokenizer, beginning-of-text, end-of-text and padding token) of a SentencePiece file; unknown ones are None.
 
-    Raises a UserError if Onward's tokenizer would give other tokens than the SentencePiece library."""
+    Raises a UserError if Onward's tokenizer would give different tokens from the SentencePiece library."""
     try:
         model = message([path.read_bytes()], MODEL, "the model")
         pieces = [piece_of(message([part], PIECE, "a piece")) for part in model.get("pieces", ())]
@@ -192,7 +192,7 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
 
 
 def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
-    """A property of the vocabulary with which Onward's tokenizer would give other tokens than the library, in words
+    """A property of the vocabulary with which Onward's tokenizer would give different tokens from the library, in words
     that follow the file's name; "" if there is none."""
     of_type = {kind: [piece.text for piece in pieces if piece.type == kind] for kind in range(NORMAL, BYTE + 1)}
     if len(of_type[UNKNOWN]) != 1:

@@ -187,7 +187,7 @@ def counted(values: Iterable[Any]) -> Iterator[Any]:
         yield value
 
 
-@jinja2.pass_context  # so that the filter is not applied when the template is compiled, which keeps no mask
+@jinja2.pass_context  # so that the filter is not applied at compile time, which would lose the mask
 def literal(_: Context, text: str) -> MaskedString:
     return sourced(text, TEMPLATE)
 

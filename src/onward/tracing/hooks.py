@@ -107,7 +107,7 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """Around a call of the model, tell open traces and edits that it begins."""
+        """A context for one call of the model: notify open traces and edits of the call."""
         if not (active := self.active):
             yield
             return

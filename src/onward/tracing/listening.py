@@ -1,4 +1,4 @@
-"""Open and close traces and edits. Compiled blocks of their model run uncompiled meanwhile."""
+"""Open and close traces and edits. Until they are closed, compiled blocks of their model run uncompiled."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
     """Pass the activations of a model to `listener`, a trace or an edit, inside the `with` block, for calls in this
     thread or asyncio task.
 
-    Compiled blocks run uncompiled meanwhile, since compiled code does not call hooks.
+    Until then, compiled blocks run uncompiled, since compiled code does not call hooks.
     """
     if is_compiled(model):
         warnings.warn("compiled blocks run uncompiled while they are traced or edited", Uncompiled, stacklevel=5)

@@ -100,7 +100,7 @@ class Trace:
             kept = select(value)
             call.retained[key] = lambda: None if value.grad is None else select(value.grad)
         elif index is not None:
-            kept = value.clone()  # so that the rest is not kept in memory with it
+            kept = value.clone()  # so that the rest can be freed
         kept = kept if self.gradients else kept.detach()
         if name == "logits":
             call.logit_rows += ROWS.get()

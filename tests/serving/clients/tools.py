@@ -1,4 +1,4 @@
-"""The tools of an agent that travels in three steps, for the clients in this folder."""
+"""The tools of a travel agent that answers in three steps, for the clients in this folder."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ ASK: list[dict[str, Any]] = [{"role": "user", "content": "Where shall I go?"}]
 
 
 def called(name: str, arguments: dict[str, Any]) -> str:
-    """What a tool answers."""
+    """The result of a tool."""
     return f"{name}: {', '.join(f'{key}={value}' for key, value in sorted(arguments.items()))}"
 
 

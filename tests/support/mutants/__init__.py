@@ -1,5 +1,5 @@
-"""Mutants of the styles of decoders: a kind of bug, and in each style where it can stand the line and what is there
-instead. A kind's name says what is wrong."""
+"""Mutants of the styles of decoders: a kind of bug, and, for each style in which it is possible, the line and its
+replacement. A kind's name describes the mistake."""
 
 from support.mutants.attention import ATTENTION
 from support.mutants.layers import LAYERS

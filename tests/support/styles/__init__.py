@@ -1,4 +1,4 @@
-"""Ten styles in which people write decoders, one file each, all healthy: tests plant bugs in their lines."""
+"""Ten styles in which people write decoders, one file each, all correct: tests plant bugs in their lines."""
 
 import sys
 from pathlib import Path

@@ -72,10 +72,10 @@ class Architecture:
     routing_bias: str = "exp_probs_b.bias"  # the tensor of each layer with the bias of its router
     needs: tuple[str, ...] = ()  # tensors of the last layer without which llama.cpp does not load the file
     uneven: bool = False  # layers may have different numbers of key heads and widths of feed-forwards
-    narrow: bool = False  # values may have another width than keys
+    narrow: bool = False  # the width of values may differ from that of keys
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
-    differences: tuple[str, ...] = ()  # what llama.cpp computes in another way than the published model, read here
+    differences: tuple[str, ...] = ()  # parts that llama.cpp computes differently from the published model; read here
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
@@ -146,7 +146,7 @@ class Architecture:
         return rope_tensors(c)
 
     def shift_of(self, name: str) -> float:
-        """What is added to a tensor of this name when the file is written."""
+        """The offset that is added to a tensor of this name when the file is written."""
         return self.shift if is_norm(name) else 0.0
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -213,8 +213,8 @@ def leading(rows: int, into: Change, back: Change) -> Fix:
 
 
 def sizes_of(keys: Keys, uneven: bool = False, narrow: bool = False) -> Parts:
-    """A decoder's sizes, as fields of DecoderConfig; if layers are `uneven`, those of the first. Values of another
-    width than keys are an error unless they may be `narrow`."""
+    """A decoder's sizes, as fields of DecoderConfig; if layers are `uneven`, those of the first layer. A value width
+    that differs from the key width is an error unless `narrow`."""
     number = (lambda key, default: keys.by_layer(key, 1)[0] or default) if uneven else keys.number
     embedding = keys.header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:

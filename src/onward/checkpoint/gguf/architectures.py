@@ -2,9 +2,9 @@
 names.
 
 Each is one value of ARCHITECTURES, used in both directions: a model is written as an architecture whose `config` of the
-written keys is the model's own, so that whatever llama.cpp fixes without a key is compared. `config` gives what
-llama.cpp computes (src/models/*.cpp), not what the published model computes where the two differ: GELU is the tanh form
-everywhere, and windows are ignored in llama, qwen2, starcoder2 and phi3.
+written keys is the model's own, so that whatever llama.cpp fixes without a key is compared. `config` describes the
+computation of llama.cpp (src/models/*.cpp), not that of the published model, where the two differ: GELU is the tanh
+form everywhere, and windows are ignored in llama, qwen2, starcoder2 and phi3.
 
 For each architecture, NAME(keys, sizes) reads the fields of DecoderConfig from a file's keys, `sizes` being those read
 already; NAME_keys returns the keys for a decoder, and NAME_layer the tensor names that differ from LAYER.

@@ -55,7 +55,7 @@ TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
 ACCEPTABLE = {  # differences that a user may accept, by name
     "epsilon": re.compile(r"attention\.norm_eps \([\d.e-]+ here, [\d.e-]+ there\)"),  # of the norms of latents; GLM-5
     "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # about 1e-3 of a log-probability
-    "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # of YaRN, rounded to whole pairs
+    "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # YaRN's ramp, rounded to whole pairs
     "phimoe": re.compile(r"(norm|mlp\.router) \((layer_norm|sparse_mixer) here, \w+ there\)"),  # of Phi-3.5-MoE
     "step": re.compile(r"attention\.step_min \([\d.e-]+ here, 0 there\)"),  # of Mamba-2; small steps hardly change it
     "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # none while texts are shorter than it
@@ -146,7 +146,8 @@ def matching(
         differ += [f"{name} (no such tensor there)" for name in candidate.outlines if name in ours]
         if not [line for line in differ if not accepted(line) & {*accept}]:
             return replace(candidate, differences=tuple(differ))
-        of_kinds = sum(line.split()[0] in PARTS for line in differ)  # another part differs more than a field of one
+        # a different part is a larger difference than a different field
+        of_kinds = sum(line.split()[0] in PARTS for line in differ)
         tried.append((len(differ) + 3 * of_kinds, number, kind.name, differ))
     _, _, nearest, differ = min(tried)
     known = [*map(accepted, differ)]
@@ -235,7 +236,7 @@ def dense_width(c: DecoderConfig) -> int:
 
 
 def comparable(c: DecoderConfig) -> DecoderConfig:
-    """The configuration without what does not change outputs within the context: dropout, a window as long as the
+    """The configuration without options that do not change outputs within the context: dropout, a window as long as the
     context, a scale equal to the default, the backend of experts."""
 
     def scale(value: float | None, width: int) -> float | None:
@@ -303,7 +304,7 @@ def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
 
 
 def losses(model: Decoder, tokenizer: Tokenizer | None, plan: Plan) -> list[str]:
-    """Sentences on what the file loses, such as rounded weights."""
+    """Sentences on the information that the file loses, such as rounded weights."""
     source = DTYPE_NAMES[model.embed.weight.dtype]
     rounded = Counter(own.type.name for own in plan.outlines.values() if own.type.name not in (source, "F32"))
     lost = [f"{counted(number, 'tensor')} rounded from {source} to {kind}" for kind, number in rounded.items()]

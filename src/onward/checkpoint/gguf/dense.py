@@ -55,7 +55,7 @@ def llama(keys: Keys, sizes: Parts) -> Parts:
 
 
 def plain(keys: Keys, sizes: Parts) -> Parts:
-    """What every Llama sets; the architectures that resemble Llama change some of it."""
+    """The fields that every Llama sets; architectures that resemble Llama change some of them."""
     return rms(keys) | {"position": rotary(keys, sizes), "attention": self_attention(keys), "mlp": Gated()}
 
 

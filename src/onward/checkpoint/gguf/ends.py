@@ -18,7 +18,7 @@ FILLING = {  # keys of tokens for filling in the middle that end answers -> thei
 DEFAULTS = {"llama": {"bos": 1, "eos": 2}}  # ids by kind of tokenizer, in files without the keys
 ANY_TOKEN = 11  # the id that llama.cpp takes for the end-of-text token of a byte-level vocabulary without one
 CONTROLS = {*NAMED, *(text for texts in FILLING.values() for text in texts)}  # control tokens whatever their type is
-EXCEPTIONS = (  # tokens that do not end answers beside tokens that do, one of each group
+EXCEPTIONS = (  # tokens that do not end answers if the vocabulary has a token of each group
     ("<|end|>", ({"<|return|>", "<|flush|>"}, {"<|call|>", "<|calls|>"})),  # parts of an answer end in it
     ("</s>", ({"<|tool_response>", "<|plamo:eos|>"},)),
 )

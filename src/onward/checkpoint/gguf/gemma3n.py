@@ -1,7 +1,7 @@
 """Gemma 3n in GGUF: several residual streams, embeddings in each layer, shared keys and values, sparse feed-forwards.
 See architectures.py.
 
-llama.cpp does not read the sizes of these parts from the file: it has those of the published models.
+llama.cpp does not read the sizes of these parts from the file: it uses those of the published models.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def scales(n_layers: int) -> list[float]:
 
 
 def fixed(n_layers: int) -> dict[str, Any]:
-    """Keys that llama.cpp does not read, and the values with which it computes."""
+    """Keys that llama.cpp does not read, and the constants that it uses instead."""
     return {their: getattr(BLOCK, our) for their, our in SIZES.items()} | {
         "attention.shared_kv_layers": max(0, n_layers - WITH_KEYS),
         "final_logit_softcapping": CAP,

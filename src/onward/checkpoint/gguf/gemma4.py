@@ -1,4 +1,4 @@
-"""Gemma 4 in GGUF: layers of two widths, embeddings in each layer, shared keys and values, experts beside a
+"""Gemma 4 in GGUF: layers of two widths, embeddings in each layer, shared keys and values, experts in addition to a
 feed-forward. See architectures.py."""
 
 from __future__ import annotations

@@ -40,8 +40,8 @@ HONORED = {"attention.causal", "expert_group_count", *REPEATED}  # by llama.cpp 
 
 
 class Keys(Mapping[str, Any]):
-    """The keys that belong to the file's architecture, such as block_count for llama.block_count. It records which were
-    read."""
+    """The keys that belong to the file's architecture, such as block_count for llama.block_count. Records which keys
+    were read."""
 
     def __init__(self, header: Header) -> None:
         self.header, self.prefix, self.seen = header, f"{header.architecture}.", set[str]()

@@ -225,7 +225,7 @@ def minicpm3_keys(c: DecoderConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class KimiLinearArchitecture(LatentArchitecture):
-    """Kimi Delta Attention beside latent attention without positions."""
+    """Layers of Kimi Delta Attention, and of latent attention without positions."""
 
     def projections(self, c: DecoderConfig, layer: int) -> Iterator[Row]:
         their, our = f"blk.{layer}", f"blocks.{layer}.attn"

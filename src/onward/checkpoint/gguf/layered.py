@@ -200,7 +200,7 @@ def cohere2moe(keys: Keys, sizes: Parts) -> Parts:
 
 
 def averaged(part: Any, factor: float) -> Any:
-    """`part` with the weights of its experts times `factor`, if it has a shared feed-forward beside them."""
+    """`part` with the weights of its experts times `factor`, if it also has a shared feed-forward."""
     if not getattr(part, "d_shared", 0):
         return part
     return replace(part, router=replace(part.router, scale=part.router.scale * factor))

@@ -52,9 +52,11 @@ def write_adapter(
     check(model, name, kind.folded(model.config) != model.config)
     adapters = joined_adapters(model, name)
     if any(adapter.magnitude is not None for adapter in adapters.values()):
-        raise UserError("Cannot write an adapter with DoRA, which llama.cpp does not have: merge it instead")
+        raise UserError("Cannot write an adapter with DoRA, which llama.cpp does not support: merge it instead")
     if "embed" in adapters and model.config.tied:
-        raise UserError("Cannot write the adapter of an embedding that is the head too for llama.cpp: merge it instead")
+        raise UserError(
+            "Cannot write the adapter of an embedding that is also the head in the format of llama.cpp: merge it"
+        )
     left, tensors = {*adapters}, dict[str, Tensor]()
     alpha = alpha_of(adapters)
     for their, ours, _, back in rows(kind, model.config, plain):
@@ -96,7 +98,7 @@ def write_adapter(
 
 
 def check(model: Decoder, name: str, folded: bool) -> None:
-    """Raise a UserError for what an adapter in GGUF cannot hold."""
+    """Raise a UserError if an adapter has parts that GGUF cannot store."""
     if folded:
         raise UserError("Cannot write an adapter of this model, because its file's weights contain factors: merge it")
     if token_rows(model, name) is not None:

@@ -16,7 +16,7 @@ USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 
 def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None, adapter: Path | None = None) -> str:
     """The Modelfile of a GGUF file, and of an adapter for it. Without a chat template, texts are continued as they are;
-    one that has no counterpart is left to ollama, which knows those of the great families."""
+    a template that has no counterpart is left to ollama, which knows those of the major families."""
     lines = [f"FROM ./{path.name}", *([f"ADAPTER ./{adapter.name}"] if adapter else [])]
     lines.append(f"PARAMETER num_ctx {c.context_length}")
     if tokenizer is not None:
@@ -26,13 +26,13 @@ def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None, adapter
     elif template := go_template(tokenizer):
         lines.append(f'TEMPLATE """{template}"""')
     else:
-        lines.append("# The chat template is that of the GGUF file: it treats its first messages in a way of its own.")
+        lines.append("# The chat template is that of the GGUF file: it treats its first messages differently.")
     return "\n".join(lines) + "\n"
 
 
 def go_template(tokenizer: Tokenizer) -> str:
-    """The chat template as ollama has them, in Go's language; "" if it is not a fixed text around each message of a
-    role. What begins a text, such as <s>, is left out: ollama adds it."""
+    """The chat template in ollama's form, a Go template; "" if it is not a fixed text around each message of a
+    role. The token that begins a text, such as <s>, is left out: ollama adds it."""
     chat, bos = (
         chat_of(tokenizer),
         tokenizer.inner.id_to_token(tokenizer.bos_id) if tokenizer.bos_id is not None else "",

@@ -26,7 +26,7 @@ from onward.families.muse_glimmer_text import MuseBlock
 
 @dataclass(frozen=True)
 class MuseGlimmerArchitecture(Architecture):
-    IGNORED = rf"{Architecture.IGNORED}|\.attn_(q|k)_norm\.weight$"  # are a scale here
+    IGNORED = rf"{Architecture.IGNORED}|\.attn_(q|k)_norm\.weight$"  # these weights hold a scale
 
     def constants(self, c: DecoderConfig) -> dict[str, Tensor]:
         found = super().constants(c)

@@ -41,7 +41,7 @@ FLAT: Fix = (lambda t: t[:, None], lambda t: t[:, 0])  # of a convolution
 
 @dataclass(frozen=True)
 class RecurrentArchitecture(Architecture):
-    """Layers with a state beside attention."""
+    """Layers with a state, and layers of attention."""
 
     final: str = "output_norm"  # the tensor of the last norm
     tiled: bool = False  # value heads are ordered by their number among those of a key head
@@ -174,7 +174,7 @@ def lfm2moe(keys: Keys, sizes: Parts) -> Parts:
 
 
 def renormalized(part: Any) -> Any:
-    """Experts whose weights are divided by their sum and not scaled, without a key that says so."""
+    """Experts whose weights are divided by their sum and not scaled, although the file has no key for this."""
     router = getattr(part, "router", None)
     return replace(part, router=replace(router, renormalize=True, scale=1.0)) if router else part
 

@@ -41,7 +41,7 @@ def unscaled(keys: Keys, theta: float, part: float = 1.0) -> Rotary:
     if (weight := keys.number("rope.scaling.attn_factor", 1.0)) != 1.0:
         raise UserError(
             f"rope.scaling.attn_factor is {weight}, by which llama.cpp also multiplies layers with a window, whose "
-            "positions are not scaled: Onward does not have this"
+            "positions are not scaled: Onward does not support this"
         )
     return Rotary(keys.number("rope.freq_base_swa", theta), part)
 
@@ -62,7 +62,9 @@ def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | 
     listed = [name for name in ((LONG, SHORT) if kind == "longrope" else (FREQS, LONG, SHORT)) if keys.has(name)]
     if kind == "yarn":
         if listed:
-            raise UserError(f"rope.scaling.type is yarn beside {listed[0]}, which Onward does not combine")
+            raise UserError(
+                f"rope.scaling.type is yarn and the file has {listed[0]}, a combination that Onward does not support"
+            )
         return YaRNScaling(
             factor, original, attention_factor=None if weight == 1.0 else weight * yarn_magnitude(factor)
         )

@@ -2,7 +2,7 @@
 llm_tokenizer_bpe of llama.cpp.
 
 The patterns are those of the published tokenizers. llama.cpp writes some of them differently, because its regular
-expressions know no letter cases beside A to Z, no scripts and no word boundaries; `APPROXIMATED` names them.
+expressions support no letter cases except for A to Z, no scripts and no word boundaries; `APPROXIMATED` names them.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
-"""What Onward does not read or write as GGUF: architectures of llama.cpp, and families that llama.cpp does not have.
-A row leaves with the value that reads it (`tests/checkpoint/test_gguf_architectures.py`)."""
+"""Models that Onward does not read or write as GGUF: architectures of llama.cpp, and families that llama.cpp does not
+have. A row leaves with the value that reads it (`tests/checkpoint/test_gguf_architectures.py`)."""
 
 from __future__ import annotations
 
 ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward does not read, because ..."
-    "it is an encoder, which reads a whole text at once": (
+    "it is an encoder, whose tokens attend in both directions": (
         "bert modern-bert nomic-bert nomic-bert-moe neo-bert jina-bert-v2 jina-bert-v3 eurobert gemma-embedding "
         "llama-embed t5encoder"
     ),
     "its decoder attends to the output of an encoder": "t5",
     "it sees images or writes sound, not text": "clip wavtokenizer-dec qwen3tts pockettts",
-    "it answers by diffusion, not token by token": "dream llada llada-moe rnd1",
-    "it drafts for another model, from whose hidden states it reads": "gemma4-assistant eagle3 dflash",
+    "it generates by diffusion, not token by token": "dream llada llada-moe rnd1",
+    "it is a draft model that reads the hidden states of another model": "gemma4-assistant eagle3 dflash",
     "its attention selects tokens with an indexer, whose tensors Onward does not read from GGUF": (
         "deepseek4 hy_v4 dots3note minimax-m3 qwen4exp glm5-next"
     ),

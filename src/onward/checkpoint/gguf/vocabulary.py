@@ -199,7 +199,7 @@ def tokenizer_keys(tokenizer: Tokenizer, rows: int) -> dict[str, Any]:
         tokens.append(f"[PAD{i}]" if text is None else own)
         types.append(UNUSED if text is None else spelled.type(i, text, added))
     if len(set(tokens)) < rows:
-        raise UserError("two tokens of the vocabulary are spelled alike, which llama.cpp does not allow")
+        raise UserError("two tokens of the vocabulary have the same text, which llama.cpp does not allow")
     ids = {"bos": tokenizer.bos_id, "eos": tokenizer.eos_id, "unknown": tokenizer.unknown_id}
     ids |= {"padding": tokenizer.inner.token_to_id(tokenizer.pad) if tokenizer.pad else None}
     ids |= {"eot": tokenizer.inner.token_to_id(END_OF_TURN)}

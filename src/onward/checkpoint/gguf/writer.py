@@ -43,7 +43,7 @@ def write_gguf(
     outlines: Mapping[str, TensorOutline],
     tensors: Iterable[tuple[str, Tensor]],
     progress: Callable[[int], object] = lambda done: None,
-    columns: Mapping[str, Tensor] = {},  # it is only read
+    columns: Mapping[str, Tensor] = {},  # only read, so a shared default is safe
 ) -> None:
     """Write metadata keys and tensors, whose shapes and types `outlines` has in the same order; `columns` has the
     importance of the columns of tensors with K types. If a number does not fit into the type of its tensor, a file at

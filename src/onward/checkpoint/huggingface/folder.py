@@ -24,7 +24,7 @@ DEPTHS = "num_hidden_layers", "n_layers", "n_layer", "num_layers"  # names of th
 
 class ModelFolder(ModelSource):
     def outline(self) -> Outline:
-        """The decoder without weights, and its tensors; quantized formats with which Onward does not compute are
+        """The decoder without weights, and its tensors; quantized formats that Onward cannot compute with are
         dequantized when read. Refuses files with far fewer parameters than config.json asks for, before anything large
         is allocated."""
         hf, stored = read_config(self.path), stored_tensors(self.path)

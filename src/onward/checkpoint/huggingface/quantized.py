@@ -1,4 +1,5 @@
-"""Dequantizes published quantized formats while they are read. One table says which tensors store a weight in each."""
+"""Dequantizes published quantized formats while they are read. One table gives the tensors that store a weight in each
+format."""
 
 import re
 import warnings
@@ -15,7 +16,7 @@ from onward.families import HF
 
 @dataclass(frozen=True)
 class Format:
-    """A weight that is stored as several tensors, each with the name of its module and an ending."""
+    """A weight that is stored as several tensors, each with the name of its module and a suffix."""
 
     endings: Sequence[str]  # names of the tensors that it always has; no other weight has a tensor of the first name
     read: Callable[[str, Parts, Config], StoredTensor]
@@ -73,7 +74,7 @@ def dequantized(hf: HF, stored: dict[str, StoredTensor]) -> dict[str, StoredTens
     if isinstance(config, Mapping) and "quant_method" not in config and "group_size" in config and "bits" in config:
         method = "mlx"
     if isinstance(config, Mapping) and "quant_method" not in config and any(map(config.get, BITSANDBYTES)):
-        method = "bitsandbytes"  # old files do not say so
+        method = "bitsandbytes"  # old files do not record it
     if not isinstance(config, Mapping) or not isinstance(method, str) or method not in METHODS:
         raise UserError(
             f"config.json has a quantization_config with quant_method {method!r}: Onward reads "

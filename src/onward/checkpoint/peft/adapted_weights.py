@@ -69,7 +69,7 @@ def adapted_weights(kind: Family, model: Decoder, targets: Mapping[str, Target])
             module, _, leaf = their.removesuffix(".weight").rpartition(".")
             if stack:
                 yield AdaptedWeight(module, their, ours, order, stack=True)
-            else:  # PEFT takes a layer of this name for one of the experts' matrices, unless it is named as a parameter
+            else:  # PEFT treats a layer of this name as one of the experts' matrices, unless it is named as a parameter
                 layer = their.removesuffix(".weight")
                 key, transposed = their if mixtures and leaf in LLAMA else layer, theirs.size(-1) > 1
                 yield AdaptedWeight(layer, key, ours, order, transposed=transposed)

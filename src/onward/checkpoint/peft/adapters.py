@@ -149,7 +149,7 @@ def adapter_files(
         tensors[f"{PREFIX}{embedding(kind, model)}.{ROWS}"] = rows.rows.detach()
         config["trainable_token_indices"] = rows.ids.tolist()
     layers = [one for name, one in adapters.items() if not isinstance(targets[name].module, nn.Embedding)]
-    # initial values are stored as a second half of the rank: PEFT would subtract them from the base, also for other
+    # initial values are stored as a second half of the rank: PEFT would subtract them from the base, even for other
     # adapters, and values computed again would differ by rounding
     subtracted = bool(layers) and all(adapter.start_a is not None for adapter in layers)
     base = replace(base, labels=head_labels(model), subtracted=subtracted)

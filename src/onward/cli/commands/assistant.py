@@ -1,4 +1,4 @@
-"""onward assistant: documents -> examples -> an adapter -> its evaluation beside the base."""
+"""onward assistant: documents -> examples -> an adapter -> its evaluation against the base."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from onward.config.ranges import Share, Size, SizeOrZero
 
 ABOUT = """\
 Make an assistant that knows your documents: examples from their passages, an adapter (QLoRA) on a model, and an
-evaluation beside this model. Each step is a command, which is printed. An interrupted command continues if it is given
+evaluation against this model. Each step is a command, which is printed. An interrupted command continues if it is given
 again.
 
 examples:
@@ -106,7 +106,9 @@ def settle(options: Options, out: Path) -> None:
     if file.exists():
         earlier = read_json(file)
         if differ := [name for name in settings if earlier.get(name) != settings[name]]:
-            raise UserError(f"{out} was begun with another {' and '.join(differ)}: give the same, or another --out")
+            raise UserError(
+                f"{out} was begun with another {' and '.join(differ)}: give the same values, or another --out"
+            )
         return
     if out.exists() and any(out.iterdir()):
         raise UserError(f"{out} contains other files: choose another --out")
@@ -126,7 +128,7 @@ def examples_of(options: Options, out: Path) -> dict[str, Any]:
     announce(options.sources)
     reading = Reading(options.field, options.encoding, options.raw, options.repeated_lines)
     judged: dict[str, Any] = {"judge": options.judge, "judge_model": options.judge_model, "most": options.examples}
-    say("making examples of the documents")
+    say("making examples from the documents")
     try:
         with progress_bars(counted=True) as progress:
             made = ask(options.sources, out, options.base_model, reading=reading, progress=progress, **judged)
@@ -145,7 +147,7 @@ def examples_of(options: Options, out: Path) -> dict[str, Any]:
 
 
 def trained(options: Options, out: Path) -> int:
-    """Train the adapter, continue to, or return at once if it is trained; the exit status."""
+    """Train the adapter, or continue its training, or return at once if it is trained; return the exit status."""
     adapter = out / "adapter"
     if (adapter / "result.json").exists():
         return 0
@@ -163,7 +165,7 @@ def trained(options: Options, out: Path) -> int:
     rank = str(options.lora)
     if not tokenizer.templates:
         words += ["--template", TEMPLATE]
-        # such a model has seldom seen the end of an answer
+        # such a model has rarely seen the end of an answer
         rank = f"lora(rank={rank}, tokens=({tokenizer.eos_id},))" if tokenizer.eos_id is not None else rank
     words += ["--lora", rank, "--time", options.time, "--out", str(adapter), "--seed", str(options.seed)]
     words += ["--quantize", options.quantize] if options.quantize != "none" else []

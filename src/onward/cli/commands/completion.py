@@ -34,7 +34,7 @@ _onward() {
     %s
 }
 %s"""
-SHELLS = {  # the words of the line, what is done with the choices, and how the function is announced
+SHELLS = {  # code that reads the words of the line, offers the choices, and registers the function
     "bash": (
         "current=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} previous=${COMP_WORDS[COMP_CWORD-1]} "
         "number=$COMP_CWORD",

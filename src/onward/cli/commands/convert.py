@@ -25,7 +25,7 @@ examples:
   onward convert mybook.gguf folder                         back to a folder that transformers and vLLM load
   onward convert org/name folder --dtype bf16               a model on the hub
   onward convert runs/mybook mybook.gguf --dry-run          check the conversion without writing a file
-  onward convert runs/lora adapter.gguf                     a LoRA adapter, for llama.cpp beside the base's GGUF file
+  onward convert runs/lora adapter.gguf                     a LoRA adapter for llama.cpp and the base's GGUF file
   onward convert org/old folder --from-bin                  an old release with pickles instead of safetensors
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
@@ -50,7 +50,7 @@ class Options:
     model: str  # folder of the model, a GGUF file, or a name on the hub
     out: str  # file to write, which ends in .gguf, or a new folder
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
-    importance: str = ""  # text file, on which weights that matter more are found for q4_k_m, q5_k_m and q6_k
+    importance: str = ""  # text file that determines the important weights for q4_k_m, q5_k_m and q6_k
     to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
     accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences GGUF may have
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
@@ -131,7 +131,7 @@ def main(argv: Sequence[str]) -> None:
     verb = "would have" if options.dry_run else "has"
     kind = f", for {result['architecture']} of llama.cpp" if "architecture" in result else ""
     if adapters and gguf:
-        kind = ": an adapter, for llama.cpp beside the GGUF file of its base"
+        kind = ": an adapter, which llama.cpp applies to the GGUF file of its base"
     print(f"{out} {verb} {tensors} tensors, {result['dtype']}, {size_of(size)}{kind}")
     if options.dry_run:
         print(f"lost: {'; '.join(lost) or 'nothing'}")

@@ -54,7 +54,7 @@ class Options(Cleaning):
     method: str = "sft"  # fine-tuning method for which the examples are prepared
     template: str = ""  # chat template; default: the model's own, or a plain one
     columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
-    ignore: str = ""  # columns to leave out, such as notes,critique: those with texts that are not read are refused
+    ignore: str = ""  # columns to leave out, such as notes,critique; other columns with unread texts are refused
     count: int = 3  # number of examples to show
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
     out: str = ""  # folder for the shards

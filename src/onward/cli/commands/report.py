@@ -37,8 +37,8 @@ class Options:
     out: str = ""  # file to write the page to; default: report.html in the folder
     text: str = ""  # text whose attention and next tokens are shown; default: sentences from the run's validation text
     compare: str = ""  # folder of a second run whose curves are also drawn
-    csv: bool = False  # also write the curves, figures and task scores as CSV, beside the page
-    pdf: bool = False  # also write the loss curve of a run as loss.pdf, beside the page
+    csv: bool = False  # also write the curves, figures and task scores as CSV files, in the folder of the page
+    pdf: bool = False  # also write the loss curve of a run as loss.pdf, in the folder of the page
     device: str = "auto"  # auto, cpu, cuda, mps
     json: bool = False  # print the figures as JSON
 

@@ -66,7 +66,8 @@ def main(argv: Sequence[str]) -> None:
     head = options.draft if options.draft and is_draft_head(Path(options.draft)) else ""
     options = replace(options, draft="" if head else options.draft)
     names = *options.models, *({options.draft} - {"", "mtp"})
-    folders = [locate(name, options.revision) for name in names]  # downloads them, or says that they are not there
+    # downloads them, or raises an error if they do not exist
+    folders = [locate(name, options.revision) for name in names]
     dtype = getattr(torch, options.dtype) if options.dtype else None
     check_weights(folders, dtype, options.quantize or None)
     say = LOG.info if options.log_format == "json" else partial(console.print, markup=False, soft_wrap=True)

@@ -27,7 +27,7 @@ from onward.training.step.validation import Validation
 
 SAMPLE_TOKENS = 64
 REFRESH_SECONDS = 0.2
-SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that say more than the loss
+SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that are more informative than the loss
 
 
 class NoSamples(UserWarning):

@@ -24,5 +24,5 @@ def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
 
 
 def tell_draft(model: str) -> None:
-    """Say that the draft head beside a model guesses its tokens."""
+    """Print that the draft head in the model's folder proposes its tokens."""
     console.print(f"drafts come from {model}/draft (--lookup 0: no drafts)", markup=False, soft_wrap=True)

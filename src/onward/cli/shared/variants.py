@@ -163,8 +163,8 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]", group: "StudyGroup | None" = None) -> "list[Outcome] | int":
-    """Call `train_variants`, but for `watch` and `stop`, with its display. Returns the outcomes, or the exit status of
-    a signal."""
+    """Call `train_variants` with a display; the arguments are its own, except `watch` and `stop`. Returns the outcomes,
+    or the exit status of a signal."""
     first = group is None or group.first
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
     # torchrun passes on a Ctrl-C that the terminal has sent to each process already

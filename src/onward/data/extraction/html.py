@@ -32,7 +32,7 @@ INVISIBLE = re.compile(r"display\s*:\s*none|visibility\s*:\s*hidden")
 LANGUAGE = re.compile(
     r"\b(?:language|lang|highlight(?:-source)?|brush:)[-\s]?(?!default|text|none|notranslate)(\w[\w+#]*)"
 )
-CUT = re.compile(r"<[a-zA-Z/!][^<>]*\Z")  # a tag without an end
+CUT = re.compile(r"<[a-zA-Z/!][^<>]*\Z")  # a tag without its closing >
 ANCHORS = " ¶#§🔗"  # links from a heading to itself
 
 
@@ -50,7 +50,7 @@ class Element(NamedTuple):
 
 class Block(NamedTuple):
     text: str
-    gap: str  # what separates it from the block before
+    gap: str  # separator from the previous block
     content: str  # as of the element
 
 

@@ -80,7 +80,7 @@ def book_text(content: bytes, name: str) -> str:
 
 
 class archive:
-    """The files in the document `name`; what is missing or damaged in it becomes a UserError."""
+    """The files in the document `name`; a missing or damaged part raises a UserError."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.content, self.name = content, name

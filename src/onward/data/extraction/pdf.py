@@ -17,7 +17,7 @@ def pdf_text(content: bytes, name: str) -> str:
         import pypdf
     except ImportError:
         raise UserError(f"Cannot read {name} without pypdf: pip install 'onward[data]'") from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports what it mends
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports its repairs
     try:
         reader = pypdf.PdfReader(io.BytesIO(content))
         if reader.is_encrypted and not reader.decrypt(""):
@@ -33,7 +33,7 @@ def pdf_text(content: bytes, name: str) -> str:
 
 
 def without_running_lines(pages: list[str]) -> list[str]:
-    """Pages without the titles and numbers at their edges, which are equal on many pages but for digits."""
+    """Pages without the titles and numbers at their edges, which are equal on many pages except for digits."""
     split = [[line.rstrip() for line in page.strip().splitlines()] for page in pages]
     edges = Counter(key for lines in split for key in {shape(line) for line in [*lines[:EDGE], *lines[-EDGE:]]})
     running = {key for key, count in edges.items() if count >= max(LEAST, 0.3 * len(pages))}

@@ -26,7 +26,7 @@ class Programs(Task, kind="programs"):
     that one of k programs passes all tests of its row.
 
     Runs code that the model writes, each program in a separate process without network, with limits of time and
-    memory; it has to be allowed by `run_code`. Without `k` it is a task for each k of 1, 10 and 100 up to `samples`.
+    memory; this must be allowed by `run_code`. Without `k` it is a task for each k of 1, 10 and 100 up to `samples`.
     """
 
     file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: argument of the test's check()

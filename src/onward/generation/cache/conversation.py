@@ -25,7 +25,7 @@ class ConversationCache(CacheManager):
         if cache.rows != 1:
             raise UserError(f"the cache has {cache.rows} rows: a conversation needs exactly one")
         self.tokens: Sequence[int] = ()  # the tokens in the row
-        self.kind: tuple[str, bytes] = "", b""  # key and rotations with which they were computed
+        self.kind: tuple[str, bytes] = "", b""  # the key and rotations that the cached tokens were computed with
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None

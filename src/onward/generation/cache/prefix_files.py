@@ -34,7 +34,7 @@ class PrefixFiles:
     A file's name is a hash of the tokens, a key that names the model and its adapter, the config, and the dtypes and
     shapes of the cache's entries. The key is by default the model's fingerprint, a hash of its structure and weights. A
     file is written atomically, for its owner alone, and has a checksum; damaged files and files under a wrong name are
-    ignored. If the files have more than `size` bytes together, those that were used longest ago are removed.
+    ignored. If the files have more than `size` bytes together, the least recently used files are removed.
     """
 
     def __init__(self, folder: Path, model: Decoder, size: int = SIZE) -> None:
@@ -42,7 +42,7 @@ class PrefixFiles:
         self.sizes, self.changed = dict[str, int](), 0  # of the last listing; the time of the last change of the folder
 
     def list(self) -> dict[str, int]:
-        """Bytes of each file by its name, the one that was used longest ago first. The folder is listed again only if
+        """Bytes of each file by its name, the least recently used one first. The folder is listed again only if
         it was changed by others."""
         try:
             changed = os.stat(self.folder).st_mtime_ns
@@ -62,7 +62,7 @@ class PrefixFiles:
         return self.folder / f"{name}{SUFFIX}"
 
     def read(self, name: str) -> dict[str, Tensor] | None:
-        """Read the file of a prompt, which is then used last; None if it is missing or damaged."""
+        """Read the file of a prompt, and mark it as the most recently used; None if it is missing or damaged."""
         vectors = read(self.path(name)) if name in self.list() else None
         if vectors is None:
             self.sizes.pop(name, None)
@@ -73,7 +73,7 @@ class PrefixFiles:
         return vectors
 
     def make_room(self, size: int) -> None:
-        """Remove the files that were used longest ago, until `size` more bytes fit."""
+        """Remove the least recently used files, until `size` more bytes fit."""
         total = sum(self.list().values()) + size
         while self.sizes and total > self.size:
             name = next(iter(self.sizes))

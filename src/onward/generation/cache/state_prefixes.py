@@ -45,7 +45,7 @@ class Snapshots:
 
     def digests(self, root: bytes, tokens: Sequence[int]) -> Iterator[tuple[int, bytes]]:
         """Yield (length, hash) of each prefix of `tokens` after which there may be a snapshot, shortest first; `root`
-        names the model and what else its states depend on."""
+        names the model and everything else that its states depend on."""
         state, done = hashlib.sha256(root), 0
         for length in sorted(length for length in self.lengths if length <= len(tokens)):
             state.update(array("q", tokens[done:length]))

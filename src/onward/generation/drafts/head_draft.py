@@ -1,4 +1,4 @@
-"""A draft head at work: it guesses the tokens after the next one from the last hidden state of the model.
+"""Drafts by a draft head, which guesses the tokens after the next one from the last hidden state of the model.
 
 Shapes: B requests, K guesses, D d_model, V vocabulary.
 """

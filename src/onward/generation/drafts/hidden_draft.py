@@ -30,7 +30,7 @@ NUM_DRAFT_TOKENS = 3  # tokens per proposal by default
 
 @dataclass
 class Known:
-    """What a draft knows of a request: its cache holds the hidden states of the tokens from index `first` of prompt +
+    """The state of a request in a draft: its cache holds the hidden states of the tokens from index `first` of prompt +
     answer up to index `fed`, and `states` are those from there on."""
 
     first: int
@@ -44,7 +44,7 @@ class Known:
 class HiddenDraft:
     """A draft for speculative decoding that continues the hidden states of the model (Li et al. 2024, EAGLE;
     DeepSeek-AI 2024, multi-token prediction). `model` is a decoder with a StateEmbedding: from a hidden state at a
-    token and the next token it predicts the token after that, and a hidden state to go on from. It proposes up to
+    token and the next token it predicts the token after that, and a hidden state to continue from. It proposes up to
     `num_draft_tokens` tokens."""
 
     def __init__(self, model: Decoder, num_draft_tokens: int = NUM_DRAFT_TOKENS) -> None:
@@ -103,7 +103,8 @@ class HiddenDraft:
             for row, (request, one) in enumerate(zip(requests, known)):
                 following = request.context_from(one.fed + 1 - request.start)
                 new = len(following) if row not in result else 0
-                pieces.append(following[: self.cache.chunk] if new else [request.last_token])  # padding, if it is done
+                # padding, if the request is done
+                pieces.append(following[: self.cache.chunk] if new else [request.last_token])
                 states.append(one.states[: len(pieces[-1])] if new else self.padding)
             hidden = self.forward(
                 pieces, pad_sequence(states, batch_first=True), [one.fed - one.first for one in known]

@@ -23,8 +23,8 @@ class ReadingDraft(Draft, Protocol):
     """The interface of drafts that read the hidden states of the model whose tokens they guess."""
 
     def read(self, request: Request, start: int, hidden: Tensor) -> None:
-        """Take the hidden states (T, D) of a request's tokens from index `start` of prompt + answer on: those that the
-        head reads, after the last block and the final norm.
+        """Receive the hidden states (T, D) of a request's tokens from index `start` of prompt + answer on, after the
+        last block and the final norm, as the head reads them.
 
         Called after each call of the model, for each request in it, before a token is drawn. The tokens may include
         draft tokens that are refused, and padding: then a later call has a smaller `start`, and replaces their hidden

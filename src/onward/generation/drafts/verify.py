@@ -1,4 +1,4 @@
-"""Speculative decoding: the tokens that a draft proposes are compared with those that the model draws.
+"""Speculative decoding: the tokens that a draft proposes are compared with the tokens that the model draws.
 
 The draw of a token depends only on its distribution, the seed and the index of the token. A draft guesses its result:
 a guess is accepted if it is the token that the model draws after the guesses before it. The text is thus that of plain
@@ -40,8 +40,8 @@ def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Requ
 
 
 def ends_early(request: Request, index: int, token: int) -> bool:
-    """Whether the token drawn at an index of a plain request's answer would end it before `min_new_tokens`. If
-    another one is drawn, it is the same without the stop tokens: that of the greatest p / e, see `kernels.draws.draw`.
+    """Whether the token drawn at an index of a plain request's answer would end it before `min_new_tokens`. Otherwise,
+    a draw without the stop tokens gives the same token, the one with the greatest p / e, see `kernels.draws.draw`.
     """
     return index < request.min_new_tokens and token in request.stop_token_ids
 

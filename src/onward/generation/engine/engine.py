@@ -152,7 +152,7 @@ class Engine:
             self.rest()
 
     def rest(self) -> None:
-        """Keep nothing of the model, and no compiled steps, while no request is active."""
+        """Keep neither a description of the model nor compiled steps while no request is active."""
         if self.runner.compiled:
             self.runner.compiled.release()
         if self.state.snapshot:

@@ -31,7 +31,7 @@ class Sampler:
 
     @cached_property
     def shaped(self) -> ShapedSampler:
-        """The sampler for draft tokens and other options than the temperature, made when a request has one."""
+        """The sampler for draft tokens and options other than the temperature, made when a request has one."""
         from onward.generation.engine.shaped_sampler import ShapedSampler
 
         return ShapedSampler(self.allowed)
@@ -42,7 +42,7 @@ class Sampler:
         """Sample the next tokens of each request: its accepted draft tokens and one more, or an exception if the
         request has no next token.
 
-        `logits` (N, V) are, request by request, those after its last token and after each of its draft tokens
+        `logits` (N, V) has, for each request in turn, a row after its last token and one after each of its draft tokens
         (`proposals`). Also returns the last token of each request on the device, (B,). If the exception occurs after
         some accepted draft tokens, only these are returned, and the next step fails.
         """

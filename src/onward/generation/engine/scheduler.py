@@ -165,7 +165,7 @@ class Scheduler:
             total = sum(len(p) for _, p in pieces) + len(piece)
             too_wide = width * (len(pieces) + 1) > min(most, PADDING * total)
             if not piece or (pieces and (too_wide or is_partial != (len(piece) < len(rest)))):
-                break  # a complete prompt decodes next, so none that is not stands before it
+                break  # a complete prompt decodes next, so no incomplete prompt precedes it
             if not self.manager.reserve(row, request.num_cached, request.num_cached + len(piece)):
                 break
             pieces.append((request, piece))

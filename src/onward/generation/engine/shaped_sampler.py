@@ -109,7 +109,7 @@ def goes_on(state: Constraint | None, token: int) -> bool:
     """Advance the state of a constraint by a token; return whether another may follow."""
     try:
         return state is None or state.accept(token)
-    except Exception:  # it is raised again once the token is appended
+    except Exception:  # raised again once the token is appended
         return False
 
 

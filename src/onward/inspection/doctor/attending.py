@@ -136,7 +136,7 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
         spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
     if spread > allowed:
         what = f"scores of the same tokens at the same distance differ by {spread:.1%} between positions"
-        return f"{what}: queries and keys are not rotated alike", True
+        return f"{what}: queries and keys are not rotated by the same angles", True
     if same := repeated_rows(q.transpose(1, 2).flatten(2)):
         return f"queries at positions {same} are rotated by the same angles", True
     return rotation_mistake(q), True
@@ -159,7 +159,7 @@ def bias_mistake(weights: Tensor) -> tuple[str, bool]:
         return "", False
     steps = logs.diff(dim=-1)
     if largest(steps - steps.mean(-1, keepdim=True)) > 1e-2 * largest(steps):
-        return "", True  # not a line, such as learned biases
+        return "", True  # not linear in the distance, such as learned biases
     slopes = steps.mean(-1)
     if bool((slopes > 1e-3 * largest(slopes)).any()):
         return "scores grow with distance: the bias has the wrong sign", True

@@ -62,7 +62,7 @@ CORPUS = {
     "duplicates": Check(
         "a validation text",
         "searches the training text for passages from the validation text",
-        "the validation loss falls while the model memorizes, and says nothing about new texts",
+        "the validation loss falls while the model memorizes, and does not measure the loss on new texts",
         "remove duplicates before the texts are split, as onward data prepare does",
         duplicates,
     ),

@@ -1,4 +1,4 @@
-"""Checks of what a training step needs: targets, loss, gradients, initialization.
+"""Checks of the parts of a training step: targets, loss, gradients, initialization.
 
 Shapes: B rows, T tokens, V vocabulary.
 """

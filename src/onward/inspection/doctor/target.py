@@ -44,9 +44,9 @@ def subjects_of(
     vocab_size: int = 0,
     context_length: int = 0,
 ) -> list[Subject | Corpus]:
-    """Load what `target`, the argument of `onward doctor`, names. The folder of a run is a model and its texts.
-    FILE.py:NAME and MODULE:NAME name a model, or a class or function that is called with `kwargs` (JSON) and returns a
-    fresh model; other options name objects likewise (see `About`; "": none)."""
+    """Load the model, tokens, texts or code that `target`, the argument of `onward doctor`, names. The folder of a run
+    is a model and its texts. FILE.py:NAME and MODULE:NAME name a model, or a class or function that is called with
+    `kwargs` (JSON) and returns a fresh model; other options name objects likewise (see `About`; "": none)."""
     about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
     for name, value in {"adapter": adapter, "loss": loss, "cache": cache, "train": train}.items():
         if value:
@@ -176,4 +176,4 @@ def imported(source: str) -> ModuleType:
         return module
     except Exception as error:
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"Cannot import {source} ({what:.300}): run it in Python to see where") from None
+        raise UserError(f"Cannot import {source} ({what:.300}): run it in Python to see the traceback") from None

@@ -79,7 +79,7 @@ def shuffled(s: Subject) -> Outcome:
 
 
 def follows_by(row: Tensor, following: Tensor, targets: Tensor, k: int) -> bool:
-    """Whether `following` is `row` k tokens later; for k = T, whether it begins with the last of `targets`."""
+    """Whether `following` is `row` k tokens later; for k = T, whether `following` begins with the last of `targets`."""
     T = row.size(0)
     return torch.equal(following[: T - k], row[k:]) if T - k >= 2 else k == T and bool(following[0] == targets[-1])
 
@@ -225,7 +225,7 @@ TRAINING = {
     "held out": Check(
         "batches and validation batches",
         f"searches the training batches for passages of {PASSAGE} tokens from the validation batches",
-        "the validation loss falls while the model memorizes, and says nothing about new texts",
+        "the validation loss falls while the model memorizes, and does not measure the loss on new texts",
         "split the text first, and take training windows from the training part only",
         held_out,
     ),

@@ -1,4 +1,4 @@
-"""The builder of kernel code: LLVM's intermediate code with loops, vectors, and the dtypes of tensors."""
+"""The builder of kernel code: LLVM IR (intermediate representation) with loops, vectors, and the dtypes of tensors."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 A kernel is a Python function that emits LLVM's intermediate code through `Code`. LLVM compiles it in some 50 ms, when
 it is first called; no compiler is needed on the machine. The threads are those of PyTorch's OpenMP runtime: a second
-pool of threads beside it would compete for the same cores.
+pool of threads would compete for the same cores.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def emit(dtype: str, masked: bool) -> Emit:
                     code.store(size, result)
 
                     def note(place: Any) -> None:
-                        """Keep the place if it is the first of the greatest logit."""
+                        """Keep the index of the first token with the greatest logit."""
                         equal = code.fcmp_ordered("==", logit(place, False)[0], top)
                         better = code.and_(equal, code.icmp_signed("<", place, code.load(result)))
                         code.store(code.select(better, place, code.load(result)), result)

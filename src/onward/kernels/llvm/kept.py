@@ -47,7 +47,7 @@ def private_folder(folder: str | Path) -> Path | None:
 
 
 def unsafe(place: Path, private: bool) -> str:
-    """Return the reason why another user could put code into the folder `place` or below it; "" if nobody could. The
+    """Return the reason why another user could put code into the folder `place` or below it; "" if no user could. The
     folder is created if it is missing.
 
     Only this user may have access to a `private` folder. Others may enter a folder above it, and write to that folder
@@ -105,8 +105,8 @@ def checksum(path: Path, code: bytes) -> bytes:
 
 
 def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
-    """Return whether LLVM can load machine code that contains these functions. It is tried in a separate process, since
-    malformed code may end the process."""
+    """Return whether LLVM can load machine code that contains these functions. Loads the code in a separate process,
+    since malformed code may end the process."""
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])

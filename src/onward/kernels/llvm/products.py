@@ -14,8 +14,9 @@ from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 from onward.kernels.memory import Kernel
 
 TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sums fit into the registers
-PREFETCHED = 48  # rows of x from which prefetching the weight costs more time than it saves
-FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}  # rows of x from which tiles are faster
+PREFETCHED = 48  # number of rows of x from which prefetching the weight costs more time than it saves
+# number of rows of x from which tiles are faster
+FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
 GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
@@ -41,7 +42,7 @@ class Row:
 @dataclass(frozen=True)
 class PackedRow(Row):
     """A row of an int8 or int4 weight, which is unpacked to the dtype of the arithmetic while it is read, and written
-    to the row `unpacked`, which has room for whole vectors."""
+    to the row `unpacked`, which is padded to full vectors."""
 
     scales: Any
     unpacked: Row
@@ -129,7 +130,7 @@ class Product:
     def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
         multiplied with all rows of the weight, a group of which stays in a core's first cache. `prefetches`: whether
-        the next group is prefetched meanwhile."""
+        the next group is prefetched at the same time."""
         rows, inputs = given.rows, given.inputs
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
         tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
@@ -228,9 +229,9 @@ def tile(
     """Emit code that multiplies rows of x with rows of the weight, each of `inputs` numbers; return the vectors of
     partial sums.
 
-    `ahead`: the part of the weight that is prefetched meanwhile; all passes over the same rows of the weight prefetch
-    the same, since to skip it costs more. An addition waits for the previous one of its sum: where a tile has few sums,
-    each is divided into `chains` sums.
+    `ahead`: the part of the weight to prefetch at the same time; all passes over the same rows of the weight prefetch
+    the same part, since a check would cost more. An addition waits for the previous one of its sum: where a tile has
+    few sums, each is divided into `chains` sums.
     """
     count = len(x) * len(weight)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))

@@ -50,7 +50,8 @@ EXERCISE = Exercise(
         Mistake(
             "m = betas[0] * m + (1 - betas[0]) * g\n",
             "g, decay = g + decay * w, 0\n    m = betas[0] * m + (1 - betas[0]) * g\n",
-            "the weight decay is added to the gradient (Adam with L2): in AdamW it goes past m and v, straight to w",
+            "the weight decay is added to the gradient (Adam with L2): in AdamW, it bypasses m and v and is applied "
+            "to w",
         ),
         Mistake(
             "w - lr * (m_hat / (v_hat.sqrt() + eps) + decay * w)",
@@ -66,7 +67,7 @@ EXERCISE = Exercise(
         ),
         Mistake("+ decay * w)", "- decay * w)", "the weight decay has the wrong sign, and weights grow: subtract it"),
         Mistake("m / (1 - betas[0] ** step)", "m", "m̂ lacks the correction of the bias: divide m by 1 − β₁^step"),
-        Mistake("v / (1 - betas[1] ** step)", "v", "v̂ lacks the correction of the bias: divide v by 1 − β₂^step"),
+        Mistake("v / (1 - betas[1] ** step)", "v", "v̂ lacks the bias correction: divide v by 1 − β₂^step"),
         Mistake(
             "m_hat = m / (1 - betas[0] ** step)\n    v_hat = v / (1 - betas[1] ** step)",
             "m_hat, v_hat = m, v",

@@ -1,4 +1,4 @@
-// What the scripts of all figures share. A script adds a function to `kinds`, which fills a figure from its numbers.
+// Functions that the scripts of all figures share. A script adds a function to `kinds`, which fills a figure from its numbers.
 const kinds = {}
 
 const node = (name, attributes = {}, ...children) => {
@@ -18,7 +18,7 @@ let controls = 0
 // A slider with a label, over a range or over `stops`; `text` turns its value into words.
 const slider = (parent, name, { stops, min = 0, max = stops.length - 1, step = 1, value, text = String }, changed) => {
   const id = `interactive-${++controls}`
-  const input = node("input", { type: "range", id, min, max, step }), output = node("span", { class: "value", "aria-hidden": "true" })  // the slider itself says it
+  const input = node("input", { type: "range", id, min, max, step }), output = node("span", { class: "value", "aria-hidden": "true" })  // the slider itself announces the value
   const say = () => {
     output.textContent = text(made.value)
     input.setAttribute("aria-valuetext", output.textContent)

@@ -34,7 +34,7 @@ class InteractiveFigure:
 
     kind: str  # samplers is drawn by samplers.js
     title: str
-    about: str  # what to try, in a sentence or two
+    about: str  # suggestions to try, in one or two sentences
     data: Mapping[str, Any]  # JSON
 
     def html(self) -> str:

@@ -7,7 +7,7 @@ kinds.masks = (body, { length, kinds: names, masks }) => {
   const layers = slider(knobs, "layers", { min: 1, max: 6, value: 1 }, () => draw())
   const query = slider(knobs, "token that looks", { min: 0, max: length - 1, value: length - 1 }, () => draw())
   const summary = body.appendChild(node("p", { class: "summary", role: "status" }))
-  const grid = body.appendChild(node("div", { class: "grid", "aria-hidden": "true" }))  // the summary says a row of it
+  const grid = body.appendChild(node("div", { class: "grid", "aria-hidden": "true" }))  // the summary describes one row of the mask
   grid.style.gridTemplateColumns = `repeat(${length + 1}, minmax(0, 1fr))`
   const draw = () => {
     size.input.disabled = kind.value === 0

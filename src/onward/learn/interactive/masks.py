@@ -13,8 +13,8 @@ KINDS = {"all earlier tokens": False, "a window": False, "a chunk": True}  # whe
 
 
 def mask_grid(length: int = 12, packed: int = 4) -> InteractiveFigure:
-    """The mask that the decoder uses for `length` tokens: of one to `packed` documents, in which tokens see all earlier
-    tokens, a window or a chunk; and the tokens that are reached through several layers."""
+    """The decoder's mask for `length` tokens in one to `packed` documents, in which tokens see all earlier tokens, a
+    window or a chunk; and the tokens reached through several layers."""
     masks = [
         [
             [bits(mask(positions_of(length, documents), size, chunked)) for size in sizes]

@@ -1,5 +1,5 @@
-"""What a recurrent layer carries from call to call and from token to token: the states of a cache, where documents
-begin, and which columns are padding.
+"""The values that a recurrent layer carries from call to call and from token to token: the states of a cache, where
+documents begin, and which columns are padding.
 
 Shapes: B rows, T tokens in this call, W states that a call keeps, K taps of a convolution, X channels.
 """
@@ -123,7 +123,7 @@ class Convolution(nn.Module):
 
 
 def convolve(x: Tensor, convolutions: list[Convolution], carried: Carried) -> Tensor:
-    """Return x (B, T, X) after causal convolutions, side by side over the channels, which begin anew in each document,
+    """Return x (B, T, X) after causal convolutions, side by side over the channels, which are reset at each document,
     in at least fp32."""
     exact = torch.promote_types(x.dtype, torch.float32)
     weight = torch.cat([one.weight[:, 0] for one in convolutions]).to(exact)

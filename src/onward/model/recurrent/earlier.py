@@ -1,7 +1,7 @@
 """Earlier tokens in parts of one's own: the vector of the token before, and a state that each token changes.
 
 Both read and write states of the cache, one for each call in a layer, which are found by the decoder's first forward.
-They begin anew in each packed document, and rows may be ragged, rolled back and snapshotted.
+They are reset at each packed document, and rows may be ragged, rolled back and snapshotted.
 
 Shapes: B rows, T tokens in this call, W states that a call keeps.
 """
@@ -19,8 +19,8 @@ from onward.model.recurrent.carried import Carried
 
 
 def carried_by(context: AttentionContext, x: Tensor) -> Carried:
-    """Return what a part carries from token to token of x (B, T, ...). Raises a UserError if processes divide the
-    tokens of a text, since each then has only some of them."""
+    """Return the state that a part carries from token to token of x (B, T, ...). Raises a UserError if processes divide
+    the tokens of a text, since each then has only some of them."""
     if x.size(1) != context.num_tokens:
         raise UserError(
             f"Cannot read earlier tokens of {context.num_tokens} in a process that has {x.size(1)} of them, because "

@@ -25,7 +25,7 @@ BLOCK = 16  # tokens of a block, in which decays per key element are multiplied 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """What the tokens of a call do to the state, each (B, G, R or 1, T, ...)."""
+    """The changes that the tokens of a call make to the state, each (B, G, R or 1, T, ...)."""
 
     q: Tensor  # (B, G, 1, T, E)
     k: Tensor  # (B, G, 1, T, E)

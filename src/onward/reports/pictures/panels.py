@@ -142,7 +142,7 @@ def cell_lines(
     shades = np.where(values < 0, np.array([*NEGATIVE])[levels], np.array([*SHADES])[levels])
     shades = np.where(np.isnan(values), " ", shades)
     if texts is not None:
-        if scale.signed:  # the texts are numbers, whose signs would be beside those of the shades
+        if scale.signed:  # the texts are numbers, whose signs would be confused with those of the shades
             shades = np.full_like(shades, "")
         table = [[text + mark.replace("·", " ") for text, mark in zip(*line)] for line in zip(texts, shades)]
         table = [[*(fitted(label, DEEP) + " " * (not scale.signed) for label in columns)]] * bool(columns) + table

@@ -35,7 +35,7 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "ended": ("ended", False, "share of the completions that end by themselves"),
     "entropy": ("entropy", False, "nats per token; near 0 all completions of a prompt are the same"),
     "kl": ("KL divergence", False, "nats per token from the model at the start"),
-    "clip_share": ("clip share", False, "share of the tokens whose ratio of probabilities is clipped"),
+    "clip_share": ("clip share", False, "share of the tokens whose probability ratio is clipped"),
     "rollout_share": ("share of rollouts", False, "share of a step's time spent on generating completions"),
     "logprob_gap": ("gap of engine and trainer", True, "largest difference of log-probabilities; 1e-4 at most in fp32"),
 }

@@ -1,7 +1,7 @@
-"""Figures that others have published, to stand beside those of a model of near size. Does not import torch.
+"""Published figures of other models, to compare with those of a model of similar size. Does not import torch.
 
 Each has its source. Figures of one task are comparable only if they were measured in the same way: the suite and the
-number of examples are part of what is compared.
+number of examples are part of the comparison.
 """
 
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ CORE, HARNESS = "CORE", "lm-evaluation-harness"
 NANOCHAT = "https://github.com/karpathy/nanochat/blob/master/"
 PYTHIA = "https://github.com/EleutherAI/pythia/blob/main/evals/pythia-v1/"
 GPT2_PAPER = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners, table 3"
-NEAREST = 2  # models that stand beside a figure
+NEAREST = 2  # models shown with a figure
 
 
 @dataclass(frozen=True)

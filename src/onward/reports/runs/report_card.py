@@ -1,4 +1,5 @@
-"""The report card of a run: its data, size, cost and loss, its scores beside published figures, and its limits."""
+"""The report card of a run: its data, size, cost and loss, its scores compared with published figures, and its
+limits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -79,7 +80,7 @@ def score_row(score: TaskScore) -> tuple[str, ...]:
 
 
 def published(figures: Figures, scores: Sequence[TaskScore]) -> list[PublishedResult]:
-    """Results of the models nearest in size at the same tasks and, beside bits per byte, theirs on enwik8."""
+    """Results of the models nearest in size on the same tasks and, for bits per byte, on enwik8."""
     if not figures.parameters:
         return []
     wanted = [(one.suite, one.task, one.metric, one.examples) for one in scores]
@@ -98,7 +99,7 @@ def samples(record: RunRecord) -> list[dict[str, object]]:
 
 
 def limits(record: RunRecord, figures: Figures, config: DecoderConfig, tokenizer: Tokenizer | None) -> Iterator[str]:
-    """Sentences on what the model cannot do, as far as the records show it."""
+    """Sentences on the limits of the model, as far as the records show them."""
     guessed = [score.task for score in record.scores if score.shown is False]
     if guessed:
         yield f"Its scores are not above guessing by two standard errors on: {'; '.join(guessed)}."

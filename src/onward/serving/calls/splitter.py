@@ -101,7 +101,7 @@ class AnswerSplitter:
 
 
 class AnswerCheck:
-    """What is to be checked of a complete answer: keywords of its schemas that the constraint does not enforce.
+    """The claims to check for a complete answer: keywords of its schemas that the constraint does not enforce.
     `schema` is that of the content, None for any text."""
 
     def __init__(self, forms: Forms, prompt: Sequence[int], schema: Prepared | None) -> None:

@@ -113,7 +113,7 @@ def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
 
 
 def check(connection: Connection, task: Check) -> None:
-    """Send the sentence that says why the text does not conform to the schema, "" if it does."""
+    """Send a sentence with the reason why the text does not conform to the schema, "" if it conforms."""
     limit_memory(task.memory)
     seconds = math.ceil(SECONDS) + 1  # where the check itself does not end in time
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))

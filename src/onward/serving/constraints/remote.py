@@ -1,4 +1,5 @@
-"""Constraints that other processes compute: the server waits for each for a limited time, and keeps what is prepared.
+"""Constraints that other processes compute: the server waits for each for a limited time, and caches prepared
+constraints.
 
 Shapes: V vocabulary.
 """
@@ -99,8 +100,8 @@ class Constraints:
             del self.preparing[key]
 
     async def problem(self, claims: Callable[[Sequence[int]], list[Claim]], tokens: Sequence[int]) -> str:
-        """Return the sentence that says why a complete answer does not hold one of its claims; "" if it holds all. A
-        separate process checks each, with limits on time and memory."""
+        """Return a sentence with the reason why a complete answer does not meet one of its claims; "" if it meets all.
+        A separate process checks each, with limits on time and memory."""
         loop = asyncio.get_running_loop()
         for claim in await loop.run_in_executor(self.checks, claims, tokens):
             if problem := await loop.run_in_executor(self.checks, self.check, claim):
@@ -126,7 +127,7 @@ class Constraints:
             self.failed.popitem(last=False)
 
     def make_room(self) -> None:
-        """End the process of the constraint that was used longest ago, if there are too many."""
+        """End the process of the least recently used constraint, if there are too many."""
         if len(self.kept) + len(self.preparing) < self.limits.max_constraints:
             return
         unused = next((key for key, child in self.kept.items() if not child.users), None)
@@ -187,8 +188,8 @@ class Parent:
 
 
 class Child:
-    """The process of one constraint over the token ids below `size`. `failure` says why it has ended, `users` are the
-    constraints in use, and `first` is the constraint of an empty answer."""
+    """The process of one constraint over the token ids below `size`. `failure` is the reason why it has ended, `users`
+    are the constraints in use, and `first` is the constraint of an empty answer."""
 
     def __init__(
         self, language: Language, tokenizer: Tokenizer, size: int, end: Collection[int], limits: RequestLimits
@@ -236,7 +237,7 @@ class Child:
         return np.unpackbits(np.frombuffer(given[0], np.uint8), count=self.size).astype(bool), given[1]
 
     def after(self, source: int, target: int, token: int) -> tuple[np.ndarray, bool]:
-        """Make the state `target` from another one and a token, and return the `reply`."""
+        """Create the state `target`, which follows the state `source` after a token; return the `reply`."""
         with self.lock:
             if self.failure or self.connection is None:
                 raise UserError(self.failure)

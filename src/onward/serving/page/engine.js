@@ -6,7 +6,7 @@ const EVERY = 500; // milliseconds
 const MOST_BLOCKS = 600; // that are drawn
 let before = null, timer = 0, watched = false;
 
-// Tokens per second since the last look: also those of answers that have ended meanwhile.
+// Tokens per second since the last poll, including those of answers that have ended since.
 function rate(engine, now) {
   const last = before?.generated[engine.model];
   return last === undefined ? 0 : Math.round((1000 * (engine.generated - last)) / (now - before.time));

@@ -33,7 +33,7 @@ export function asked(conversation, turn, { system: own }) {
   return { messages: [...system, ...talk, { role: "user", content: turn.prompt }] };
 }
 
-// Give an answer its prompt as token ids and as pieces of text, with what the server says about the model's context.
+// Give an answer its prompt as token ids and as pieces of text, with the server's data about the model's context.
 export async function prepare(conversation, turn, answer, signal) {
   if (answer.prompt) return;
   const body = { model: answer.model, return_token_strs: true, ...asked(conversation, turn, answer) };

@@ -1,4 +1,4 @@
-// The panel beside the conversation: the chosen token, and one view at a time of how the model came to it.
+// The panel next to the conversation: the chosen token, and one view at a time of how the model computed it.
 import { at, quoted, report } from "./dom.js";
 import { hideEngine, showEngine } from "./engine.js";
 import { showAttention } from "./attention.js";

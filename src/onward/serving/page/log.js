@@ -1,4 +1,4 @@
-// The conversation as it is shown: for each turn what was asked, the answer as text or tokens, its figures and buttons.
+// The conversation as it is shown: for each turn the question, the answer as text or tokens, its figures and buttons.
 import { at, button, copy, node, safely, shade } from "./dom.js";
 import { canContinue, outcome, split } from "./generate.js";
 import { markdown } from "./markdown.js";
@@ -6,7 +6,7 @@ import { answerOf } from "./store.js";
 import { leaves, path } from "./tree.js";
 
 const made = new Map(); // turn -> its element
-let acts = {}; // what the buttons do, by name; each is called with a turn
+let acts = {}; // the buttons' functions by name; each is called with a turn
 
 export const setActs = (given) => { acts = given; };
 

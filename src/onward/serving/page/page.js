@@ -141,14 +141,14 @@ async function send() {
 function choose(turn, one) {
   const own = answerOf(turn);
   inspect(conversation, turn, own, one, async (_, of, parent, row) => {
-    at("chosen").focus(); // the pressed button is made anew
+    at("chosen").focus(); // the pressed button is created again
     await take(turn, of, parent, row);
   });
   markChosen(turn, one);
   if (!WIDE.matches && at("inside").hidden) toggle("inside", true);
 }
 
-// If tokens are shown beside the panel, the first token of the last answer is chosen, as an example of what the panel shows.
+// If tokens are shown beside the panel, the first token of the last answer is chosen, as an example of the panel's views.
 function chooseFirst() {
   const turn = last(), own = turn && answerOf(turn);
   if (own?.leaf.parent && tokensShown[conversation.mode] && !at("inside").hidden) choose(turn, path(own.leaf)[0]);

@@ -1,4 +1,4 @@
-// The parts of the model: what each head and layer added to the chosen token's logit, and what is switched off.
+// The parts of the model: what each head and layer added to the chosen token's logit, and the parts that are switched off.
 import { ask } from "./api.js";
 import { at, node, shade } from "./dom.js";
 
@@ -57,7 +57,7 @@ export async function showParts(text, signal) {
   const most = shown ? Math.max(...shown.heads.flat().map(Math.abs), ...shown.mlps.map(Math.abs), 1e-9) : 1;
   const cell = (made, value = 0) => {
     made.className = value < 0 ? "against" : "for";
-    return shade(made, Math.sqrt(Math.abs(value) / most)); // so that small ones are seen beside an MLP
+    return shade(made, Math.sqrt(Math.abs(value) / most)); // so that small contributions are visible next to an MLP's
   };
   const width = Math.max(...named.map((heads) => heads.length));
   at("parts").tHead.replaceChildren(node("tr", {}, node("td"), ...Array.from({ length: width }, (_, head) => node("th", { scope: "col", textContent: `H${head}` })), node("th", { scope: "col", textContent: "MLP" })));

@@ -1,4 +1,4 @@
-// What the browser keeps for this page; a browser that refuses keeps nothing.
+// The browser's storage for this page; a browser that refuses access stores nothing.
 
 const tried = (does, otherwise) => {
   try {

@@ -1,5 +1,5 @@
 // Conversations: { id, title, mode, system, updated, turns: [{ prompt, answers, shown }] }, kept in this browser.
-// An answer is { root, leaf, text, error, model, system, settings }, and what `prepare` adds to it.
+// An answer is { root, leaf, text, error, model, system, settings }, and the fields that `prepare` adds.
 import { forget, names, parsed, read, write } from "./storage.js";
 import { all, packed, unpacked } from "./tree.js";
 

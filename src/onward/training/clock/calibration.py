@@ -36,7 +36,7 @@ from onward.training.step.trainer import StepPlan, Trainer
 from onward.training.step.validation import validate
 
 T = TypeVar("T")
-Sampler = Callable[[Decoder, Tokenizer], object]  # does what the caller of a run will do at each validation
+Sampler = Callable[[Decoder, Tokenizer], object]  # does the work of the run's caller at each validation
 
 TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps, in seconds and as a fraction of the budget
 FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text

@@ -92,7 +92,7 @@ def effective(tokens: float, unique: int) -> float:
 
 @dataclass(frozen=True)
 class Compression:
-    """Two measures of a training text: its bits per byte when compressed by bz2, which say how hard the text is to
+    """Two measures of a training text: its bits per byte when compressed by bz2, a measure of how hard the text is to
     predict, and its bytes per token."""
 
     bits_per_byte: float  # bits per byte after compression by bz2

@@ -54,7 +54,8 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
     beside = c is not None and c.method.beside
     if first and beside:
         raise UserError(
-            f"Cannot train beside the adapter {config.base}: merge it with onward merge, and name the merged model"
+            f"Cannot train in addition to the adapter {config.base}: merge it with onward merge, and name the merged "
+            "model"
         )
     if is_quantized(model) and not (adapters or first or beside):
         raise UserError(
@@ -114,7 +115,7 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
     first = locate(config.base)
     if not is_adapter(first):
         if config.first:
-            raise UserError(f"first is only for an adapter, which {config.base} is not: leave it out")
+            raise UserError(f"Cannot use first, because {config.base} is not an adapter: leave it out")
         return config
     if config.first == "frozen":
         return config

@@ -65,7 +65,8 @@ def complete(
     length = model.config.context_length
     rows = min(len(prompts), ROWS)
     cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))
-    engine = Engine(model, rows=rows, cache=cache, compile_after=0)  # at once, so that a resumed run decodes alike
+    # compile from the first step, so that a resumed run decodes with the same kernels
+    engine = Engine(model, rows=rows, cache=cache, compile_after=0)
     made = [ModelCompletion(prompt) for prompt in prompts]
     active, turn = list(range(len(made))), 0
     while active:

@@ -1,7 +1,7 @@
 """Methods of fine-tuning, one file each: its options, the examples it makes of records, and its loss.
 
 Does not import torch, so that `--help` answers at once: formulas use the methods of tensors, and `Method.loss` imports
-what it computes with. A file in one of its folders is found by itself.
+the modules that it uses. A file in one of its folders is found by itself.
 """
 
 from importlib import import_module

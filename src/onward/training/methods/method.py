@@ -1,4 +1,4 @@
-"""The type of methods, and what a run gives to the loss of one."""
+"""The type of methods, and the inputs that a run gives to a method's loss."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Method(Part):
     by_example: ClassVar[bool] = False  # whether the loss is a mean over examples instead of targets
     by_record: ClassVar[bool] = True  # whether each record is turned into examples independently of other records
     dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities use none
-    beside: ClassVar[bool] = False  # whether modules beside the model are trained, and the model stays as it is
+    beside: ClassVar[bool] = False  # whether separate modules are trained, and the model is unchanged
     labels: ClassVar[tuple[str, ...]] = ()  # labels of the trained output head; `classify` reads them from its data
     reports: ClassVar[tuple[str, ...]] = ()  # names of the method's figures in the log, in addition to the loss
 

@@ -78,7 +78,7 @@ class Pairwise(AskedModel, kind="pairwise"):
     """The share of the other completions of the same prompt that a completion beats, in the judgment of a model on a
     server.
 
-    The model compares each two completions in both orders, since judges favor a position, and replies A or B. Two
+    The model compares each pair of completions in both orders, since judges favor a position, and replies A or B. Two
     completions of the same text are a tie.
     """
 

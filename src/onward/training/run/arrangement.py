@@ -105,7 +105,7 @@ def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) ->
     method = tuned.method if tuned and tuned.method.samples_itself else None
     if not isinstance(method, PolicyMethod | Distill):
         return memory
-    if isinstance(method, PolicyMethod):  # it samples for all batches together
+    if isinstance(method, PolicyMethod):  # the engine samples for all batches together
         rows *= -(-config.accumulation // mesh.data) * method.samples
     return with_engine(memory, decoder, mesh, min(rows, ROWS), STEP + method.completion_length)
 

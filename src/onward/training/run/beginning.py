@@ -73,7 +73,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Given:
-    """What a program gives to a new run beside its configuration; see `Run.start`."""
+    """The arguments of a new run in addition to its configuration; see `Run.start`."""
 
     model: Decoder | None
     loss: Loss | LossFunction | None
@@ -95,7 +95,7 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
     if config.base:
         config = with_merged_base(config, folder)
 
-    # the mesh, unless it depends on the tokenizer's vocabulary; a base model is loaded as it says
+    # the mesh, unless it depends on the tokenizer's vocabulary; a base model is loaded for this mesh
     known = known_decoder(config, given.model) if processes or config.mesh else None
     if known:
         processes = planned(config, known, processes)

@@ -16,7 +16,7 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.training.step.loss import CrossEntropy
 
 CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of the check of causality, and of the check of the first loss
-MAX_GAP = 0.5  # nats per token between the loss of a fresh model and ln V, beside the part that its width explains
+MAX_GAP = 0.5  # nats per token between the loss of a fresh model and ln V, without the part that its width explains
 PROBES, LENGTH = 32, 32  # passages of the validation text that are searched for, and tokens of each
 SEARCHED = 1 << 26  # the most training tokens that are searched, which takes about a second
 CHUNK = 1 << 18  # tokens that are searched at a time

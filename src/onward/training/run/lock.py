@@ -94,9 +94,9 @@ def keeping() -> Iterator[None]:
 
 @contextmanager
 def run_lock(folder: Path, *, again: bool = False) -> Iterator[Hold]:
-    """A context in which nobody else works in the existing run folder `folder`: this process holds its lock, and no
-    other `run_lock` of the folder is open. As long as the Hold is kept, other processes are also kept out after the
-    context.
+    """A context in which no other process or `run_lock` works in the existing run folder `folder`: this process holds
+    its lock, and no other `run_lock` of the folder is open. As long as the Hold is kept, other processes are also kept
+    out after the context.
 
     Raises a UserError if another process holds the lock or, with `again`, if another process has worked in the folder
     since this process last held the lock. Without `again`, a context that ends with a UserError has changed nothing,

@@ -119,7 +119,7 @@ class Loop(Shown):
                     if step.failure:
                         yield self.roll_back(plan, step, first)
                         yield from self.validate()
-                        break  # other windows follow than those that were prepared ahead
+                        break  # the next windows differ from those that were prepared ahead
                     seconds = perf_counter() - began
                     self.progress = replace(self.progress, position=plan.next_position, seconds=seconds)
                     yield self.log.write(step)
@@ -200,7 +200,7 @@ class Loop(Shown):
             )
         spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
         self.saver.finish()
-        with self.processes.first_before_others():  # it moves damaged saves aside
+        with self.processes.first_before_others():  # this call renames damaged saves
             lazy = self.processes.divides
             base = base_model(self.folder, self.config, self.inputs.labels, lazy=lazy)
             state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)

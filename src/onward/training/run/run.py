@@ -68,7 +68,7 @@ class Run(Loop):
         model in the folder `config.base` or, without one, from a fresh model as configured. A given model takes the
         place of the configured preset and fields, and the configured tokenizer must be its own. `loss` replaces the
         configured one; give it to `resume` as well.
-        `sample` does what the caller will do at each validation: a run of a given time leaves time for it.
+        `sample` does the caller's work at each validation, for which a run with a time limit reserves time.
         `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
         A time limit counts from `began`, a value of `time.perf_counter`; by default from this call.
         `processes` are those that train the run together, a group that this process has joined; by default all that
@@ -131,9 +131,9 @@ class Run(Loop):
         """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
         The user's own modules that the run was started with must be imported before. `mesh` replaces the configured
-        one: the save of any mesh can be resumed on any other, and results then differ by rounding. On another number
-        of processes with batches of their own, a loss with a state in each (`Loss.of_batches`) begins anew.
-        `processes` are those of `start`.
+        one: the save of any mesh can be resumed on any other, and results then differ by rounding. On another number of
+        processes with batches of their own, a loss with a state in each (`Loss.of_batches`) starts from its initial
+        state. `processes` are those of `start`.
         """
         return cls.opened(Path(folder), loss, several(processes), mesh)
 

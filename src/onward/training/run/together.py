@@ -31,7 +31,7 @@ def several(processes: Alone | None) -> "Processes | None":
 def planned(
     config: RunConfig, decoder: DecoderConfig, processes: "Processes | None", mesh: str = ""
 ) -> "Processes | None":
-    """Return the processes of a run with the mesh that says how they replicate or divide the model `decoder`: `mesh` if
+    """Return the processes of a run with the mesh in which they replicate or divide the model `decoder`: `mesh` if
     it is given, else the configured one, else replicas if a device can hold the whole training, else shards. Raises a
     UserError for a mesh that the run cannot use."""
     text = mesh or config.mesh

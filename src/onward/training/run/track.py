@@ -110,8 +110,8 @@ class TensorBoard:
 
 
 class WandB:
-    """A tracker that sends rows to Weights & Biases, project "onward". It works offline if WANDB_MODE says so, without
-    a key, or if no server answers; `wandb sync` sends the rows later. A resumed run continues under its id in
+    """A tracker that sends rows to Weights & Biases, project "onward". It works offline if WANDB_MODE requires it,
+    without a key, or if no server answers; `wandb sync` sends the rows later. A resumed run continues under its id in
     RUN/wandb/id."""
 
     def __init__(self, run: Path, config: Mapping[str, Any]) -> None:

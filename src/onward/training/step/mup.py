@@ -2,7 +2,7 @@
 
 A factor on the output of a matrix is the same function, and under Adam the same training, as that factor on its initial
 weights and on its learning rate. So factors of logits and scores, too, are moved into weights: the decoder's
-configuration stays what it was, and its folder loads in every program that loads the preset's.
+configuration is unchanged, and its folder loads in every program that loads the preset's.
 
 With m = d_model / base, and base weights and rates at m = 1:
 

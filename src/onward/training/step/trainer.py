@@ -163,7 +163,7 @@ class Trainer:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = self.clip_gradients()
-        # fp16 overflows now and then: the scaler skips such an update and scales less, as long as that can help
+        # fp16 sometimes overflows: the scaler then skips the update and reduces the scale, as long as this can help
         overflow_is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         failure = self.spikes.check_step(mean, 0.0 if overflow_is_usual else norm)
         rate = self.learning_rate(self.step)

@@ -32,7 +32,7 @@ BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens per batch for 1e6 training tokens
 LEAST_STEPS = 16  # of a run
 FEW_STEPS = 100  # in shorter runs, a loss depends more on the first steps than on size and length
 TIMED = 3  # steps, after one to warm up
-START = 0.6  # seconds that a run takes beside its steps and its evaluation
+START = 0.6  # seconds that a run takes in addition to its steps and its evaluation
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked
         return own, speed.seconds(large, evaluated) * asked["check"]
 
     began, largest, pair = perf_counter(), least, [smallest[0], smallest[-1]]
-    for _ in range(2):  # the second time at the sizes that the first one chose
+    for _ in range(2):  # the second pass measures the sizes that the first pass chose
         speed = measured(config, inputs, sizes.vocab_size, pair)
         left = SPENT * (limit - (perf_counter() - began))
         largest = largest_budget(lambda flops, left=left: sum(time_of(flops)) <= left, least)  # type: ignore[misc]

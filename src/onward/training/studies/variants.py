@@ -328,7 +328,7 @@ def begin(
     """Start the run of a variant with a seed in the processes of `group`, or resume it if it exists. Among `variants`,
     runs of the same model use the precision and the backend of experts that timing chose for the first of them, so that
     they differ only in their options; if another group is to begin the first one, wait for it. Returns None if `stop()`
-    became true meanwhile."""
+    became true during the training."""
     folder, config, processes = variant.folder(seed), variant.config, group.processes
     if processes.agreed(lambda: "saved" * (folder.exists() and bool(saves(folder)))) == "saved":
         return Run.resume(folder, mesh=config.mesh or "replicate=1", processes=processes)

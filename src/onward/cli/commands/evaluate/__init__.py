@@ -109,7 +109,7 @@ def arranged(options: Options) -> "Replicas":
 
 
 def chosen(options: Options, count: int) -> tuple["Mesh", str]:
-    """The default mesh, with a sentence if it divides the model: replicas if a device can hold a whole model and a
+    """The default mesh, with a message if it divides the model: replicas if a device can hold a whole model and a
     batch, or if an option or a model is not for a division; else the smallest tensor axis with which a process's part
     fits or, if none does, the largest."""
     from onward.cli.commands.evaluate.divided import outline_of
@@ -128,7 +128,7 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
         works = [memory_of_text] if options.sources else [memory_of_text, memory_of_questions]
     try:
         models = [outline_of(name, options) for name in names]
-    except UserError:  # the model cannot be divided, or loading it says why it cannot be loaded
+    except UserError:  # the model cannot be divided, or loading it raises the error that tells why
         return replicas
     holes = holes_on(options.device)
 

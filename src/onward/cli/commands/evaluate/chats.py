@@ -44,7 +44,7 @@ def are_examples(sources: Sequence[str], field: str, columns: str, ignore: str) 
         return False
     try:
         record = next(iter(Records([named], columns, ignore)), None)
-    except UserError:  # the reader of texts or of examples says what is wrong
+    except UserError:  # the reader of texts or of examples reports the mistake
         return bool(columns or ignore)
     layout = layout_of(record.values) if record else None
     if record is None or layout is None or record.values.get(field) is not None:
@@ -55,8 +55,8 @@ def are_examples(sources: Sequence[str], field: str, columns: str, ignore: str) 
 def evaluate_chats(
     models: Sequence[LanguageModel | str], names: Sequence[str], options: Options, replicas: Replicas
 ) -> None:
-    """Print the loss of each model, of which the first is loaded, on the answers, with its standard error, and by how
-    much it differs from that of the first."""
+    """Print the loss of each model on the answers, with its standard error, and its difference from the loss of the
+    first model, which is already loaded."""
     from onward.data.layouts import Records
     from onward.evaluation.chats import AnswerLosses, answer_losses, answer_sequences
 
@@ -119,5 +119,5 @@ def asked_in(name: str, lm: LanguageModel, template: str, others: Sequence[Token
         theirs = other.inner.get_vocab()
         if other.vocab_size <= size and all(theirs.get(token) == number for token, number in vocabulary.items()):
             return other
-    console.print(f"{name} has no chat template, so it is asked in a plain one", markup=False, soft_wrap=True)
+    console.print(f"{name} has no chat template, so a plain one is used", markup=False, soft_wrap=True)
     return with_template(own, "plain")

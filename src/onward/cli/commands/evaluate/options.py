@@ -8,9 +8,9 @@ from onward.cli.shared.loading import Loading
 from onward.config.ranges import Share, Size, SizeOrZero
 from onward.evaluation.overlap import Match
 
-ASKED = "examples", "limit", "against", "chat", "run_code", "keep"  # options that say how questions are asked
-OF_TEXT = "stride", "field", "encoding", "raw", "repeated_lines"  # options that say how texts are read
-OF_EXAMPLES = "columns", "ignore"  # options that say how examples are read
+ASKED = "examples", "limit", "against", "chat", "run_code", "keep"  # options for asking questions
+OF_TEXT = "stride", "field", "encoding", "raw", "repeated_lines"  # options for reading texts
+OF_EXAMPLES = "columns", "ignore"  # options for reading examples
 
 
 @dataclass(frozen=True, kw_only=True)

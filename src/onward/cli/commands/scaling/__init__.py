@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def optimum(options: Options) -> dict[str, Any]:
-    """The best sizes by each law, printed and drawn as the options say."""
+    """Compute the best sizes by each law, and print and draw them as the options require."""
     from onward.planning.devices import device_flops
     from onward.planning.laws import LAWS, NEWEST, REFIT, flops_for, smaller_models
     from onward.planning.laws import optimum as best
@@ -142,7 +142,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 
 def fit(options: Options) -> dict[str, Any]:
-    """The law of the runs in a folder or a table, printed and drawn as the options say."""
+    """Fit the law of the runs in a folder or a table, and print and draw it as the options require."""
     from onward.cli.commands.scaling.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
     from onward.reports.runs.record import finished_runs

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def fit_with_picture(runs: "Sequence[RunPoint]", out: str) -> "FittedLaw":
-    """Fit a scaling law to the sizes and losses of finished training runs, and show a status line meanwhile; also draw
-    the fit into the picture file `out`, unless it is ""."""
+    """Fit a scaling law to the sizes and losses of finished training runs, and show a status line during the fit; also
+    draw the fit into the picture file `out`, unless it is ""."""
     from onward.planning.fitted import fit_runs
     from onward.reports.pictures.law_pictures import fit_picture
 

@@ -27,7 +27,7 @@ examples:
   onward tokenizer compare tokenizers/mybook char --data mybook.txt --data talks.jsonl --json
   onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
-OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options that say how texts are read
+OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options for reading texts
 PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are determined together
 
 
