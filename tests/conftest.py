@@ -228,7 +228,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    secrets.randbits = random.Random(item.nodeid).getrandbits  # seeds of what is sampled without one
+    secrets.randbits = random.Random(item.nodeid).getrandbits  # type: ignore[assignment]  # seeds of what is sampled without one
 
 
 def pytest_collection_finish() -> None:
