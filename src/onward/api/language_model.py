@@ -14,6 +14,7 @@ from onward.api.searching import searched
 from onward.api.text_model import TextModel
 from onward.base.arguments import Range, checked, named, unchecked
 from onward.base.errors import UserError
+from onward.compiled.model_state import ModelState
 from onward.config.ranges import Size, SizeOrZero
 from onward.data.progress import Progress, silent
 from onward.evaluation.benchmark import TaskResult, run_task
@@ -72,9 +73,10 @@ class LanguageModel(TextModel):
     draft_head: DraftHead | None = None  # trained beside the model, for speculative decoding; None: it has none
     path: Path | None = None  # folder or file from which it was loaded
     idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
+    state: ModelState | None = field(default=None, init=False, repr=False, compare=False)  # likewise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "idle": {}}  # copies make engines of their own
+        return {**vars(self), "idle": {}, "state": None}  # copies make engines of their own
 
     @checked
     def evaluate_tasks(
@@ -308,20 +310,26 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
-    """Lend an engine as `engine_for` makes it. Without options, and if nothing but quantization is attached to the
-    model, it is that of the last call, with its cache and what it knows of the model, if it was made for the same
-    model, tokenizer and number of answers, and is idle."""
+    """Lend an engine as `engine_for` makes it. If nothing but quantization is attached to the model, the engine has what
+    that of the last call knows of the model. Without options it is that engine, with its cache, if it was made for the
+    same model, tokenizer and number of answers, and is idle."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
     attached = vars(lm.model).get(ATTACHMENTS)
-    reusable = not options and (attached is None or attached.by_kind.keys() <= {"quantization"})
-    engine = lm.idle.pop(key, None) if reusable else None
+    is_kept = attached is None or attached.by_kind.keys() <= {"quantization"}
+    engine = lm.idle.pop(key, None) if is_kept and not options else None
+    state, lm.state = lm.state, None  # calls that overlap have states of their own
     lm.idle.clear()
     if engine is None:
         engine = engine_for(lm, answers, options)
-        engine.state.kept = reusable
+        engine.state.kept = is_kept
+        if is_kept and state is not None and state.model is lm.model:
+            engine.share(state)
     engine.state.confirmed = False
     yield engine
-    if engine.state.kept and engine.scheduler.manager.cache.nbytes() <= KEPT:  # not if an exception ends the call
+    if not is_kept:
+        return
+    lm.state = engine.state  # not if an exception ends the call
+    if not options and engine.scheduler.manager.cache.nbytes() <= KEPT:
         lm.idle[key] = engine
 
 

@@ -106,6 +106,11 @@ class PrefixCache:
         lengths[row] = rope_length
         return best
 
+    def rope_length(self, length: int) -> int:
+        """Return the length for which the rotary positions of a row of `length` tokens are scaled; one for all rows if
+        nothing is scaled, so that nothing is computed for each length."""
+        return length if self.is_scaled else self.manager.cache.length
+
     def last_length(self, length: int, most: int) -> int:
         """Return the greatest length, at most `most`, up to which a row of `length` tokens may grow in its cache."""
         return last_length(self.manager.cache.config, length, most) if self.is_scaled else most

@@ -104,10 +104,15 @@ class Engine:
         )
         if isinstance(draft, ReadingDraft):
             self.runner = ReadingRunner(self.runner, draft, self.scheduler.active)
+        self.state.kept = self.scheduler.prefixes.keeps
         self.times = SpeculationTimes()
         # the processes of a tensor axis must make the same schedule, so that it cannot depend on times
         divided = ATTACHMENTS in vars(model) and tensor_axis(model) > 1
         self.clock: Callable[[], float] = float if divided else perf_counter
+
+    def share(self, state: ModelState) -> None:
+        """Use what another engine, which has no requests any more, knows of the same model."""
+        self.state = self.runner.state = self.scheduler.prefixes.state = state
 
     @property
     def busy(self) -> bool:
