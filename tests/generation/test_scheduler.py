@@ -22,7 +22,7 @@ class Lists(CacheManager):
     """Rows of at most `capacity` tokens together, each a list."""
 
     def __init__(self, rows: int, capacity: int) -> None:
-        memory: Any = SimpleNamespace(rows=rows, chunk=CHUNK, config=config(), length=LENGTH)
+        memory: Any = SimpleNamespace(rows=rows, chunk=CHUNK, config=config(), rope_length=[LENGTH] * rows)
         self.cache, self.capacity = memory, capacity
         self.held: list[list[int]] = [[] for _ in range(rows)]
 

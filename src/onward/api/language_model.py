@@ -321,15 +321,13 @@ def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iter
     lm.idle.clear()
     if engine is None:
         engine = engine_for(lm, answers, options)
+        if state and state.model is lm.model:
+            engine.state = engine.runner.state = engine.scheduler.prefixes.state = state
         engine.state.kept = is_kept
-        if is_kept and state is not None and state.model is lm.model:
-            engine.share(state)
     engine.state.confirmed = False
     yield engine
-    if not is_kept:
-        return
-    lm.state = engine.state  # not if an exception ends the call
-    if not options and engine.scheduler.manager.cache.nbytes() <= KEPT:
+    lm.state = engine.state if is_kept else None  # None, too, if an exception ends the call
+    if is_kept and not options and engine.scheduler.manager.cache.nbytes() <= KEPT:
         lm.idle[key] = engine
 
 

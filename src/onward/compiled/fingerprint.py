@@ -89,11 +89,6 @@ class Snapshot:
             self.marks = now
         return True
 
-    @property
-    def is_versioned(self) -> bool:
-        """Whether PyTorch counts the changes of all tensors; it counts none of tensors made in inference mode."""
-        return len(self.versioned) == len(self.inventory.tensors)
-
     def versions(self) -> list[int]:
         """Return PyTorch's version counter of each tensor of the model, which each in-place operation increases, to
         detect changed weights. Changes through `data` or NumPy are not counted."""

@@ -110,10 +110,6 @@ class Engine:
         divided = ATTACHMENTS in vars(model) and tensor_axis(model) > 1
         self.clock: Callable[[], float] = float if divided else perf_counter
 
-    def share(self, state: ModelState) -> None:
-        """Use what another engine, which has no requests any more, knows of the same model."""
-        self.state = self.runner.state = self.scheduler.prefixes.state = state
-
     @property
     def busy(self) -> bool:
         return bool(self.scheduler.waiting or self.scheduler.active)

@@ -116,8 +116,7 @@ class Scheduler:
                 return  # wait until that prompt is prefilled, to share it
             computed_by = self.prefixes.key(request, self.active)
             cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
-            rope_length = self.prefixes.rope_length(len(context))
-            num_cached = self.prefixes.allocate(row, context, rope_length, cached, computed_by)
+            num_cached = self.prefixes.allocate(row, context, len(context), cached, computed_by)
             if num_cached is not None:
                 request.num_cached = request.num_shared = num_cached
                 request.computed_by = computed_by
