@@ -75,9 +75,8 @@ class Request:
     num_accepted: int = 0  # drafted tokens that were accepted
 
     def __post_init__(self) -> None:
-        if type(self.stop_token_ids) is not frozenset:
-            check(types_of({"stop_token_ids": Collection[int]}), vars(self))
-            self.stop_token_ids = frozenset(self.stop_token_ids)
+        check(types_of({"stop_token_ids": Collection[int]}), vars(self))
+        self.stop_token_ids = frozenset(self.stop_token_ids)
         check_fields(self)
         self.seed %= 1 << 63
 
