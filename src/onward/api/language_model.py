@@ -310,9 +310,9 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
-    """Lend an engine as `engine_for` makes it. If nothing but quantization is attached to the model, the engine has what
-    that of the last call knows of the model. Without options it is that engine, with its cache, if it was made for the
-    same model, tokenizer and number of answers, and is idle."""
+    """Lend an engine as `engine_for` makes it. If nothing but quantization is attached to the model, it has the model
+    state of the last call's engine. Without options it is that engine, with its cache, if it was made for the same
+    model, tokenizer and number of answers, and is idle."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
     attached = vars(lm.model).get(ATTACHMENTS)
     is_kept = attached is None or attached.by_kind.keys() <= {"quantization"}

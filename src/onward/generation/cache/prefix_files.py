@@ -137,7 +137,7 @@ class PrefixFiles:
         state.update(array("q", tokens))
         name = state.hexdigest()
         if self.read(name) is None:
-            if key.partition(" ")[0] != fingerprint(self.model):  # a later process would take the file for another model's
+            if key.partition(" ")[0] != fingerprint(self.model):  # another process would trust the file
                 raise UserError("the weights have changed in a way that PyTorch does not count, such as through `data`")
             states = manager.cache.states.snapshot(row, len(tokens))
             vectors = manager.dump(row, len(tokens)) | {STATE + name: t for name, t in states.items()}
