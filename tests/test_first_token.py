@@ -3,6 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from unittest.mock import patch
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import onward
-from onward import Decoder, DecoderConfig, LanguageModel
+from onward import BlockManager, Decoder, DecoderConfig, LanguageModel, PagedKVCache
+from onward.api.language_model import GenerationKeywords
 from onward.compiled import fingerprint
 from onward.compiled.fingerprint import Snapshot
 from onward.config.lora import LoRA
@@ -77,6 +79,42 @@ def test_calls_neither_describe_the_model_again_nor_read_its_weights(lm: Languag
         again = [lm.complete(asked, 20, temperature=0) for _ in range(2)]
         assert (described.call_count, read.call_count) == found
     assert [[a.tokens for a in one] for one in first] == [[a.tokens for a in one] for one in again[1]]
+
+
+@pytest.mark.parametrize("kind", ["cache", "prompt_cache"])
+def test_own_caches_read_the_weights_again_only_after_a_change_that_versions_tell(
+    lm: LanguageModel, kind: str, tmp_path: Path
+) -> None:
+    lm = made(lm)
+    cache = BlockManager(PagedKVCache(lm.config, 1, 64, 16, block_size=2, blocks=70))
+    own: GenerationKeywords = {"cache": cache, "rows": 1} if kind == "cache" else {"prompt_cache": tmp_path}
+    ask = lambda **given: lm.generate("The cat sat on the mat.", 4, temperature=0, **given)
+    with patch.object(fingerprint, "checksum", side_effect=fingerprint.checksum) as read:
+        assert ask(**own) == ask()
+        times = read.call_count
+        assert times > 0
+        assert ask(**own) == ask()
+        assert read.call_count == times
+        with torch.no_grad():
+            lm.model.blocks[0].mlp.down.weight.mul_(-9)
+        assert ask(**own) == ask()
+        assert read.call_count > times
+    lm.model.blocks[0].mlp.down.weight.data = -lm.model.blocks[0].mlp.down.weight.data
+    assert ask(**own) == ask()
+
+
+def test_a_prompt_read_by_weights_changed_without_a_version_is_not_saved(lm: LanguageModel, tmp_path: Path) -> None:
+    lm = made(lm)
+    ask = lambda prompt: lm.generate(prompt, 1, temperature=0, prompt_cache=tmp_path)
+    ask("The cat")
+    files = [*tmp_path.iterdir()]
+    lm.model.blocks[0].mlp.down.weight.data.mul_(-9)
+    with pytest.warns(UserWarning, match="the prompt is not saved: the weights have changed"):
+        ask("A dog")
+    assert [*tmp_path.iterdir()] == files
+    lm.state = None  # as in another process
+    ask("A dog")
+    assert len([*tmp_path.iterdir()]) == len(files) + 1
 
 
 def test_an_engine_is_lent_again_only_to_the_model_and_tokenizer_it_was_made_for(lm: LanguageModel) -> None:

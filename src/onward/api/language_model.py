@@ -14,6 +14,7 @@ from onward.api.searching import searched
 from onward.api.text_model import TextModel
 from onward.base.arguments import Range, checked, named, unchecked
 from onward.base.errors import UserError
+from onward.compiled.model_state import ModelState
 from onward.config.ranges import Size, SizeOrZero
 from onward.data.progress import Progress, silent
 from onward.evaluation.benchmark import TaskResult, run_task
@@ -72,9 +73,10 @@ class LanguageModel(TextModel):
     draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none
     path: Path | None = None  # folder or file from which it was loaded
     idle: dict[object, Engine] = field(default_factory=dict, init=False, repr=False, compare=False)  # see `lent`
+    state: ModelState | None = field(default=None, init=False, repr=False, compare=False)  # likewise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "idle": {}}  # copies make engines of their own
+        return {**vars(self), "idle": {}, "state": None}  # copies make engines of their own
 
     @checked
     def evaluate_tasks(
@@ -308,20 +310,24 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
-    """Lend an engine as `engine_for` makes it. Without options, and if nothing but quantization is attached to the
-    model, the engine of the last call is reused, with its cache and its description of the model, if it is idle and was
-    made for the same model, tokenizer and number of answers."""
+    """Lend an engine as `engine_for` makes it. If nothing but quantization is attached to the model, it has the model
+    state of the last call's engine. Without options it is that engine, with its cache, if it was made for the same
+    model, tokenizer and number of answers, and is idle."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
     attached = vars(lm.model).get(ATTACHMENTS)
-    reusable = not options and (attached is None or attached.by_kind.keys() <= {"quantization"})
-    engine = lm.idle.pop(key, None) if reusable else None
+    is_kept = attached is None or attached.by_kind.keys() <= {"quantization"}
+    engine = lm.idle.pop(key, None) if is_kept and not options else None
+    state, lm.state = lm.state, None  # calls that overlap have states of their own
     lm.idle.clear()
     if engine is None:
         engine = engine_for(lm, answers, options)
-        engine.state.kept = reusable
+        if state and state.model is lm.model:
+            engine.state = engine.runner.state = engine.scheduler.prefixes.state = state
+        engine.state.kept = is_kept
     engine.state.confirmed = False
     yield engine
-    if engine.state.kept and engine.scheduler.manager.cache.nbytes() <= KEPT:  # not if an exception ends the call
+    lm.state = engine.state if is_kept else None  # None, too, if an exception ends the call
+    if is_kept and not options and engine.scheduler.manager.cache.nbytes() <= KEPT:
         lm.idle[key] = engine
 
 

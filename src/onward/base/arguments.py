@@ -239,16 +239,17 @@ def check(types: Mapping[str, Type], values: Mapping[str, Any], prefix: str = ""
     """Return `values`, arguments or fields by name, converted by `as_declared` to their `types`. Raises a UserError for
     the first value that does not have its type; `prefix` precedes its name in the message."""
     read = dict(values)
-    for name, kind in types.items():
-        if name not in values or type(values[name]) in kind.whole:
+    for name, given in values.items():
+        kind = types.get(name)
+        if kind is None or type(given) in kind.whole:
             continue
-        value = read[name] = as_declared(kind, values[name])
+        value = read[name] = as_declared(kind, given)
         if isinstance(value, str | Path) and Path in kind.classes and "\0" in str(value):
             raise UserError(f"{prefix}{name} is {shown(value)}: a path cannot contain a zero byte")
         if not kind.fits(value):
             if kind.ranges:
-                raise OutOfRange(prefix + name, values[name], kind)
-            raise UserError(f"{prefix}{name} is {shown(values[name])}: it takes {kind}")
+                raise OutOfRange(prefix + name, given, kind)
+            raise UserError(f"{prefix}{name} is {shown(given)}: it takes {kind}")
     return read
 
 

@@ -1,9 +1,8 @@
 """The device to compute on."""
 
-from collections.abc import Sequence
-from typing import Any
-
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 from onward.base.errors import UserError
@@ -36,8 +35,8 @@ def known_device(name: str | torch.device) -> torch.device:
         raise UserError(f"device is {str(name)!r}: choose auto, cpu, cuda or mps") from None
 
 
-def tensor_on(device: torch.device, values: Sequence[Any], dtype: torch.dtype | None = None) -> Tensor:
+def tensor_on(device: torch.device, values: ArrayLike, dtype: torch.dtype = torch.long) -> Tensor:
     """Copy `values`, numbers or nested lists of numbers, to a tensor on a device. On CUDA the copy is asynchronous,
     from pinned memory."""
-    tensor = torch.tensor(values, dtype=dtype)
+    tensor = torch.from_numpy(np.asarray(values)).to(dtype)  # which reads lists faster than torch.tensor
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)

@@ -17,9 +17,9 @@ class ModelState:
     confirmed, it only looks whether hooks were registered or behavior was attached.
 
     If the model is `owned`, as a server's is, its state is always confirmed: only hooks, attached behavior and
-    operations that PyTorch counts change it, and the weights are read once for all cached prefixes. A `kept` state
-    belongs to an engine whose rows keep nothing between calls: the weights are compared at each call, but read only
-    once.
+    operations that PyTorch counts change it. The state of a model that is `kept` is used again by a later call, and not
+    dropped while no request is active. Either way, the weights are read once to name cached prefixes, and again only
+    after a change that the model's objects, addresses or versions show.
     """
 
     model: Decoder
@@ -36,7 +36,7 @@ class ModelState:
         """Compare the model with the last snapshot, and take a new one if it has changed."""
         last, confirmed = self.snapshot, self.confirmed
         same = last is not None and (last.has_same_hooks() if confirmed or self.owned else last.holds())
-        if not (confirmed or self.owned or self.kept):
+        if last and not confirmed and len(last.versioned) < len(last.inventory.tensors):  # some made in inference mode
             self.known = None
         self.confirmed = True
         if last is None or not same:

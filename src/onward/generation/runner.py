@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -105,7 +106,7 @@ class Runner:
 
     def inputs(self, pieces: Pieces, starts: Sequence[int]) -> tuple[Tensor, Tensor]:
         width, device = len(pieces[0]), self.model.device
-        return tensor_on(device, pieces), tensor_on(device, [[*range(start, start + width)] for start in starts])
+        return tensor_on(device, pieces), tensor_on(device, np.add.outer(starts, np.arange(width)))
 
     def decode(self, requests: Sequence[Request]) -> Tensor:
         """Run the model on the last token of each request; returns the logits (B, V) after these tokens. Request i is

@@ -43,9 +43,9 @@ class Sampling:
     processors: tuple[Processor, ...] = ()  # functions that change the logits, called in this order
 
     def __post_init__(self) -> None:
-        for name, kind in field_types(type(self)).items():
-            value = getattr(self, name)
-            if kind.origin is tuple and (callable(value) or (isinstance(value, str) and str in kind.args[0].classes)):
+        for name in [name for name, value in vars(self).items() if callable(value) or isinstance(value, str)]:
+            kind, value = field_types(type(self))[name], getattr(self, name)
+            if kind.origin is tuple and (callable(value) or str in kind.args[0].classes):
                 object.__setattr__(self, name, (value,))
         try:
             bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}

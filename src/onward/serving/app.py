@@ -60,7 +60,7 @@ def make_app(
     app.state.logits, app.state.roles, app.state.keys = inside.Logits(), {}, Keys(keys)
     service.observe_job, service.observe_step = app.state.metrics.job, app.state.metrics.step
     for routes in (
-        *(listing, completions, chat, responses, embeddings, tokens, metrics, inside, live, pages, reference),
+        *(completions, chat, responses, embeddings, tokens, listing, metrics, inside, live, pages, reference),
         admin,
     ):
         app.include_router(routes.router)

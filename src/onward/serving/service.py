@@ -12,7 +12,7 @@ from itertools import chain
 from typing import Any, Literal, TypeVar
 
 from fastapi import Request as HttpRequest
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from onward.base.errors import UserError
 from onward.generation.check_request import PromptError, check_request
@@ -29,7 +29,7 @@ from onward.serving.jobs import Job, Update
 from onward.serving.models import Served, engines_of
 from onward.serving.request_log import current
 from onward.serving.server_options import RequestLimits
-from onward.serving.streams import Streamed
+from onward.serving.streams import EventStream, Streamed
 from onward.serving.weight_files import WeightFiles
 from onward.serving.worker import StepObserver, Worker
 
@@ -212,7 +212,8 @@ class Service:
 
         async def body() -> AsyncIterator[bytes]:
             try:
-                yield b"".join(reply.beginning())
+                if beginning := b"".join(reply.beginning()):
+                    yield beginning
                 async for updates in checked(job):
                     yield b"".join(chain.from_iterable(map(reply.growth, updates)))
                 yield b"".join(reply.ending())
@@ -223,7 +224,7 @@ class Service:
                 yield b"".join(reply.failure(content))
 
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(body(), media_type="text/event-stream", headers=headers)
+        return EventStream(body(), headers=headers)
 
     def cancel(self, job: Job) -> None:
         if not job.closed:

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fastapi.responses import JSONResponse
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from onward.serving.jobs import Update
 
@@ -25,6 +26,16 @@ class JSONReply(JSONResponse):
 
     def render(self, content: Any) -> bytes:
         return line_of(content)
+
+
+class EventStream(StreamingResponse):
+    """A stream of server-sent events. It does not wait for the end of its client in a task of its own, since the guard
+    does for each request."""
+
+    media_type = "text/event-stream"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.stream_response(send)
 
 
 def event(value: Any, name: str = "") -> bytes:

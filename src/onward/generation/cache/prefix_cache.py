@@ -12,11 +12,10 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from onward.compiled.model_state import ModelState
-from onward.config.decoder import each
 from onward.generation.cache.common import common_prefix
 from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_files import PrefixFiles
-from onward.generation.cache.rotations import last_length, rope_key
+from onward.generation.cache.rotations import is_scaled, last_length, rope_key
 from onward.generation.request import Request
 
 SHORTEST = 16  # number of shared context tokens from which sharing costs less than reading the weights once more
@@ -34,8 +33,7 @@ class PrefixCache:
         self, manager: CacheManager, files: PrefixFiles | None = None, state: ModelState | None = None
     ) -> None:
         self.manager, self.files, self.state = manager, files, state
-        positions = each(manager.cache.config.position)
-        self.is_scaled = any(part.rotation or getattr(part, "scaling", None) for part in positions)
+        self.is_scaled = is_scaled(manager.cache.config)
         self.keeps = files is not None or type(manager) is not CacheManager  # beyond the end of a request
         self.changes = 0  # `state.changes` at the last call of `model_changed`
         self.model: str | None = ""  # name of the model at the last admission; None: nothing is shared

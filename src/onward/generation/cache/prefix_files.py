@@ -137,6 +137,8 @@ class PrefixFiles:
         state.update(array("q", tokens))
         name = state.hexdigest()
         if self.read(name) is None:
+            if key.partition(" ")[0] != fingerprint(self.model):  # another process would trust the file
+                raise UserError("the weights have changed in a way that PyTorch does not count, such as through `data`")
             states = manager.cache.states.snapshot(row, len(tokens))
             vectors = manager.dump(row, len(tokens)) | {STATE + name: t for name, t in states.items()}
             vectors = {name: t.cpu() for name, t in vectors.items()}

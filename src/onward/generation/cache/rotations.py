@@ -7,14 +7,24 @@ from functools import lru_cache
 
 import torch
 
-from onward.config.decoder import DecoderConfig, at
+from onward.config.decoder import DecoderConfig, at, each
 from onward.model.context import rotation
 
 
 @lru_cache(maxsize=256)
+def is_scaled(config: DecoderConfig) -> bool:
+    """Return whether the rotary positions of a decoder may depend on the length of a row."""
+    return any(part.rotation or getattr(part, "scaling", None) for part in each(config.position))
+
+
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
     """Return the cosines and sines at position 1 as bytes. They are equal for two values of `rope_length`, the length
     for which rotary positions are scaled, if cached keys are rotated equally and can be shared."""
+    return rotated(config, rope_length if is_scaled(config) else 1)  # computed once, not for each length
+
+
+@lru_cache(maxsize=256)
+def rotated(config: DecoderConfig, rope_length: int) -> bytes:
     first, length = torch.ones(1, 1, dtype=torch.float64), torch.full((1, 1, 1), rope_length, dtype=torch.float64)
     widths = [(at(config.position, i), at(config.attention, i).rope_width(config)) for i in range(config.n_layers)]
     rotations = [rotation(position, width, first, length) for position, width in dict.fromkeys(widths)]

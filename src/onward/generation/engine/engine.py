@@ -104,6 +104,7 @@ class Engine:
         )
         if isinstance(draft, ReadingDraft):
             self.runner = ReadingRunner(self.runner, draft, self.scheduler.active)
+        self.state.kept = self.scheduler.prefixes.keeps
         self.times = SpeculationTimes()
         # the processes of a tensor axis must make the same schedule, so that it cannot depend on times
         divided = ATTACHMENTS in vars(model) and tensor_axis(model) > 1
