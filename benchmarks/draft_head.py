@@ -10,6 +10,7 @@ the prompts, and the ratio plain / draft.
 import argparse
 import os
 from collections import defaultdict
+from pathlib import Path
 from time import perf_counter, process_time
 
 PROMPTS = "Once upon a time", "One day, a little boy named Tim", "Lily and her mom went to the park.", "The cat was"
@@ -28,9 +29,15 @@ def main() -> None:
 
     import onward
 
+    from onward.checkpoint.draft_heads import draft_of, is_draft_head
+
+    folder = Path(options.model)
+    if not is_draft_head(folder / "draft"):
+        raise SystemExit(f"{options.model} has no draft: make one with onward finetune --method draft")
     lm = onward.load(options.model)
     if lm.draft_head is None:
-        raise SystemExit(f"{options.model} has no draft: make one with onward finetune --method draft")
+        print("the draft is off by default for a model of this size; it is on here")
+        lm.draft_head = draft_of(folder / "draft", folder, lm.model)
     kinds = {"plain": 0, "draft": None}
     for temperature in options.temperatures:
         best: defaultdict[tuple[str, int, str], float] = defaultdict(lambda: float("inf"))

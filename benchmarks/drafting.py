@@ -5,7 +5,8 @@ quotations, and texts that quote nothing.
 
 No trained model of this size is at hand. The model of a given size has random weights, and its answers are forced
 (`forced_tokens`): real changes of this repository's files, sentences of its pages between others, plays. The times are
-thus those of the model's shape, and the acceptance is that of a model that writes exactly these texts. stories260K, if
+thus those of the model's shape, and the acceptance is that of a model that writes exactly these texts. Prompts are
+whole: nothing that an answer quotes is cut away. stories260K, if
 it is there, is trained, and writes its own stories. Both ways of each request take turns.
 """
 
@@ -30,7 +31,7 @@ SIZES = {
     "30M": onward.DecoderConfig(vocab_size=8192, d_model=512, n_layers=8, n_heads=8, context_length=2048),
     "124M": CONFIG,
 }
-PROMPT, ANSWER = 900, 250  # most tokens
+ANSWER = 250  # most tokens
 Pair = tuple[str, str]  # prompt and answer
 
 
@@ -39,14 +40,17 @@ def git(*words: str) -> str:
 
 
 def edits() -> Iterator[Pair]:
-    """Files of Onward before and after changes, with the reason of each change."""
+    """Files of Onward with the reason of a change; the answers are the changed files from ten lines before the first
+    change on."""
     for commit in git("log", "--format=%H", "-300", "HEAD").split():
         files = git("diff-tree", "--no-commit-id", "--name-only", "-r", "--diff-filter=M", commit).split()
         if len(files) == 1 and files[0].startswith("src") and files[0].endswith(".py"):
             before, after = git("show", f"{commit}~:{files[0]}"), git("show", f"{commit}:{files[0]}")
             reason = git("show", "-s", "--format=%s", commit)
             if 1500 < len(before) < 6000:
-                yield f"{before}\n# {reason}\n", after
+                lines = after.split("\n")
+                first = next((i for i, (old, new) in enumerate(zip(before.split("\n"), lines)) if old != new), 0)
+                yield f"{before}\n# {reason}\n", "\n".join(lines[max(0, first - 10) :])
 
 
 def pages() -> Iterator[str]:
@@ -142,7 +146,7 @@ def main() -> None:
     for kind, texts in KINDS.items():
         pairs = [pair for pair, _ in zip(texts(), range(options.texts))]
         requests = [
-            (tokenizer.encode(prompt)[-PROMPT:], {"forced_tokens": answer, "max_new_tokens": len(answer)})
+            (tokenizer.encode(prompt), {"forced_tokens": answer, "max_new_tokens": len(answer)})
             for prompt, answer in ((prompt, tokenizer.encode(answer)[:ANSWER]) for prompt, answer in pairs)
         ]
         table.rows.append([kind, *compared(lm, requests, options.rounds)])
