@@ -37,7 +37,9 @@ def filled(new: Tensor, old: Tensor, *where: Tensor) -> None:
 def widened(lm: onward.LanguageModel, factor: int) -> onward.LanguageModel:
     """Return a model of `factor` times the width that writes the texts of `lm`, with its draft head."""
     c, d = lm.config, lm.config.d_model
-    attention, norm = replace(c.attention, scale=c.d_head**-0.5), replace(c.norm, eps=c.norm.eps / factor)  # type: ignore[type-var]
+    assert isinstance(c.attention, onward.SelfAttention)
+    assert isinstance(c.norm, onward.RMSNorm)
+    attention, norm = replace(c.attention, scale=c.d_head**-0.5), replace(c.norm, eps=c.norm.eps / factor)
     sizes = {name: getattr(c, name) * factor for name in ("d_model", "d_head", "d_ff", "d_embed")}
     model = onward.Decoder(replace(c, attention=attention, norm=norm, **sizes))
     old = dict(lm.model.named_parameters())
