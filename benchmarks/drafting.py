@@ -6,7 +6,8 @@ quotations, and texts that quote nothing.
 No trained model of this size is at hand. The model of a given size has random weights, and its answers are forced
 (`forced_tokens`): real changes of this repository's files, sentences of its pages between others, plays. The times are
 therefore those of a model of this shape, and the acceptance rate is that of a model that writes exactly these texts.
-stories260K, if it is there, is trained, and writes its own stories. Both ways of each request take turns.
+Prompts and answers are whole: of an edit, the file before and after it. stories260K, if it is there, is trained, and
+writes its own stories. Both ways of each request take turns.
 """
 
 import argparse
@@ -30,7 +31,7 @@ SIZES = {
     "30M": onward.DecoderConfig(vocab_size=8192, d_model=512, n_layers=8, n_heads=8, context_length=2048),
     "124M": CONFIG,
 }
-PROMPT, ANSWER = 900, 250  # most tokens
+STORY = 250  # tokens of a story
 Pair = tuple[str, str]  # prompt and answer
 
 
@@ -45,7 +46,7 @@ def edits() -> Iterator[Pair]:
         if len(files) == 1 and files[0].startswith("src") and files[0].endswith(".py"):
             before, after = git("show", f"{commit}~:{files[0]}"), git("show", f"{commit}:{files[0]}")
             reason = git("show", "-s", "--format=%s", commit)
-            if 1500 < len(before) < 6000:
+            if 1500 < len(before) < 4000:
                 yield f"{before}\n# {reason}\n", after
 
 
@@ -77,14 +78,14 @@ def replies() -> Iterator[Pair]:
 
 def prose() -> Iterator[Pair]:
     for text in pages():
-        yield text[:2500], text[2500:]
+        yield text[:2500], text[2500:3500]
 
 
 def plays() -> Iterator[Pair]:
     text, draws = "".join(shakespeare()), random.Random(1)
     while True:
         start = draws.randrange(len(text) - 4500)
-        yield text[start : start + 2500], text[start + 2500 : start + 4500]
+        yield text[start : start + 2500], text[start + 2500 : start + 3500]
 
 
 KINDS = {
@@ -94,6 +95,7 @@ KINDS = {
     "page": prose,
     "play": plays,
 }
+STORIES = "stories260K"
 
 
 def compared(lm: onward.LanguageModel, requests: list[tuple[list[int], dict[str, object]]], rounds: int) -> list[float]:
@@ -123,12 +125,13 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "int8", "int4"), default="bfloat16")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--texts", type=int, default=4, help="texts of each kind")
+    parser.add_argument("--kinds", nargs="+", choices=[*KINDS, STORIES], default=[*KINDS, STORIES])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(machine())
     columns = ["request", "speed-up", "of the best times", "in CPU time", "tokens per step", "accepted"]
-    table = Table(f"Drafts by default, {options.model} in {options.dtype}, answers of up to {ANSWER} tokens", columns)
+    table = Table(f"Drafts by default, {options.model} in {options.dtype}", columns)
     files = [file.read_text(encoding="utf-8") for file in [*ROOT.glob("docs/*.md"), *ROOT.glob("src/onward/*/*.py")]]
     tokenizer = onward.train_tokenizer("bpe:8192", [*files, *shakespeare()])
     model = random_model(SIZES[options.model])
@@ -139,24 +142,23 @@ def main() -> None:
 
         quantize_model(model, options.dtype)
     lm = onward.LanguageModel(model, tokenizer)
-    for kind, texts in KINDS.items():
+    for kind, texts in ((kind, KINDS[kind]) for kind in options.kinds if kind in KINDS):
         pairs = [pair for pair, _ in zip(texts(), range(options.texts))]
         requests = [
-            (tokenizer.encode(prompt)[-PROMPT:], {"forced_tokens": answer, "max_new_tokens": len(answer)})
-            for prompt, answer in ((prompt, tokenizer.encode(answer)[:ANSWER]) for prompt, answer in pairs)
+            (tokenizer.encode(prompt), {"forced_tokens": answer, "max_new_tokens": len(answer)})
+            for prompt, answer in ((prompt, tokenizer.encode(answer)) for prompt, answer in pairs)
         ]
         table.rows.append([kind, *compared(lm, requests, options.rounds)])
         print(table.rows[-1], flush=True)
     folder = SHARED / "stories260K"
-    if folder.exists():
+    if STORIES in options.kinds and folder.exists():
         stories = onward.load(folder, device="cpu")
         for temperature in 0.0, 0.8:
             begins = ["Once upon a time", "Lily had a red ball.", "One day, Tom and", "The dog was sad because"]
             requests = [
-                (stories.text().encode(text), {"temperature": temperature, "max_new_tokens": ANSWER}) for text in begins
+                (stories.text().encode(text), {"temperature": temperature, "max_new_tokens": STORY}) for text in begins
             ]
-            name = f"stories260K, its own stories, temperature {temperature}"
-            table.rows.append([name, *compared(stories, requests, options.rounds)])
+            table.rows.append([f"{STORIES}, temperature {temperature}", *compared(stories, requests, options.rounds)])
     print(table.as_text())
 
 

@@ -12,6 +12,7 @@ import onward
 from onward import Run, UserError
 from onward.base.files import file_sha256
 from onward.checkpoint.draft_heads import ForeignDraft
+from onward.generation.drafts import paced
 from onward.generation.drafts.head_draft import PacedHead
 from onward.model.draft_head import embedded
 from onward.training.losses.drafting import DraftingLoss
@@ -33,6 +34,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     list(Run.start(config(folder, data, folder / "draft", **OPTIONS)).train())
     assert file_sha256(folder / "model.safetensors") == before
     return folder
+
+
+@pytest.fixture(autouse=True)
+def small_models_draft_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paced, "SMALLEST", 0)
 
 
 def test_a_draft_head_learns_its_model(model: Path) -> None:
@@ -58,6 +64,13 @@ def test_a_model_loads_with_its_draft_head_which_changes_no_text(model: Path) ->
     for temperature in 0.0, 1.0:
         texts = [lm.generate("2 + 3?", 20, temperature=temperature, seed=3, lookup=lookup) for lookup in (None, 0)]
         assert texts[0] == texts[1]
+
+
+def test_a_small_model_leaves_its_draft_head_out_where_it_would_save_no_time(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    assert onward.load(model).engine().draft is None
 
 
 @pytest.mark.parametrize("changed", ["weights", "tokenizer", "sizes"])

@@ -15,6 +15,7 @@ from onward.base.errors import UserError
 from onward.checkpoint.draft_heads import draft_beside
 from onward.checkpoint.load import load_source, open_source
 from onward.checkpoint.peft.adapters import load_with_adapters
+from onward.generation.drafts.paced import is_small
 from onward.hub.folder import DRAFT, is_adapter, locate
 from onward.transforms.extend import extended
 
@@ -42,8 +43,8 @@ def load(
     `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of
     folders. Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that
     is itself an adapter is loaded on the base that it names. An adapter of another base is a UserError. A draft head in
-    the folder (`onward finetune MODEL --method draft`) is loaded, too; one of another model is left out, with a
-    warning.
+    the folder (`onward finetune MODEL --method draft`) is loaded, too, unless the model is so small that it would save
+    no time; one of another model is left out, with a warning.
 
     `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
     "dynamic:2", "llama3:8".
@@ -63,5 +64,6 @@ def load(
         decoder, hf = load_source(source, dtype, device, allow_nonfinite=allow_nonfinite, quantize=quantize)
     if rope is not None:
         decoder.config = extended(decoder.config, rope)
-    draft_head = draft_beside(folder, decoder) if (folder / DRAFT).is_dir() else None
+    pays = (folder / DRAFT).is_dir() and not is_small(decoder.config)
+    draft_head = draft_beside(folder, decoder) if pays else None
     return LanguageModel(decoder, source.tokenizer(), hf, draft_head, folder)

@@ -101,6 +101,8 @@ def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
 
 
 def next_commands(run: "Run") -> list[str]:
+    from onward.generation.drafts.paced import is_small
+
     named, imports = quote(str(run.folder)), fields.import_options(run.config.imports)
     method = run.config.method.kind if isinstance(run.config, FinetuneConfig) else ""
     if method == "reward":
@@ -109,6 +111,8 @@ def next_commands(run: "Run") -> list[str]:
     if method == "classify":
         examples = f"onward evaluate {named} examples.jsonl{imports}"
         return [examples, f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
+    if method == "draft" and is_small(run.model.config):  # which uses its draft only on request
+        return [f'onward generate {quote(run.config.base)} "Once upon" --draft {named}{imports}']
     if method == "draft":
         named = quote(run.config.base)
     speak = f"onward chat {named}" if run.tokenizer.templates else f'onward generate {named} "Once upon"'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 from onward.base.own import own_parts
-from onward.config.decoder import at
+from onward.config.decoder import DecoderConfig, at
 from onward.config.feedforward_parts import Experts
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.lookup import LookupDraft
@@ -37,8 +37,7 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     tokens in a call. With integer weights, few tokens are proposed, to one request at a time."""
     config = model.config
     layers, chunk = range(config.n_layers), cache.chunk if cache else config.context_length
-    size = config.d_model * (config.n_layers * (4 * config.d_model + 3 * config.d_ff) + config.vocab_size)
-    if chunk <= LENGTHS[-1] or size < SMALLEST or own_parts(config):
+    if chunk <= LENGTHS[-1] or is_small(config) or own_parts(config):
         return None
     if any(at(config.attention, layer).states(config) for layer in layers):
         return None
@@ -47,6 +46,13 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
     if has_integer_weights(model):
         return PacedDraft(lookup, COST, lengths=OF_INTEGERS, most_rows=1)
     return PacedDraft(lookup, EXPERTS if experts else COST)
+
+
+def is_small(config: DecoderConfig) -> bool:
+    """Return whether a model of this shape is so small that a step takes little longer than a proposal: then nothing is
+    drafted by default, neither by lookup nor by the draft head beside the model."""
+    layer = config.d_model * (4 * config.d_model + 3 * config.d_ff)
+    return config.n_layers * layer + config.d_model * config.vocab_size < SMALLEST
 
 
 def has_integer_weights(model: Decoder) -> bool:
