@@ -51,6 +51,28 @@ def test_products_equal_the_formula_and_do_not_depend_on_other_rows(weight_forma
             assert all(torch.equal(y, results[i % 2 * first][: len(y)]) for i, y in enumerate(results))
 
 
+@pytest.mark.parametrize("weight_format", ["bfloat16", "int8", "int4"])
+def test_products_of_many_rows_do_not_depend_on_other_rows_and_threads(weight_format: str):
+    torch.manual_seed(0)
+    kernel, x, bias = (
+        products(weight_format, "bfloat16", True),
+        torch.randn(70, 288).bfloat16(),
+        torch.randn(70).bfloat16(),
+    )
+    for outputs in 32, 70:  # those of whole tiles of a matrix unit, and with a rest
+        weight, scales, exact = random_weight(weight_format, outputs, 288)
+        wanted = x.double() @ exact.T + bias[:outputs].double()
+        bound = BOUND["bfloat16"] * (x.double().abs() @ exact.abs().T + bias[:outputs].double().abs())
+        results = list[Tensor]()
+        for rows, threads in (70, 1), (16, 2), (33, 3):
+            y = torch.full((rows, outputs), torch.nan, dtype=torch.bfloat16)
+            addresses = (t.data_ptr() for t in (x, weight, scales, bias, y))
+            kernel(*addresses, rows, outputs, 288, outputs, threads)
+            assert ((y.double() - wanted[:rows]).abs() <= bound[:rows]).all()
+            results.append(y)
+        assert all(torch.equal(y, results[0][: len(y)]) for y in results)
+
+
 @pytest.mark.parametrize(("weight_format", "dtype"), PAIRS)
 def test_the_last_block_of_rows_may_have_fewer_than_a_tile(weight_format: str, dtype: str):
     torch.manual_seed(0)

@@ -61,6 +61,9 @@ class Plain(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
+MATRICES = (288, 17, 37), (32, 33, 32)  # inputs, rows and outputs of products for a matrix unit
+
+
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return torch.randn(*shape, dtype=torch.float32).to(dtype)
 
@@ -68,8 +71,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 @torch.no_grad()
 def products(memory: Allocator) -> Found:
     for dtype, bound in DTYPES.items():
-        for inputs, rows in product(EDGES, (1, 3, 4, 9)):
-            outputs = inputs % 7 + rows
+        sizes = [(inputs, rows, inputs % 7 + rows) for inputs, rows in product(EDGES, (1, 3, 4, 9))]
+        for inputs, rows, outputs in [*sizes, *MATRICES]:
             x, weight, bias = (
                 memory.place(numbers(*s, dtype=dtype)) for s in ((rows, inputs), (outputs, inputs), (outputs,))
             )
@@ -81,8 +84,9 @@ def products(memory: Allocator) -> Found:
 @torch.no_grad()
 def quantized_products(memory: Allocator) -> Found:
     for dtype, precision in product(DTYPES, get_args(Precision)):
-        for inputs, rows in product((32, 64, 96) if precision == "int4" else EDGES, (1, 5)):
-            outputs = inputs % 5 + rows
+        edges = (32, 64, 96) if precision == "int4" else EDGES
+        sizes = [(inputs, rows, inputs % 5 + rows) for inputs, rows in product(edges, (1, 5))]
+        for inputs, rows, outputs in [*sizes, *MATRICES]:
             x, bias = (memory.place(numbers(*s, dtype=dtype)) for s in ((rows, inputs), (outputs,)))
             operands = [x, *map(memory.place, quantize_weight(numbers(outputs, inputs), precision)), bias]
             with Plain():

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from onward.kernels.llvm import int4
+from onward.kernels.llvm import int4, matrix
 from onward.kernels.llvm.code import FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
+from onward.kernels.llvm.matrix import has_matrix_unit
 from onward.kernels.llvm.units import ZERO, Unit, shuffle, sums, unit_for
 from onward.kernels.memory import Kernel
 
@@ -17,9 +18,11 @@ TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sum
 PREFETCHED = 48  # number of rows of x from which prefetching the weight costs more time than it saves
 # number of rows of x from which tiles are faster
 FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
+MATRIX = {"bfloat16": 16, "int8": 8, "int4": 9}  # number of rows of x from which the matrix unit is faster
 GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
+CHUNK = 256  # inputs of matrix.OUTPUTS rows of the weight that are unpacked at once, to stay in the first cache
 LINE = 64  # bytes of a line of memory
 BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
@@ -75,10 +78,25 @@ class Product:
     dtype: str
     biased: bool
     unit: Unit
+    has_matrix_unit: bool = False
 
     def emit(self, code: Code, given: Values, first: Any, end: Any) -> None:
         """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight; `given` are the
         kernel's arguments."""
+        if self.has_matrix_unit:
+            whole = code.icmp_signed("==", code.urem(given.inputs, INT(matrix.INPUTS)), INT(0))
+            enough = code.icmp_signed(">=", given.rows, INT(MATRIX[self.weight_format]))
+            wide = code.icmp_signed(">=", given.outputs, INT(matrix.OUTPUTS))
+            with code.if_else(code.and_(whole, code.and_(enough, wide))) as (tiled, other):
+                with tiled:
+                    self.matrix_rows(code, given, first, end)
+                with other:
+                    self.vector_rows(code, given, first, end)
+        else:
+            self.vector_rows(code, given, first, end)
+
+    def vector_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
+        """Emit the code of `emit` with the vector instructions of a CPU."""
         with code.if_else(code.icmp_signed("<", given.rows, INT(FEW[self.weight_format]))) as (few, many):
             with few:
                 self.few_rows(code, given, first, end)
@@ -145,6 +163,66 @@ class Product:
             stop, to = least(code, code.add(begin, block), rows), least(code, code.add(start, group), end)
             self.tiles(code, given, (begin, stop), (start, to), group if prefetches else None, unpacked)
 
+    def matrix_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
+        """Emit code for the products of `few_rows` by the matrix unit of the CPU, for at least matrix.OUTPUTS outputs
+        and a multiple of matrix.INPUTS inputs."""
+        inputs, pair = given.inputs, INT(len(matrix.X))
+        size = code.mul(inputs, INT(2 * LANES))  # bytes of LANES rows of x
+        most = code.add(code.udiv(INT(BLOCK // LANES // len(matrix.X)), inputs), INT(1))  # pairs of tiles of x
+        packed = matrix.memory(code, code.mul(size, code.mul(most, pair)))
+        y = matrix.memory(code, code.mul(most, INT(len(matrix.Y) * matrix.TILE_BYTES)))
+        unpacked = matrix.memory(code, INT(matrix.OUTPUTS * CHUNK * 2)) if self.unpacked else None
+        block = code.mul(most, INT(LANES * len(matrix.X)))
+        matrix.MatrixUnit(code).begin()
+        with code.loop(0, given.rows, block) as (begin, _):
+            rows = code.sub(least(code, code.add(begin, block), given.rows), begin)
+            tiles = code.udiv(code.add(rows, INT(LANES - 1)), INT(LANES))
+            with code.loop(0, tiles) as (number, _), code.loop(0, inputs, matrix.INPUTS) as (index, _):
+                x = [code.add(self.x_index(code, given, row), index) for row in rows_of(code, given, begin, number)]
+                vectors = [self.unit.read(code, given.x, self.dtype, place) for place in x]
+                place = code.add(code.mul(number, size), code.mul(index, INT(matrix.ROW // 2)))
+                matrix.pack(code, vectors, code.add(packed, place))
+            with code.loop(first, end, matrix.OUTPUTS) as (start, _):
+                # the last ones begin earlier, and may be written by two threads, with the same numbers
+                output = least(code, start, code.sub(given.outputs, INT(matrix.OUTPUTS)))
+                matrix.clear(code, y, tiles)
+                with code.loop(0, inputs, CHUNK) as (index, _):
+                    to = least(code, code.add(index, INT(CHUNK)), inputs)
+                    weight, ahead = self.matrix_weight(code, given, output, (index, to), unpacked)
+                    paired = code.and_(tiles, INT(-2))
+                    for head, last, step in (INT(0), paired, 2), (paired, tiles, 1):
+                        with code.loop(head, last, step) as (number, _):
+                            x = [code.add(packed, code.mul(code.add(number, INT(i)), size)) for i in range(step)]
+                            matrix.multiply(code, weight, x, (index, to), matrix.tile_of_y(code, y, number), ahead)
+                with code.loop(0, tiles) as (number, _):
+                    for i in range(len(matrix.WEIGHT)):
+                        at = code.add(output, INT(i * LANES))
+                        totals = matrix.read(code, matrix.tile_of_y(code, y, number), i)
+                        for row, numbers in zip(rows_of(code, given, begin, number), totals):
+                            numbers = self.finished(code, given, numbers, at, LANES)
+                            code.put(numbers, given.y, self.dtype, code.add(self.y_index(code, given, row), at))
+        matrix.MatrixUnit(code).end()
+
+    def matrix_weight(
+        self, code: Code, given: Values, output: Any, inputs: tuple[Any, Any], unpacked: Any
+    ) -> tuple[tuple[Any, Any], tuple[Any, int]]:
+        """Emit code that unpacks rows of the weight from `output` on to `unpacked`, for a range of inputs. Return the
+        arguments `weight` and `ahead` of matrix.multiply."""
+        (begin, end), bits = inputs, BITS[self.weight_format]
+        place, count = code.mul(output, given.inputs), code.mul(given.inputs, INT(matrix.OUTPUTS))
+        after = code.add(given.weight, code.lshr(code.mul(code.add(place, count), INT(bits)), INT(3)))
+        ahead = after, matrix.OUTPUTS * matrix.INPUTS * bits // 8
+        if not self.unpacked:
+            size = INT(2)  # bytes
+            first = code.add(given.weight, code.mul(code.add(place, begin), size))
+            return (first, code.mul(given.inputs, size)), ahead
+        with code.loop(0, matrix.OUTPUTS) as (row, _), code.loop(begin, end, self.unit.step) as (index, _):
+            at = code.add(place, code.add(code.mul(row, given.inputs), index))
+            to = code.add(code.mul(row, INT(CHUNK)), code.sub(index, begin))
+            packed = PackedRow(given.weight, self.weight_format, at, given.scales, Row(unpacked, self.unit.dtype, to))
+            packed.read(code, self.unit, INT(0), None)
+        return (unpacked, INT(2 * CHUNK)), ahead
+
     def tiles(
         self,
         code: Code,
@@ -207,14 +285,19 @@ class Product:
     ) -> None:
         """Emit code that writes a tile of y, the rows `rows` and `outputs` columns from `output` on, given a vector of
         partial sums for each number, row by row."""
-        totals = sums(code, vectors)
+        totals = self.finished(code, given, sums(code, vectors), output, outputs)
+        for i, row in enumerate(rows):
+            numbers = shuffle(code, [i * outputs + j for j in range(outputs)], totals)
+            code.put(numbers, given.y, self.dtype, code.add(self.y_index(code, given, row), output))
+
+    def finished(self, code: Code, given: Values, totals: Any, output: Any, outputs: int) -> Any:
+        """Emit code that multiplies sums of products by the scales of the weight and adds the bias; `totals` has
+        `outputs` columns of y from column `output` on, for one row after the other."""
         if self.weight_format == "int8":
             totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
         if self.biased:
             totals = code.fadd(totals, repeated(code, given.bias, self.dtype, output, outputs))
-        for i, row in enumerate(rows):
-            numbers = shuffle(code, [i * outputs + j for j in range(outputs)], totals)
-            code.put(numbers, given.y, self.dtype, code.add(self.y_index(code, given, row), output))
+        return totals
 
 
 def tile(
@@ -286,6 +369,13 @@ def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> An
     return shuffle(code, [i % count for i in range(LANES)], numbers)
 
 
+def rows_of(code: Code, given: Values, begin: Any, number: Any) -> list[Any]:
+    """Emit code for the indices of the LANES rows of tile `number` of x, where the first tile begins at row `begin`;
+    beyond the last row, its index is repeated."""
+    start, last = code.add(begin, code.mul(number, INT(LANES))), code.sub(given.rows, INT(1))
+    return [least(code, code.add(start, INT(i)), last) for i in range(LANES)]
+
+
 def greatest(code: Code, a: Any, b: Any) -> Any:
     return code.select(code.icmp_signed(">", a, b), a, b)
 
@@ -298,7 +388,8 @@ def emit(weight_format: str, dtype: str, biased: bool, features: Mapping[str, bo
     """Return the function that emits the code of the kernel for products with a weight, for a CPU with these
     `features` (None: for this CPU). The kernel's arguments are ProductArguments; threads divide the outputs, rows of
     the weight."""
-    return Product(weight_format, dtype, biased, unit_for(dtype, features)).emit
+    unit = unit_for(dtype, features)
+    return Product(weight_format, dtype, biased, unit, unit.dtype == "bfloat16" and has_matrix_unit(features)).emit
 
 
 @cache
