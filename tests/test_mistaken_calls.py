@@ -27,7 +27,7 @@ def test_a_text_that_names_a_file_is_refused(
 ) -> None:
     call, advice = NAMED[name]
     monkeypatch.chdir(story_file.parent)
-    with pytest.raises(UserError, match=f"'story.txt', which is a file name and not the text of the file: .*{advice}"):
+    with pytest.raises(UserError, match=f"'story.txt', the name of a file and not the text in it: .*{advice}"):
         call(lm, "story.txt")
 
 

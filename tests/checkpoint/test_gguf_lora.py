@@ -63,7 +63,7 @@ REFUSED = {
         "deepseek2",
         LoRA(rank=2, targets=("attn.kv_down",)),
     ),
-    "the adapter of an embedding that is the head too": (
+    "the adapter of an embedding that is also the head": (
         "llama: biases, tied, wide heads",
         LoRA(rank=2, targets=("embed",)),
     ),

@@ -63,11 +63,7 @@ DATA: dict[str, Case] = {
         "line 1: messages are not a list",
     ),
     "an unknown role": ({"messages": [TALK[0], {**TALK[1], "role": "bot"}]}, PLAIN, "no token is trained, since the"),
-    "a user alone": (
-        {"messages": TALK[:1]},
-        PLAIN,
-        "line 1: no token is trained, since the messages contain no answer",
-    ),
+    "a user alone": ({"messages": TALK[:1]}, PLAIN, "line 1: no token is trained, since the assistant says nothing"),
     "tools of text": ({"messages": TALK, "tools": "x"}, PLAIN, "line 1: tools are 'x': give a list of JSON schemas"),
     "an image": (
         {"messages": [{**TALK[0], "content": [{"type": "image_url", "image_url": "x"}]}, TALK[1]]},
@@ -319,7 +315,7 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def times_of_files(*folders: Path) -> dict[Path, int]:
-    """The modification time of each file, except the caches that Python writes for imported modules."""
+    """When each file was changed, but for Python's own, which it writes beside the modules that it imports."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path: path.stat().st_mtime_ns for path in files if path.parent.name != "__pycache__"}
 
@@ -352,7 +348,7 @@ def test_mistakes_are_one_sentence_and_no_run_is_begun(
     assert last.startswith("onward: ")
     assert sentence in last
     assert "Traceback" not in said.err
-    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):  # called only during the run
+    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):  # which are called in the run alone
         assert not Path("run/result.json").exists()
         return
     assert said.err.count("\n") == 1

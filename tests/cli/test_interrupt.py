@@ -88,7 +88,7 @@ def test_ctrl_c_before_the_first_step_leaves_a_report_and_the_command_that_resum
 
 @pytest.mark.parametrize("interrupts", [1, 2])
 def test_ctrl_c_asks_to_stop_before_it_stops_at_once(interrupts: int) -> None:
-    """Under torchrun twice: it forwards the signal that the terminal has already sent to each process."""
+    """Two signals under torchrun, which forwards the signal that the terminal has already sent to each process."""
     said: list[object] = []
     requests = Requests(said.append, interrupts)
     for _ in range(interrupts):

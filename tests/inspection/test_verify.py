@@ -1,4 +1,4 @@
-"""onward verify: the promises hold on models, and each finding can fail."""
+"""onward verify: the guarantees hold for models, and each check can fail."""
 
 import json
 import sys

@@ -138,7 +138,7 @@ def outcome(function: Callable[..., Tensor], *arguments: Any) -> Tensor | str:
 
 
 def assert_left_to_pytorch(function: Callable[..., Tensor], *arguments: Any) -> None:
-    """The same result or error whether kernels may compute it or not."""
+    """Check that the result or error is the same with and without kernels."""
     found = []
     for watched in True, False:
         with kernels_used(), Plain() if watched else nullcontext():

@@ -128,7 +128,7 @@ def random_spec(draw: random.Random) -> Spec:
         pieces += [Piece(text, 0, USER_DEFINED) for text in used]
     fallback = bool(draw.randrange(2))
     pieces = [*CONTROLS, *(BYTES if fallback else []), *pieces]
-    if not draw.randrange(8):  # one piece is another than it should be
+    if not draw.randrange(8):  # one piece differs from the expected one
         at = draw.randrange(len(pieces))
         kind, score = draw.choice([1, 2, 3, 4, 5, 6]), draw.choice([pieces[at].score, pieces[-1].score, 0])
         pieces[at] = replace(pieces[at], type=kind, score=score)

@@ -27,7 +27,7 @@ OPTIONS = {"method": "draft", "completion_length": 12, "depth": 3, "steps": 6, "
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a draft head."""
+    """A model with a draft head beside it."""
     folder = base_model(tmp_path_factory.mktemp("with_draft") / "model")
     data = write_rows(folder.parent / "chats.jsonl", sums(12))
     before = file_sha256(folder / "model.safetensors")
@@ -86,7 +86,7 @@ def test_a_draft_head_of_another_model_is_left_out_with_a_sentence(changed: str,
             tuned.model.blocks[1].mlp.down.weight.mul_(1.5)
         onward.save(tuned if changed == "weights" else onward.load(base_model(tmp_path / "wide", d_model=32)), other)
         shutil.copytree(model / "draft", other / "draft")
-    with pytest.warns(ForeignDraft, match=f"was not made for {other}"):
+    with pytest.warns(ForeignDraft, match=f"made for another model than {other}"):
         lm = onward.load(other)
     assert lm.draft_head is None
 

@@ -120,7 +120,8 @@ def test_eva_of_a_run_is_that_of_peft_on_its_batches(base: Path, chats: Path, tm
     wanted, ours = (read_tensors(tmp_path / name / "adapter_model.safetensors") for name in ("theirs", "run"))
     assert ours.keys() == wanted.keys()
     for name, tensor in wanted.items():
-        if "lora_A" in name:  # of layers with the same inputs, which explain the same, either may get the last rank
+        # two layers with the same inputs explain the same variance, so either may get the last rank
+        if "lora_A" in name:
             rank = min(len(tensor), len(ours[name]))
             assert max(len(tensor), len(ours[name])) <= rank + name.endswith(
                 ("k_proj.lora_A.weight", "v_proj.lora_A.weight")

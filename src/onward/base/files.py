@@ -76,8 +76,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, as a dict. Raises a UserError if the file is missing, is not JSON, or holds a
-    value that is not an object."""
+    """Return the object in a JSON file, as a dict. Raises a UserError if the file is missing, is not JSON, or holds
+    another value than an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -91,12 +91,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_text(text: str, name: str, instead: str) -> None:
     """Raise a UserError if `text`, the argument called `name`, is the path of an existing file, since the caller has
-    probably confused the path with the content. `instead` tells the user how to give the content, with {!r} for the
+    probably confused the path with the content. `instead` is the advice how to give the content, with {!r} for the
     path."""
     if "\n" not in text and os.path.isfile(text):
-        raise UserError(
-            f"{name} is {text!r}, which is a file name and not the text of the file: {instead.format(text)}"
-        )
+        raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")
 
 
 def cache_folder(name: str) -> Path | None:

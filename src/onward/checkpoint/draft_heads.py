@@ -49,8 +49,7 @@ def is_draft_head(folder: Path) -> bool:
 
 
 def identity(folder: Path) -> str:
-    """Return the data by which a draft head recognizes its model: checksums of some rows of each weight, and of the
-    tokenizer."""
+    """Return what a draft head remembers of its model: checksums of some rows of each weight, and of the tokenizer."""
     tokenizer = folder / "tokenizer.json"
     return f"{weights_checksum(folder, ROWS)} {file_sha256(tokenizer)[:16] if tokenizer.exists() else '-'}"
 
@@ -84,14 +83,14 @@ def mismatch(folder: Path, base: Path) -> str:
         return ""
     differs = "another tokenizer" if known[:1] == now[:1] else "other weights"
     return (
-        f"the draft {folder} was not made for {base}, which has {differs}: remove it, and make one "
+        f"the draft {folder} was made for another model than {base}, which has {differs}: remove it, and make one "
         f"with onward finetune {base} DATA --method draft"
     )
 
 
 def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
-    """Load the draft head in the folder `folder` of `model`; None if there is none or, with a warning, if it does not
-    belong to the model."""
+    """Load the draft head in the folder `folder` of `model`; None if there is none, or if it does not belong to the
+    model, which a warning says."""
     place = folder / DRAFT
     if is_adapter(folder) or not is_draft_head(place):
         return None

@@ -26,7 +26,7 @@ def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
 def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
 def require(part: object, /, *kinds: type[Part]) -> Part:
     """Return `part`, a component of a decoder such as its norm, if it is an instance of one of the classes `kinds`.
-    Raises Inexpressible (the family has no such decoder) for any other part and for a tuple of parts, one
+    Raises Inexpressible, which says that a family has no such decoder, for any other part and for a tuple of parts, one
     per layer."""
     if isinstance(part, kinds):
         return part
@@ -41,9 +41,7 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
         ours = family.to_hf(config)
     except UserError:
         return None
-    others = {
-        key: value for key, value in original.items() if key != "rope_scaling"
-    }  # the original key would override ours
+    others = {key: value for key, value in original.items() if key != "rope_scaling"}  # which would outdo ours
     for hf in {**ours, **original}, {**others, **ours}:
         try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
             if family.config(hf) == config:

@@ -57,8 +57,7 @@ def requests_for(
     form: StartedConstraint | None = None,
 ) -> dict[Request, Answer]:
     """Make options.n requests for each prompt, to be added to an engine; returns each request with its Answer, whose
-    text grows as the engine steps. Does not change the engine, so any thread may call this function while the engine
-    steps.
+    text grows as the engine steps. The engine is not changed, so that any thread may call this while it steps.
 
     `form` is the constraint of the options, if it is made already. Request i, counted over all prompts, has the seed
     options.seed + i, or a random one. Requests with one prompt share its prefill. By default an answer has at most
@@ -103,8 +102,8 @@ def submit(
     engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
 ) -> dict[Request, Answer]:
     """Make requests for the prompts as `requests_for` does, and add them to an engine; returns each request with its
-    Answer. Of several requests, one that can never be answered fails alone, with `Request.error` set; the error of a
-    single request is raised. A SchemaWarning names keywords of a JSON schema that are checked only at the end."""
+    Answer. Of several requests, one that can never be answered fails alone, with `Request.error` set; the error of an
+    only request is raised. A SchemaWarning names keywords of a JSON schema that are checked only at the end."""
     answers = requests_for(engine, tokenizer, prompts, options)
     if note := schema_note(options):
         warnings.warn(note, SchemaWarning, stacklevel=2)

@@ -23,8 +23,7 @@ from onward.model.states import RowStates
 
 
 def kept_by(config: DecoderConfig) -> list[Kept]:
-    """Return the tensors that each layer caches: as its attention declares them or, for parts from outside the package,
-    as a first forward finds them."""
+    """Return what each layer keeps: as its attention declares it or, with parts from outside the package, found."""
     return tried(config) if own_parts(config) else declared(config)
 
 
@@ -86,8 +85,7 @@ class KVCache:
     UserError. A call whose padding is longer must say in `view` how many tokens each row has.
 
     `rope_length` (rows,) is the number of tokens for which dynamic NTK or LongRoPE scale the rotary positions of a row,
-    by default `length`. The value remains while a row is continued: an Engine computes the row again when the scaling
-    changes.
+    by default `length`. It stays while a row is continued: an Engine computes the row again when the scaling changes.
 
     >>> cache = KVCache(config, rows=1, length=16, chunk=8)
     >>> logits = model(tokens, positions, cache)

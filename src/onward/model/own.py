@@ -36,12 +36,12 @@ NOISE = 0.05  # standard deviation that is added to its weights, so that none is
 ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens of each, and by how many of them a row is rolled back
 SEEDS = 8  # trials of a decoder whose forward depends on values
 FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # and whether the forward reads values of tensors
-TRIED: dict[DecoderConfig, str] = {}  # the mistake in each reduced decoder
+TRIED: dict[DecoderConfig, str] = {}  # what is broken in each reduced decoder
 CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts when it was first read
 
 
 def known(config: DecoderConfig) -> list[Kept]:
-    """Return the tensors that each layer of a decoder caches, as its first forward finds them."""
+    """Return what each layer of a decoder keeps, as its first forward finds it."""
     if CODE.setdefault(config, code := code_of(own_parts(config))) != code:  # a cell of a notebook was run again
         for kept in FOUND, TRIED, CODE:
             kept.clear()
@@ -54,7 +54,7 @@ def known(config: DecoderConfig) -> list[Kept]:
 
 
 def tried(config: DecoderConfig) -> list[Kept]:
-    """Return the tensors that each layer of a decoder caches. Raises a UserError if the trial fails."""
+    """Return what each layer of a decoder keeps. Raises a UserError if the trial fails."""
     small = reduced(config)
     known(small)
     if small not in TRIED:
@@ -127,12 +127,11 @@ class FindingLayerCache(StateLayerCache):
         return self.before(name, call, empty)
 
     def write(self, name: str, states: Tensor, call: StateIndices) -> None:
-        """Does nothing: the next forward has another cache."""
+        """Keep nothing: the next forward has another cache."""
 
 
 def found(config: DecoderConfig) -> tuple[list[Kept], bool]:
-    """Run a first forward; return the tensors that each layer caches, and whether values of tensors are read into
-    Python."""
+    """Run a first forward; return what each layer keeps, and whether values of tensors are read into Python."""
     layers, dtype, reads = list[FindingLayerCache](), torch.float16, ValueReads()
     for device in ("cpu",) if config == reduced(config) else ("meta", "cpu"):
         with on(device, 0):
@@ -152,7 +151,7 @@ def found(config: DecoderConfig) -> tuple[list[Kept], bool]:
 
 
 def kept(cache: FindingLayerCache, dtype: torch.dtype) -> Kept:
-    """Return the tensors that the calls in a layer cache, in the form that its attention declares, if any."""
+    """Return what the calls in a layer keep, in the form that its attention declares, if it does."""
     states: States = {}
     for name, state in cache.states.items():
         own = None if state.dtype == dtype else str(state.dtype).removeprefix("torch.")
@@ -174,7 +173,7 @@ def on(device: str, seed: int) -> Iterator[None]:
 
 @torch.no_grad()
 def trial(config: DecoderConfig, seed: int) -> str:
-    """Compare forwards of a decoder on random tokens; return the mistake of its parts with its remedy, or ""."""
+    """Compare forwards of a decoder on random tokens; return what its parts break, and how to mend it, or ""."""
     with on("cpu", seed):
         model: Any = Decoder(config).eval()
         tokens = torch.randint(config.vocab_size, (2, ROWS, min(LENGTH, config.context_length)))
@@ -197,13 +196,13 @@ def trial(config: DecoderConfig, seed: int) -> str:
 class Trial:
     """Forwards of one decoder on tokens (B, T), and on `others` (B, T), compared with a relative `tolerance`."""
 
-    model: Any  # a Decoder, whose custom modules may compute anything
+    model: Any  # a Decoder, whose own modules compute what they like
     tokens: Tensor
     others: Tensor
     tolerance: float
 
     def broken(self, plain: Tensor) -> str:
-        """Return the difference from the outputs `plain` (B, T, D) of `tokens` with its remedy, or ""."""
+        """Return what differs from the outputs `plain` (B, T, D) of `tokens`, and how to mend it, or ""."""
         tokens, half = self.tokens, -(-self.tokens.size(1) // 2)
         if not self.same(plain, self.model.hidden(tokens)):
             return (

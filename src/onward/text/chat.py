@@ -172,7 +172,7 @@ class Chat:
                 result.append(self.example(own))
             turns = [*kept, new]
         if not turns:
-            raise UserError("no token is trained, since the messages contain no answer: add one")
+            raise UserError("no token is trained, since the assistant says nothing: add an answer")
         return [*result, self.example(turns)]
 
     def turn(self, talk: Messages, index: int) -> Turn:
@@ -206,8 +206,7 @@ class Chat:
 
     def start(self, talk: Messages, text: MaskedString, index: int) -> int:
         """Where in a rendered text the model begins to write the message with this index."""
-        # a template may require an earlier message: the beginning of an answer is the text that it adds after one
-        if index == 0:
+        if index == 0:  # a template may need a message before: the beginning of an answer is what it adds to one
             asked = [any_message("user")]
             beginning = talk.rendered(asked, True)[len(talk.rendered(asked, False)) :]
             return text.find(beginning) + len(beginning) if beginning in text else 0
@@ -216,8 +215,8 @@ class Chat:
         if same < len(before):  # a finished answer begins differently, for example without an open <think>
             if same < shared_length(before, talk.rendered(talk.messages[:index], False)):
                 raise UserError(
-                    f"Cannot train message {index + 1}, because the chat template writes earlier messages differently "
-                    "when it follows: name another template"
+                    f"Cannot train message {index + 1}, because the chat template writes the messages before it "
+                    "differently once it is there: name another template"
                 )
             same = next((at for _, at, end in self.controls(text) if at < same < end), same)
             other = text[same : same + SHOWN]

@@ -29,8 +29,8 @@ class CacheManager:
     """The manager of a contiguous KVCache: assigns its rows to requests.
 
     A scheduler calls `allocate` when it assigns a row to a request, `reserve` before each call of the model,
-    `register_prefix` after the call, and `free` when the request leaves the row. `reserve` sets to zero the slots of an
-    earlier request that a call reads but does not overwrite: a masked key has weight 0, but 0 * NaN is NaN.
+    `register_prefix` after the call, and `free` when the request leaves the row. Of what another request has left in a
+    row, `reserve` sets to zero what a call reads but does not overwrite: a masked key has weight 0, but 0 * NaN is NaN.
     """
 
     block_size = 1  # positions per block; a contiguous cache has no blocks
@@ -75,8 +75,7 @@ class CacheManager:
         self.starts[row], self.ends[row], self.widest = start, max(self.ends[row], end), max(self.widest, end - start)
         if left := self.left[row]:  # the first call overwrites all positions, a later one may have fewer draft tokens
             first, stop = max(left.start, start + 1 if start else end), left.stop
-            # no longer row is in the same call
-            if self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu":
+            if self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu":  # no longer row is read beside it
                 stop = min(stop, -(-end // BUCKET) * BUCKET)
             for entry in self.entries() if first < stop else ():
                 entry[row, first:stop].zero_()

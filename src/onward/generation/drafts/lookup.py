@@ -14,8 +14,7 @@ from onward.generation.request import Request
 class LookupDraft:
     """A draft for speculative decoding that looks up earlier text (prompt lookup decoding, Saxena 2023). It proposes
     the up to `num_draft_tokens` tokens that followed the last occurrence of the text's final n-gram of `least` to
-    `ngram` tokens, the longest that occurred before. At the end of the text, the proposal continues with its own
-    tokens."""
+    `ngram` tokens, the longest that occurred before. Where the text ends, the proposal goes on with its own tokens."""
 
     manager: CacheManager | None = None
 
@@ -59,7 +58,7 @@ class LookupIndex:
 
     def find(self, most: int) -> list[int]:
         """Return `most` tokens that followed the last earlier occurrence of the longest indexed n-gram at the end of
-        the text, as if the text continued with the returned tokens; empty if there is no earlier occurrence."""
+        the text, which goes on with the tokens that are returned; empty if there is no earlier occurrence."""
         for size in reversed(self.sizes):
             end = self.ends.get(tuple(self.tokens[-size:])) if size < len(self.tokens) else None
             if end is not None:

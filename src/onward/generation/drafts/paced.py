@@ -1,5 +1,5 @@
-"""Drafts by default: tokens are looked up in earlier text, and proposed only where this saves time. Each request has an
-account of the steps that its proposals saved and cost."""
+"""Drafts by default: earlier text is looked up, and proposed only where it pays. Each request has an account of the
+steps that its proposals saved and cost."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
-# cost of each proposed token, relative to a step; measured for dense models of 30 and 124 million parameters
-COST = 0.06
+COST = 0.06  # of a further token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
 SMALLEST = 4_000_000  # number of weights below which the work around the matrix products dominates a step
 
@@ -73,7 +72,7 @@ class Account:
 
 
 class PacedDraft:
-    """A draft that passes on the proposals of another `draft`, as long as this saves time.
+    """A draft that proposes what another `draft` does, as long as this saves time.
 
     Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens; each accepted token saves a
     step. A proposal has one of `lengths` tokens; nothing is proposed while more than `most_rows` requests decode. A
@@ -96,7 +95,7 @@ class PacedDraft:
         self.manager = self.draft.manager
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of one of `lengths` tokens for each request for which this saves time."""
+        """Return a proposal of one of `lengths` tokens for each request for which it pays."""
         accounts = [self.settled(request) for request in requests]
         wanted = [self.length(*each) for each in zip(requests, accounts, room)]
         if len(requests) > self.most_rows or not any(wanted):
@@ -106,7 +105,7 @@ class PacedDraft:
         if width := max(len(proposal.tokens) for proposal in found):
             rows = len(requests)  # each is padded to the widest row
             excess = self.cost * rows * width / (1 + self.cost * (rows - 1))
-            share = rows / sum(1 for proposal in found if proposal.tokens)  # all rows wait for those with proposals
+            share = rows / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
             for account, request, proposal in zip(accounts, requests, found):
                 account.proposed, account.accepted = len(proposal.tokens), request.num_accepted
                 account.cost = share * excess

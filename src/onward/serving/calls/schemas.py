@@ -74,7 +74,7 @@ def resolved(schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def types_of(schema: Any, root: Mapping[str, Any], depth: int = 8) -> set[str]:
-    """Types of the values that a schema allows; an empty set if it does not say."""
+    """Types of the values that a schema allows; an empty set if it does not restrict them."""
     schema = resolved(schema, root)
     if isinstance(kind := schema.get("type"), str | list):
         return {kind} if isinstance(kind, str) else {one for one in kind if isinstance(one, str)}

@@ -40,7 +40,7 @@ Sampler = Callable[[Decoder, Tokenizer], object]  # does the work of the run's c
 
 TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps, in seconds and as a fraction of the budget
 FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text
-SLACK = 0.95  # share of the time that steps fixed at the start take, as machines are not equally fast all the time
+SLACK = 0.95  # share of the time for a number of steps that is fixed at the start, since a machine's speed varies
 OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
 REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
 COMPILATION = 1.0  # seconds that the kernels of a training step in another precision take, at most

@@ -22,7 +22,7 @@ LEAST = 256  # hidden units: in a narrow model, the time of a guess hardly depen
 @dataclass(frozen=True)
 class Drafting(Method, kind="draft"):
     """A draft head for speculative decoding (Ankner et al. 2024): it learns to guess the model's next tokens, on
-    answers of the model itself to the prompts of the data. The model stays as it is."""
+    answers of the model itself to the prompts of the data. The model is unchanged."""
 
     formula: ClassVar[str] = "sum over guesses k of falloff^k KL(model || guess k), on the model's own answers"
     rate: ClassVar[float] = 0.2
