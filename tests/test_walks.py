@@ -9,7 +9,7 @@ MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer 
     "forward pass, kernels off": (1855, 13),
     "engine step": (1224, 7),
     "lm.generate": (4463, 31),
-    "onward generate": (7521, 58),
+    "onward generate": (7529, 58),
     "training step": (1782, 12),
     "loss": (468, 3),
     "sampler": (446, 4),

@@ -1,5 +1,4 @@
-"""Dequantizes published quantized formats while they are read. One table gives the tensors that store a weight in each
-format."""
+"""Dequantizes published quantized formats while they are read. A table lists the tensors of a weight in each format."""
 
 import re
 import warnings
