@@ -144,7 +144,7 @@ LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "embeddings": ("/v1/embeddings", {"input": [[5] * 31] * 500}),
     "attention": ("/api/attention", {"tokens": [5] * 31}),
     "the lens": ("/api/lens", {"tokens": [5] * 31}),
-    "echo": ("/v1/completions", {"prompt": [[5] * 31] * 4, "echo": True, "logprobs": 5, "max_tokens": 1}),
+    "echo": ("/v1/completions", {"prompt": [5] * 31, "echo": True, "logprobs": 5, "max_tokens": 1}),
 }
 
 
@@ -160,7 +160,7 @@ def test_work_of_clients_that_hang_up_is_counted_and_cancelled(name: str, server
 
 
 def test_embeddings_beyond_the_queue_are_asked_to_retry(server: Attacked) -> None:
-    with server.left("/v1/embeddings", {"input": [[5] * 31] * 500}, 16):
+    with server.left("/v1/embeddings", {"input": [[5] * 31] * 500}, 64):
         end = time.monotonic() + 30  # until the server has read them
         ask = lambda: httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}, timeout=60)
         while (reply := ask()).status_code != 429 and time.monotonic() < end:
