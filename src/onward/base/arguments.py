@@ -240,8 +240,7 @@ def check(types: Mapping[str, Type], values: Mapping[str, Any], prefix: str = ""
     the first value that does not have its type; `prefix` precedes its name in the message."""
     read = dict(values)
     for name, given in values.items():
-        kind = types.get(name)
-        if kind is None or type(given) in kind.whole:
+        if (kind := types.get(name)) is None or type(given) in kind.whole:
             continue
         value = read[name] = as_declared(kind, given)
         if isinstance(value, str | Path) and Path in kind.classes and "\0" in str(value):
