@@ -1,12 +1,12 @@
 # make quickstart   train a small decoder and watch it learn; QUICKSTART="--time 20s" passes options
-# make quick        lint, types and the tests of what a change usually breaks
-# make test         lint, types and tests
-# make test-all     also the tests that take minutes, and the cases that `make test` leaves out
+# make quick        lint, type checks and the tests that fail most often
+# make test         lint, type checks and tests
+# make test-all     also the slow tests and the cases that `make test` leaves out
 # make clients      other clients of the server's API, for tests that are skipped without them; needs node for some
 # make page-pictures  the pictures of the server's page in docs/; needs Chromium, and runs/quickstart
 # make docs         the documentation as a site in build/site/html
 # make package      the wheel and the source package in build/dist; the wheel's command is run once
-# TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; without it pip takes the package index's
+# TORCH_BACKEND=cpu|auto|cu128|... lets uv choose the build of torch; by default, pip installs the package index's build
 
 PYTHON ?= python3
 VENV := .venv
