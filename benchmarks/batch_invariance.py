@@ -2,11 +2,11 @@
 
     python -m benchmarks.batch_invariance [--draws 100000] [--vocabulary 50257] [--model FOLDER]
 
-The same 8 requests are decoded alone, together, and together with 32 others. Every vector of logits is drawn from with
-many seeds. Printed for each vocabulary, model, precision and number of requests: the largest difference from the logits
-alone, and how many of 100,000 draws differ. The models have width 64 and 2 layers: random weights, and weights trained
-for 100 steps on sequences in which each token depends on the previous one, with noise drawn by Zipf's law. --model
-takes a folder.
+The same 8 requests are decoded alone, together, and together with 32 others. Tokens are drawn from every vector of
+logits with many seeds. For each vocabulary, model, precision and number of requests, the command prints the largest
+difference from the logits of a request alone, and how many of 100,000 draws differ. The models have width 64 and 2
+layers: random weights, and weights trained for 100 steps on sequences in which each token depends on the previous one,
+with noise drawn by Zipf's law. --model takes a folder.
 """
 
 import argparse
@@ -34,12 +34,12 @@ def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
 
 
 def models(vocabulary: int, weights: list[str]) -> Iterator[tuple[str, onward.Decoder]]:
-    """A model of a vocabulary with random weights, and the same one trained, as far as they are asked for."""
+    """Yield a model with random weights, then the same model after training; only those named in `weights`."""
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(vocabulary, d_model=64, n_layers=2, n_heads=4))
     plain = model.head.weight.detach().clone()
     if "random" in weights:
-        model.head.weight.data.mul_(20)  # logits as far apart as those of a trained model
+        model.head.weight.data.mul_(20)  # gives the logits the spread of a trained model's logits
         yield "random", model.eval()
         model.head.weight.data.copy_(plain)
     if "trained" not in weights:
@@ -53,11 +53,11 @@ def models(vocabulary: int, weights: list[str]) -> Iterator[tuple[str, onward.De
 
 
 def logits(model: onward.Decoder, tokens: Tensor, rows: int) -> Tensor:
-    """The logits (8, 47, V) with which an engine of some rows continues 8 sequences, with those in its other rows."""
+    """The logits (8, 47, V) of 8 sequences in an engine with `rows` rows; more sequences fill the other rows."""
     found: list[list[Tensor]] = [[] for _ in range(REQUESTS)]
 
     def follow(number: int) -> onward.Sampling:
-        """Samples the tokens of a sequence, and keeps the logits of the first 8 sequences."""
+        """Sampling that forces the tokens of a sequence, and keeps the logits if it is one of the first 8."""
 
         def process(before: list[int], logits: Tensor) -> Tensor:
             if number < REQUESTS:

@@ -1,12 +1,13 @@
 """Converting and loading: MB/s and peak memory of `onward convert`, and the time to load a GGUF file and a folder.
 
     python -m benchmarks.convert                     a Llama-shaped model of 125 M parameters in fp32 (0.5 GB)
-    python -m benchmarks.convert --layers 2          a smaller one, to try it
+    python -m benchmarks.convert --layers 2          a smaller model, for a trial run
 
-MB/s are those of the fp32 weights that are read, once of the whole command and once without its start-up, which is the
-time of `import torch, onward.api.folders` in a separate process. Bytecode is cached, as it is once Onward is installed.
-Each command runs in a new process, best of `--rounds`; its memory is what it allocates, without the mapped input,
-measured a hundred times a second. Loading is timed in this process, in turns, with the files in the system's cache.
+MB/s refer to the size of the fp32 weights that are read, once over the time of the whole command and once without its
+start-up time, which is the time of `import torch, onward.api.folders` in a separate process. Bytecode is cached, as in
+an installed Onward. Each command runs in a new process, best of `--rounds`; its memory is the allocated memory without
+the memory-mapped input, measured a hundred times a second. Loading is timed in this process, in turns, with the files
+in the system's cache.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import torch
 import onward
 from benchmarks.text import machine, shakespeare
 
-CONVERSIONS = {  # what is written, and the options
+CONVERSIONS = {  # output file or folder, and the options
     "f32 -> f32": ("x.gguf", ()),
     "f32 -> bf16": ("bf16.gguf", ("--dtype", "bf16")),
     "f32 -> q8_0": ("q8_0.gguf", ("--dtype", "q8_0")),
@@ -54,10 +55,10 @@ START = "import torch, onward.api.folders"
 
 
 def run(out: Path, rounds: int, *words: str) -> tuple[float, float]:
-    """The least seconds and the peak memory in MB of a command that writes `out`."""
+    """The minimum time in seconds and the peak memory in MB of a command that writes `out`."""
     times, peaks = list[float](), list[float]()
     for _ in range(rounds):
-        shutil.rmtree(out, ignore_errors=True)  # a file is replaced, a folder is not
+        shutil.rmtree(out, ignore_errors=True)  # the command overwrites a file, but not a folder
         start = time.perf_counter()
         done = python(WATCH, *words)
         times.append(time.perf_counter() - start)
@@ -68,7 +69,7 @@ def run(out: Path, rounds: int, *words: str) -> tuple[float, float]:
 def start_up(rounds: int) -> float:
     """The minimum time in seconds to start Python and import the modules that a conversion needs."""
     times = []
-    for _ in range(rounds + 1):  # the first caches the bytecode
+    for _ in range(rounds + 1):  # the first run caches the bytecode
         start = time.perf_counter()
         python(START)
         times.append(time.perf_counter() - start)

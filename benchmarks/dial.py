@@ -3,11 +3,11 @@
     python -m benchmarks.dial
     python -m benchmarks.dial --shakespeare FILE --out points.json
 
-Each run is one of `onward train --steps` with a size of onward/training/clock/dial.py. Its loss, in bits per byte over
-those of bz2, is fitted as f (E + A / N^alpha + B / D^beta): N are the parameters of the blocks, D the bytes that it was
-trained on, f is a factor of the text, whose geometric mean is 1. E, which small runs do not determine, is held. Prints
-the runs, the constants to write into dial.py, the factors, and how far the law misses the runs. Takes about ten minutes
-of one core.
+Each run corresponds to `onward train --steps` with a model size of onward/training/clock/dial.py. Its loss, as the
+ratio of its bits per byte to those of bz2, is fitted as f (E + A / N^alpha + B / D^beta): N is the number of parameters
+in the blocks, D the number of bytes it was trained on, and f a factor of the text; the geometric mean of the factors is
+1. E is fixed, because small runs do not determine it. The command prints the runs, the constants for dial.py, the
+factors, and the largest error of the law. It takes about ten minutes on one core.
 """
 
 import argparse
@@ -29,12 +29,13 @@ STEPS = {  # by text and width
     "shakespeare": {64: (400, 1600, 6400), 96: (3500,), 128: (400, 1200, 2800), 256: (120,)},
 }
 FLOOR = 0.5  # E
-LONGEST = 4.0  # weight of the longest run of each size: the additive law misses how the smallest size stops learning
+LONGEST = 4.0  # weight of the longest run of each size: the additive law underestimates how soon small models saturate
 TOKENIZERS = {"embedded": "bpe:4096", "shakespeare": "char"}
 
 
 def point(source: str, tokenizer: str, width: int, steps: int, folder: Path) -> tuple[RunPoint, float]:
-    """A run's parameters in blocks, effective bytes and bits per byte over those of bz2; and its bits per byte."""
+    """Train a run; return its point (parameters in blocks, effective bytes, bits per byte relative to bz2) and its bits
+    per byte."""
     config = RunConfig(
         sources=(source,),
         tokenizer=tokenizer,
@@ -62,7 +63,7 @@ def weight(point: RunPoint, points: list[RunPoint]) -> float:
 
 def fitted(points: dict[str, list[RunPoint]]) -> tuple[LossLaw, float, float]:
     """The law of the runs on two texts, the ratio of the factors of the texts, and the largest error of log L. The
-    longest run of each size counts most."""
+    longest run of each size has the largest weight."""
     rows = [(*p, place - 0.5, weight(p, found)) for place, found in enumerate(points.values()) for p in found]
     n, d, loss, side, weights = np.array(rows).T
     best = (math.inf, LossLaw(FLOOR, 0, 0, 0, 0), 0.0, 0.0)
@@ -100,7 +101,9 @@ def main() -> None:
             print(f"{text:14}{width:6}{steps:7}{numbers}", flush=True)
     law, ratio, error = fitted(points)
     print(f"\nLAW = Loss(E={law.E:g}, A={law.A:.3g}, B={law.B:.3g}, alpha={law.alpha:.2g}, beta={law.beta:.2g})")
-    print(f"the factors of the texts are {math.exp(ratio):.3f} apart; no run is more than {error:.1%} from the law")
+    print(
+        f"the texts' factors differ by a factor of {math.exp(ratio):.3f}; no run is more than {error:.1%} from the law"
+    )
 
 
 if __name__ == "__main__":

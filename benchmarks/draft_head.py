@@ -3,10 +3,10 @@
     onward finetune MODEL DATA --method draft
     python -m benchmarks.draft_head MODEL --prompt "Once upon a time" --prompt "One day"
 
-With --widen 12, stories260K takes the time of a model of 33 M parameters, and writes the same stories.
+With --widen 12, stories260K is as slow as a model of 33 M parameters, and writes the same stories.
 
-For each temperature: the best time of each request over the rounds, of the clock and of the processor, summed over
-the prompts, and the ratio plain / draft.
+Printed for each temperature: the best wall-clock time and CPU time of each request over the rounds, summed over the
+prompts, and the ratio plain / draft.
 """
 
 import argparse
@@ -26,9 +26,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.8])
-    parser.add_argument(
-        "--widen", type=int, default=1, help="measure the model in the shape of one so many times as wide"
-    )
+    parser.add_argument("--widen", type=int, default=1, help="measure the model at this multiple of its width")
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch is imported
 
@@ -38,7 +36,7 @@ def main() -> None:
 
     folder = Path(options.model)
     if not is_draft_head(folder / "draft"):
-        raise SystemExit(f"{options.model} has no draft: make one with onward finetune --method draft")
+        raise SystemExit(f"{options.model} has no draft head: train one with onward finetune --method draft")
     lm = onward.load(options.model)
     if lm.draft_head is None:
         lm.draft_head = draft_of(folder / "draft", folder, lm.model)
@@ -47,7 +45,7 @@ def main() -> None:
 
         lm = widened(lm, options.widen)
     if is_small(lm.config):
-        print("the draft is off by default for a model of this size; it is on here")
+        print("for a model of this size, drafts are off by default; this benchmark turns them on")
     print(f"{sum(p.numel() for p in lm.model.parameters()):,} weights")
     kinds = {"plain": 0, "draft": None}
     for temperature in options.temperatures:

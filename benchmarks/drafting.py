@@ -3,11 +3,11 @@ quotations, and texts that quote nothing.
 
     python -m benchmarks.drafting --model 30M --dtype bfloat16 --rounds 5
 
-No trained model of this size is at hand. The model of a given size has random weights, and its answers are forced
-(`forced_tokens`): real changes of this repository's files, sentences of its pages between others, plays. The times are
-therefore those of a model of this shape, and the acceptance rate is that of a model that writes exactly these texts.
-Prompts and answers are whole: of an edit, the file before and after it. stories260K, if it is there, is trained, and
-writes its own stories. Both ways of each request take turns.
+No trained model of these sizes is available here. The model therefore has random weights, and its answers are forced
+(`forced_tokens`): changed files of this repository, summaries and replies that quote its documentation, and plays. The
+times are those of a model of this shape, and the acceptance rate is that of a model that writes exactly these texts.
+Prompts and answers are complete texts; for an edit, they are the file before and after the change. stories260K, if its
+files exist, is a trained model and writes its own stories. Each request runs alternately with and without drafts.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def git(*words: str) -> str:
 
 
 def edits() -> Iterator[Pair]:
-    """Files of Onward before and after changes, with the reason of each change."""
+    """Files of Onward before and after changes, with the commit message of each change."""
     for commit in git("log", "--format=%H", "-300", "HEAD").split():
         files = git("diff-tree", "--no-commit-id", "--name-only", "-r", "--diff-filter=M", commit).split()
         if len(files) == 1 and files[0].startswith("src") and files[0].endswith(".py"):
@@ -51,7 +51,7 @@ def edits() -> Iterator[Pair]:
 
 
 def pages() -> Iterator[str]:
-    """Pieces of Onward's pages."""
+    """Excerpts of Onward's documentation pages."""
     for page in sorted((ROOT / "docs").glob("*.md")):
         text = page.read_text(encoding="utf-8")
         if len(text) > 5000:
@@ -99,8 +99,9 @@ STORIES = "stories260K"
 
 
 def compared(lm: onward.LanguageModel, requests: list[tuple[list[int], dict[str, object]]], rounds: int) -> list[float]:
-    """The time without drafts divided by that with them: the median over the rounds, the ratio of the best times, and
-    that of the least CPU times; then tokens per step, and the share of proposed tokens that were accepted."""
+    """The time without drafts divided by the time with drafts: the median over the rounds, the ratio of the best times,
+    and the ratio of the lowest CPU times; then tokens per step, and the fraction of proposed tokens that were
+    accepted."""
     done: dict[str, list[onward.Completion]] = {}
 
     def run(name: str) -> tuple[float, float]:

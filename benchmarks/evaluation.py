@@ -1,12 +1,12 @@
-"""Tasks of lm-evaluation-harness by its own model for transformers and by Onward, and the loss of a long text.
+"""Tasks of lm-evaluation-harness and the loss on a long text, computed by transformers and by Onward.
 
     python -m benchmarks.evaluation [--questions 2]
 
-Ten multiple-choice tasks with five examples, from files written here: those of five tasks are the same ones in front of
-each question (as in MMLU), those of the others are drawn for each question (as in ARC). The decoder has the shape of
-Llama with 124 M parameters (12 layers, width 768, 12 heads over 4 of keys and values, feed-forward of 2,048, vocabulary
-32,000; random weights), in bf16 on both sides, with two threads. Each side runs in a separate process, whose greatest
-memory is measured.
+Ten multiple-choice tasks with five few-shot examples, from files that this command writes: five tasks use the same
+examples for every question (as in MMLU), the others draw examples for each question (as in ARC). The decoder has the
+shape of Llama with 124 M parameters (12 layers, width 768, 12 heads, 4 key/value heads, feed-forward of 2,048,
+vocabulary 32,000; random weights), in bf16 on both sides, with two threads. Each side runs in a separate process, whose
+peak memory is measured.
 """
 
 import argparse
@@ -120,7 +120,7 @@ def run(side: str, folder: Path) -> dict[str, Any]:
 
 @torch.inference_mode()
 def loss_of(model: Any, tokens: list[int]) -> float:
-    """The mean loss of tokens by a model of transformers, in windows of its context, four in a batch."""
+    """The mean loss of tokens under a model of transformers, in windows of its context, four in a batch."""
     length, batch = CONFIG.context_length, 4
     total = count = 0.0
     tokens = [0, *tokens]
@@ -137,7 +137,7 @@ def loss_of(model: Any, tokens: list[int]) -> float:
 
 
 def peak() -> int:
-    """The most memory that this process has had, in MB."""
+    """The peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
 
 

@@ -5,8 +5,9 @@ memory.
 
 A decoder of about 30 M parameters (8 layers, width 384, 6 heads, vocabulary 16,000, random weights) is trained on the
 same batches by Onward and by TRL (with PEFT for LoRA): SFT on 4 sequences of 256 tokens, GRPO on 4 prompts with 8
-completions of 32 tokens each. Both sides take turns, each task in a separate process, which reports the median time
-of its steps after the first, and the most memory that it had. A peer that is not installed is named and left out.
+completions of 32 tokens each. Both sides take turns, each task in a separate process, which reports the median time of
+its steps after the first, and its peak memory. If a library is not installed, the benchmark prints its name and leaves
+it out.
 """
 
 import argparse
@@ -55,7 +56,7 @@ def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -
     for task, peers in PEERS.items():
         if len(sides[task]) == 1:
             missing = [peer for peer in peers if not importlib.util.find_spec(peer)]
-            print(f"{TASKS[task]}: {' and '.join(missing)} is not installed, and left out")
+            print(f"{TASKS[task]}: {' and '.join(missing)} not installed, left out")
     found: dict[tuple[str, str], list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(0)
@@ -99,7 +100,7 @@ class Characters(Reward, kind="characters"):
 
 
 def sequences() -> torch.Tensor:
-    """The batch of SFT, (ROWS, LENGTH + 1): the first token is no target."""
+    """The batch of SFT, (ROWS, LENGTH + 1): the first token is not a target."""
     return torch.randint(256, (ROWS, LENGTH + 1), generator=torch.Generator().manual_seed(0))
 
 

@@ -1,12 +1,12 @@
-"""Where the time goes between a call and its first token, in milliseconds of the processor.
+"""Where the CPU time goes between a call and its first token, in milliseconds.
 
     python -m benchmarks.first_token                           fp32, a prompt of 120 tokens
     python -m benchmarks.first_token --layers 48 --width 64    a deep model
     python -m benchmarks.first_token --tiny                    a tiny model: shows that everything runs
 
 The model has the shape of GPT-2 (12 layers, width 768), the vocabulary of `--vocabulary` and random weights. The time
-of a part excludes that of nested parts and is the median of `--rounds`; `beside` is all but the forward pass. CPU time
-of the process's threads is measured, because other work on the machine affects it less than wall-clock time.
+of a part excludes that of nested parts and is the median of `--rounds`; `beside` is everything except the forward pass.
+CPU time of the process's threads is measured, because other work on the machine affects it less than wall-clock time.
 
 columns:
   generate, stream, chat   a call in Python
@@ -44,7 +44,7 @@ PARTS = {  # name, as module:attribute
 
 
 class Timer:
-    """Adds up the seconds of each part, without those of parts that it calls."""
+    """Adds up the seconds of each part, without the time of the parts that it calls."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(PARTS, 0.0)
@@ -80,7 +80,7 @@ class Timer:
 
 
 def request(address: str, prompt: str) -> float:
-    """Ask the server for one token, and return the seconds of the processor that the client took."""
+    """Request one token from the server, and return the client's CPU time in seconds."""
     host, _, port = address.removeprefix("http://").partition(":")
     body = json.dumps({"model": "model", "prompt": prompt, "max_tokens": 1, "temperature": 0, "stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nConnection: close\r\n"
@@ -153,13 +153,13 @@ def main() -> None:
         "server": lambda: request(addresses[0], prompt),
     }
     found: dict[str, list[dict[str, float]]] = {name: [] for name in cases}
-    for turn in range(options.rounds + 3):  # the first ones compile kernels
+    for turn in range(options.rounds + 3):  # the first turns compile kernels
         for name, run in cases.items():
             timer = Timer()
             with timer.running():
                 start = time.process_time()
                 client = run()
-                time.sleep(0.01 if name == "server" else 0)  # for the end of its request
+                time.sleep(0.01 if name == "server" else 0)  # until the server has finished the request
                 whole = time.process_time() - start - (client if name == "server" else 0.0)
             rest = whole - sum(timer.seconds.values())
             row = {**timer.seconds, "rest": rest, "beside": whole - timer.seconds["forward"], "all": whole}
@@ -171,7 +171,7 @@ def main() -> None:
         table.rows.append([part, *(f"{1e3 * median(row[part] for row in rows):.2f}" for rows in found.values())])
     print(machine())
     print(table.as_text(), flush=True)
-    os._exit(0)  # the server's threads are not waited for
+    os._exit(0)  # does not wait for the server's threads
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Generation and training on a GPU, with the utilization of its bandwidth and arithmetic, compared with transformers.
+"""Generation and training on a GPU compared with transformers, and the utilization of memory bandwidth and arithmetic.
 
     python -m benchmarks.gpu                       prints the tables as Markdown; needs about 40 GB of GPU memory
     python -m benchmarks.gpu --model smollm2-135m  a smaller model
     python -m benchmarks.gpu --device cpu --model tiny --trained tiny --prompts 8 --new 4 --context 16 --seconds 0.1
 
-Weights and tokens are random. The shares are relative to the bandwidth and the products that the command measures on
-the GPU first; it also prints the limits of the data sheet, if it knows the GPU. The last command is a dry run.
+Weights and tokens are random. Utilization is relative to the bandwidth and the speed of matrix products, which the
+command measures on the GPU first; it also prints the data sheet's limits for GPUs in its table. The last command is a
+dry run.
 """
 
 import argparse
@@ -87,7 +88,7 @@ def decoded_by_transformers(config: onward.DecoderConfig, device: torch.device, 
 
 @torch.inference_mode()
 def timed(run: Any, device: torch.device) -> float:
-    """The median seconds of a call, after one that is not counted."""
+    """The median time of a call in seconds, after one warm-up call."""
     taken = []
     for _ in range(ROUNDS + 1):
         start = perf_counter()
@@ -127,8 +128,8 @@ def training(options: argparse.Namespace, device: torch.device) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--model", default="llama-3.1-8b", help="release or folder that generates")
-    parser.add_argument("--trained", default="gpt2", help="release or preset that is trained")
+    parser.add_argument("--model", default="llama-3.1-8b", help="release or folder of the model for generation")
+    parser.add_argument("--trained", default="gpt2", help="release or preset of the model for training")
     parser.add_argument("--prompts", type=int, nargs="+", default=[128, 512, 2048], help="tokens of the prompts")
     parser.add_argument("--new", type=int, default=128, help="new tokens of an answer")
     parser.add_argument("--context", type=int, default=1024, help="tokens of a training window, at most")

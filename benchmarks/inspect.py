@@ -3,7 +3,7 @@
     python -m benchmarks.inspect [--rounds 5]
 
 A decoder of 12 layers and width 768 (12 heads, gated feed-forward of 2,048, vocabulary 32,000, random weights, fp32),
-each call timed in turns with a plain forward of the same tokens; the best of the rounds counts.
+each call timed alternately with a plain forward of the same tokens; the best of the rounds is reported.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CONFIG = onward.DecoderConfig(vocab_size=32_000, d_model=768, n_layers=12, n_hea
 
 
 def best(call: Callable[[], object], plain: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """The seconds of a call and of a plain forward, each the best of some rounds taken in turns."""
+    """The seconds of a call and of a plain forward, each the best of alternating rounds."""
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(rounds):
         for each, run in zip(seconds, (call, plain)):
@@ -32,7 +32,7 @@ def best(call: Callable[[], object], plain: Callable[[], object], rounds: int) -
 
 def main(argv: list[str] | None = None, config: onward.DecoderConfig = CONFIG) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="rounds of which the best counts (default: 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, of which the best is reported (default: 5)")
     rounds = parser.parse_args(argv).rounds
     torch.manual_seed(0)
     model = onward.Decoder(config).eval()

@@ -1,13 +1,12 @@
-"""K types: sizes and perplexities of our GGUF files, compared with those that llama.cpp's quantize makes of the same
-model.
+"""K-quants: sizes and perplexities of Onward's GGUF files, compared with llama.cpp's quantization of the same model.
 
     python -m benchmarks.kquants                     trains a small model on tinyshakespeare first, a few minutes
-    python -m benchmarks.kquants --model FOLDER      another one; its rows must be multiples of 256
+    python -m benchmarks.kquants --model FOLDER      another model; its row lengths must be multiples of 256
 
-Perplexity is that of the last tenth of the text, computed by Onward from the numbers that each file represents, so that
-only the rounding differs. With importance, both programs weigh columns by the same mean squares of inputs, measured on
-the first tenth. `divergence` is the mean KL divergence from the fp32 model, per token, times 1000. llama.cpp's rows
-need llama-cpp-python.
+Perplexity is measured on the last tenth of the text. Onward computes it from the dequantized weights of each file, so
+that only the rounding differs. With importance, both programs weight columns by the same mean squares of inputs,
+measured on the first tenth. `divergence` is the mean KL divergence from the fp32 model, per token, times 1000.
+llama.cpp's rows need llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from benchmarks.text import machine, shakespeare
 from onward.checkpoint.gguf.convert import plan, write_model
 from onward.checkpoint.gguf.importance import by_their_names, importance
 
-DTYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # and the number of each in llama.cpp
+DTYPES = {"q4_k_m": 15, "q5_k_m": 17, "q6_k": 18}  # and the number of each type in llama.cpp
 WINDOW = 128
 SILENT = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda level, text, data: None)
 
@@ -70,14 +69,14 @@ def logprobs(model: onward.Decoder, tokens: Tensor) -> Tensor:
 
 
 def figures(found: Tensor, plain: Tensor, tokens: Tensor) -> tuple[float, float]:
-    """The perplexity, and the mean KL divergence from `plain`."""
+    """The perplexity, and the mean KL divergence from the log-probabilities `plain`."""
     windows = tokens[: len(tokens) // WINDOW * WINDOW].view(-1, WINDOW)
     loss = F.nll_loss(found[:, :-1].flatten(0, 1), windows[:, 1:].flatten())
     return loss.exp().item(), (plain.exp() * (plain - found)).sum(-1).mean().item()
 
 
 def quantized_there(source: Path, out: Path, dtype: str, columns: Mapping[str, Tensor]) -> None:
-    """Quantize a file with llama.cpp, whose importance matrix is `columns`."""
+    """Quantize a file with llama.cpp, with `columns` as its importance matrix."""
     llama_cpp = importlib.import_module("llama_cpp")
     llama_cpp.llama_log_set(SILENT, None)
     options: Any = llama_cpp.llama_model_quantize_default_params()
@@ -94,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="")
     parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--windows", type=int, default=160, help="number of windows of the text that is held out")
+    parser.add_argument("--windows", type=int, default=160, help="number of windows of the held-out text")
     options = parser.parse_args()
     text = "\n\n".join(shakespeare())
     tenth = len(text) // 10

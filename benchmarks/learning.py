@@ -1,11 +1,12 @@
 """Learning a BPE vocabulary: Onward's trainer compared with `tokenizers`, and with others if they are installed.
 
     python -m benchmarks.learning FILE                    at most 1,000 MB of a text file, 32,768 ids
-    python -m benchmarks.learning --megabytes 100         of the Python files that are installed here
+    python -m benchmarks.learning --megabytes 100         of the installed Python files
     python -m benchmarks.learning --only onward gigabpe   leave out the slow ones
 
-`gigabpe` takes a file and learns no token across a line break, which is less work and gives worse tokens for code; all
-others split the same passages by GPT-2's pattern. Each runs in a new process, reading included.
+`gigabpe` reads a file and learns no token that contains a line break, which is less work and gives worse tokens for
+code; all other trainers split the same passages by GPT-2's pattern. Each trainer runs in a new process; the time
+includes reading the text.
 """
 
 import argparse
@@ -40,7 +41,7 @@ gigabpe.train_bpe([path], vocab_size=size, special_tokens=["<|endoftext|>"], pre
 
 
 def collect(path: Path, source: str, size: int) -> int:
-    """Write at most `size` bytes of text, and return how many they are."""
+    """Write at most `size` bytes of text, and return their number."""
     files = [Path(source)] if source else sorted(Path(site.getsitepackages()[0]).rglob("*.py"))
     with path.open("wb") as file:
         for one in files:

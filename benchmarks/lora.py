@@ -1,10 +1,10 @@
-"""The memory of gradients and optimizer that LoRA, DoRA and QLoRA need, compared with training all weights.
+"""The memory for gradients and optimizer state in LoRA, DoRA and QLoRA, compared with training all weights.
 
     python -m benchmarks.lora [--rank 16]
 
 A decoder of about 30 M parameters (8 layers, width 384, 6 heads, vocabulary 16,000, random weights, fp32) makes one
-step of AdamW on one window. Counted are the bytes of all gradients at the step and of the optimizer's state after it;
-the last column has those of the weights themselves, which int8 and int4 make smaller.
+step of AdamW on one window. The table lists the bytes of all gradients at the step and of the optimizer state after it;
+the last column lists the bytes of the weights themselves, which int8 and int4 reduce.
 """
 
 import argparse
@@ -22,7 +22,7 @@ CONFIG = onward.DecoderConfig(vocab_size=16_000, d_model=384, n_layers=8, n_head
 
 
 def memory(model: onward.Decoder, tokens: torch.Tensor) -> tuple[int, int]:
-    """The bytes of gradients and optimizer state of a step, and those of the weights."""
+    """The bytes of gradients and optimizer state of a step, and the bytes of the weights."""
     made = optimizers(model, "adamw", 1e-3, 0.0, (0.9, 0.99))
     loss, _ = CrossEntropy()(model, Batch(tokens[:, :-1], tokens[:, 1:]))
     loss.backward()

@@ -2,11 +2,11 @@
 
     git clone https://github.com/karpathy/nanoGPT
     python -m benchmarks.nanogpt speed --nanogpt nanoGPT      steps per second at equal sizes, data and batch, in turns
-    python -m benchmarks.nanogpt recipe --nanogpt nanoGPT     losses on tinyshakespeare, in its time and in a seventh
+    python -m benchmarks.nanogpt recipe --nanogpt nanoGPT     losses on tinyshakespeare, at equal time and a seventh of it
 
-nanoGPT is run as it is, in fp32 without torch.compile, as its README says for a CPU; Onward in bf16 where the processor
-has it. Both train on the first 1,003,854 characters and validate on the last 111,540. Its loss is what its loop prints,
-over 20 random batches; Onward's is over the whole validation text.
+nanoGPT runs unchanged, in fp32 without torch.compile, as its README recommends for a CPU; Onward runs in bf16 if the
+processor supports it. Both train on the first 1,003,854 characters and validate on the last 111,540. nanoGPT's loss is
+the value that its loop prints, over 20 random batches; Onward's loss is over the whole validation text.
 """
 
 import argparse
@@ -105,7 +105,7 @@ def speed(folder: Path, rounds: int) -> None:
 
 
 def their_recipe(folder: Path, text: str, work: Path) -> tuple[float, float]:
-    """The seconds that the recipe takes in a copy of the repository, and the loss it ends at."""
+    """The seconds that the recipe takes in a copy of the repository, and its final loss."""
     letters = sorted(set(text))
     ids = np.array([letters.index(c) for c in text], dtype=np.uint16)
     copy = shutil.copytree(folder, work / "nanoGPT", ignore=shutil.ignore_patterns(".git"))
@@ -155,13 +155,15 @@ def recipe(folder: Path, text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["speed", "recipe"])
-    parser.add_argument("--nanogpt", default="nanoGPT", help="the folder of its repository")
+    parser.add_argument("--nanogpt", default="nanoGPT", help="the folder of nanoGPT's repository")
     parser.add_argument("--shakespeare", default=str(SHARED / "tinyshakespeare.txt"), help="the text tinyshakespeare")
     parser.add_argument("--rounds", type=int, default=30, help="timed steps of each")
     options = parser.parse_args()
     folder = Path(options.nanogpt)
     if not (folder / "train.py").exists():
-        sys.exit(f"{folder} is not nanoGPT: git clone https://github.com/karpathy/nanoGPT, and name it with --nanogpt")
+        sys.exit(
+            f"{folder} is not nanoGPT: git clone https://github.com/karpathy/nanoGPT, and give its folder as --nanogpt"
+        )
     print(f"{machine()}, load {os.getloadavg()[0]:.1f}")
     if options.what == "speed":
         speed(folder, options.rounds)

@@ -1,12 +1,13 @@
-"""Two processes compared with one: steps per second of training, and the communication that computation hides.
+"""Two processes compared with one: training steps per second, and the fraction of communication hidden by computation.
 
     python -m benchmarks.parallel [--rounds 3] [--steps 6] [--precision fp32]
 
 A GPT of 10.6 M parameters in its blocks (6 layers, width 384, context 256) trains on 12 windows per step: by one
-process with two threads, and by two processes with one thread each, as replicas and as shards. Each round starts all
-three one after the other. Printed for each are the median step of all rounds and, as median and range over the rounds,
-the ratio of steps per second to the one process. The last columns come from a trace of torch.profiler: the share of a
-step that is communication, and the share of communication during which the process computes.
+process with two threads, and by two processes with one thread each, as replicas and as shards. Each round starts these
+three setups one after the other. For each setup, the table shows the median step time of all rounds, and the steps per
+second relative to the single process (median and range over the rounds). The last columns come from a trace of
+torch.profiler: the share of a step that is communication, and the share of communication during which the process
+computes.
 """
 
 import argparse
@@ -62,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def launched(mesh: str, options: list[str]) -> tuple[list[float], float, float]:
-    """The seconds of the steps of one turn on a mesh, and the shares of communication; see `communication`."""
+    """The step times of one turn on a mesh in seconds, and the shares of communication; see `communication`."""
     count = COUNT if mesh else 1
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(count)] if mesh else []
     command = [sys.executable, *launcher, "-m", "benchmarks.parallel", *options, "--child", mesh]
@@ -98,8 +99,8 @@ def train(mesh: str, steps: int, precision: Literal["fp32", "bf16"]) -> None:
 
 
 def communication(trace: profile, seconds: float) -> tuple[float, float]:
-    """The share of a step of `seconds` during which a collective runs, and the share of the time of collectives during
-    which an operation of PyTorch runs, 0 without any."""
+    """The share of a step of `seconds` during which a collective runs, and the share of the collectives' time during
+    which a PyTorch operation also runs (0 without collectives)."""
     events = trace.events() or []
     spans = lambda prefix: merged(
         (one.time_range.start, one.time_range.end) for one in events if one.name.startswith(prefix)

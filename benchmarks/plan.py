@@ -1,9 +1,9 @@
 """The speed that `onward plan` predicts for this machine, and the measured speed: `python -m benchmarks.plan [MODEL
 ...]`.
 
-For each model, with random weights, in one process: the tokens per second of decoding, in each precision and for one
-row and several, and of training, that the plan says after its calibration, those measured, and their ratio. Decoding is
-expected within a factor of 1.5. Takes about two minutes.
+For each model, with random weights, in one process: predicted and measured tokens per second, and their ratio, for
+decoding (each precision, one and several rows) and training. The plan is calibrated first. Decoding is expected within
+a factor of 1.5. Takes about two minutes.
 """
 
 import sys
@@ -24,7 +24,7 @@ from onward.planning.machine import Machine, measured_machine
 from onward.reports.plan import Planned
 from onward.transforms import quantize_model
 
-MODELS = "mini", "small", "gpt2"  # the first two are run to calibrate, the last one is not
+MODELS = "mini", "small", "gpt2"  # the calibration runs the first two, but not the last one
 BATCHES = 1, 8
 CPU = torch.device("cpu")
 PROMPT, NEW, CONTEXT = 64, 64, 128

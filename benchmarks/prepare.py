@@ -1,6 +1,6 @@
 """Throughput and memory of `onward data prepare`.
 
-    python -m benchmarks.prepare                                 64 MiB as one .txt, BPE trained before
+    python -m benchmarks.prepare                                 64 MiB as one .txt, BPE trained beforehand
     python -m benchmarks.prepare --size 1024 --kind gz           1 GiB as one .txt.gz
     python -m benchmarks.prepare --kind jsonl --tokenizer PATH   documents, with a tokenizer from a folder
 

@@ -1,9 +1,9 @@
-"""The cost of saves for training: the time of steps with saves over the time of the same steps without.
+"""The cost of checkpoint saves during training: the time of steps with saves divided by the time of steps without.
 
 python -m benchmarks.saving
 
-Medians of ratios, measured in turns. A model of 10.7 M parameters with AdamW (128 MB per save, 171 MB with averaged
-weights), saved every 20 and every 40 steps, and continuously (the worst case).
+The results are medians of ratios, measured alternately. A model of 10.7 M parameters with AdamW (128 MB per save, 171
+MB with averaged weights), saved every 20 and every 40 steps, and continuously (the worst case).
 """
 
 import statistics

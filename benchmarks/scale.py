@@ -1,4 +1,5 @@
-"""Tokens per second to expect of Llama 3.1 on H100s: python -m benchmarks.scale prints the table of docs/scale.md."""
+"""Expected tokens per second of training Llama 3.1 on H100s: python -m benchmarks.scale prints the table of
+docs/scale.md."""
 
 from dataclasses import dataclass
 
@@ -25,7 +26,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Setup:
-    """A training in bf16 with recomputation: a release, a mesh, and the windows of a batch of each device."""
+    """A training setup in bf16 with recomputation: a release, a mesh, and the number of windows per device in a
+    batch."""
 
     model: str
     mesh: str

@@ -1,18 +1,18 @@
-"""The server against its own engine, and against other servers of the same model, in turns.
+"""The server compared with its own engine, and with other servers of the same model, alternately.
 
-    python -m benchmarks.serving                                      what HTTP costs
-    python -m benchmarks.serving --against vllm=http://127.0.0.1:8100 another server that runs already
+    python -m benchmarks.serving                                      the overhead of HTTP
+    python -m benchmarks.serving --against vllm=http://127.0.0.1:8100 another running server
     python -m benchmarks.serving --tiny                               a tiny model: shows that everything runs
 
 The model has the shape of a Llama, 124,668,672 parameters, random weights and a tokenizer of 4,096 entries; `--keep
-FOLDER` keeps it, so that another server can be started on it. Nothing is drafted, since the answers of random weights
-repeat themselves. Each client streams one answer to 128 random token ids,
-and begins the next when it has ended. The client's own share of a processor is in the table.
+FOLDER` keeps it, so that another server can be started on it. Drafts are off, because the answers of random weights are
+repetitive. Each client streams one answer to 128 random token ids, and starts the next request when the answer has
+ended. The table also shows the CPU usage of the clients.
 
 tables:
   speed   tokens/s of the engine alone and of each server, time to the first token and between tokens
   shared  users of one system prompt of 400 tokens, all at once
-  stall   the time between tokens of two answers while a prompt of almost the whole context is read
+  stall   the time between tokens of two answers during the prefill of a prompt of almost the whole context
 """
 
 import argparse
@@ -30,7 +30,7 @@ from statistics import median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
-USERS, SYSTEM = 32, 400  # who share the tokens of a system prompt
+USERS, SYSTEM = 32, 400  # number of users, and tokens of the system prompt that they share
 TABLES = "speed", "shared", "stall"
 
 
@@ -42,7 +42,7 @@ class Load:
     tokens: int = 0
     first: list[float] = field(default_factory=list)  # seconds to the first token of each answer
     between: list[float] = field(default_factory=list)  # seconds between events
-    client: float = 0.0  # share of one processor that the clients took
+    client: float = 0.0  # CPU usage of the clients, as a fraction of one core
 
     @property
     def speed(self) -> float:
@@ -50,7 +50,8 @@ class Load:
 
 
 async def answer(url: str, prompt: Sequence[int] | str, new: int, load: Load, model: str) -> None:
-    """Stream one answer. Reads lines of the connection: a library for HTTP would take a core from the servers."""
+    """Stream one answer. Reads lines from the connection directly, because an HTTP library would take CPU time from the
+    servers."""
     host, _, port = url.removeprefix("http://").partition(":")
     body: dict[str, object] = {"model": model, "prompt": prompt, "max_tokens": new, "temperature": 0, "stream": True}
     if not isinstance(prompt, str):
@@ -93,7 +94,7 @@ async def measure(url: str, prompts: Sequence[Sequence[int] | str], new: int, at
 
 
 async def stall(url: str, prompt: Sequence[int], whole: Sequence[int], model: str) -> tuple[float, float]:
-    """Return the median seconds between tokens of two answers, before and while the prompt `whole` is read."""
+    """Return the median seconds between tokens of two answers, before and during the prefill of the prompt `whole`."""
     before, during = Load(), Load()
     one = lambda new, load: answer(url, prompt, new, load, model)
     await asyncio.gather(one(128, before), one(128, before))
@@ -120,8 +121,8 @@ def percentiles(seconds: Sequence[float]) -> str:
 
 
 def times_of(loads: Sequence[Load]) -> list[str]:
-    """Cells: times to the first token and between tokens, and the clients' share of a processor."""
-    if not loads[0].first:  # of the engine alone
+    """Table cells: times to the first token and between tokens, and the clients' CPU usage."""
+    if not loads[0].first:  # the engine alone, without a server
         return ["", "", ""]
     first, between = ([one for load in loads for one in getattr(load, kind)] for kind in ("first", "between"))
     return [percentiles(first), percentiles(between), f"{median(load.client for load in loads):.0%}"]
@@ -129,13 +130,15 @@ def times_of(loads: Sequence[Load]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--against", action="append", default=[], metavar="NAME=URL", help="a server that runs already")
-    parser.add_argument("--text", action="append", default=[], metavar="NAME=URL", help="another that takes texts only")
+    parser.add_argument("--against", action="append", default=[], metavar="NAME=URL", help="a running server")
+    parser.add_argument(
+        "--text", action="append", default=[], metavar="NAME=URL", help="one that accepts only text prompts"
+    )
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--quantize", choices=["int8", "int4"])
     parser.add_argument("--tables", choices=TABLES, nargs="+", default=TABLES)
-    parser.add_argument("--rounds", type=int, default=3, help="of which the median counts")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of which the median is reported")
     parser.add_argument("--threads", type=int, default=2, help="of each server")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the model here")
     parser.add_argument("--tiny", action="store_true")
@@ -220,7 +223,7 @@ def main() -> None:
             print(table.as_text(), flush=True)
         new = max(2, sizes.new // 4)
         shared = Table(
-            f"{USERS} users at once, {SYSTEM} equal tokens and {sizes.prompt // 8} of their own, {new} new ones",
+            f"{USERS} users at once, {SYSTEM} shared and {sizes.prompt // 8} own prompt tokens each, {new} new ones",
             ["server", "tokens/s", "first token, ms", "between tokens, ms", "client"],
         )
         system = prompts(1, SYSTEM)[0]

@@ -1,7 +1,8 @@
-"""Validation loss of the default settings after a given time: tinyshakespeare by characters, the whole split.
+"""Validation loss of the default settings after a given training time, on the whole validation split of character-level
+tinyshakespeare.
 
 python -m benchmarks.shakespeare                100 s
-python -m benchmarks.shakespeare --time 30s     any other time, and any other option of `onward train`
+python -m benchmarks.shakespeare --time 30s     accepts any time, and any other option of `onward train`
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Start-up time of `import onward`, of the help texts, and until the first token of a small model, relative to `import
+"""Time of `import onward`, of the help texts, and to the first token of a small model, relative to the time of `import
 torch`; best of five, in turns.
 
 python -m benchmarks.startup

@@ -9,7 +9,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def shakespeare() -> list[str]:
-    """tinyshakespeare if its file exists, else the built-in corpus, with a printed notice."""
+    """Return tinyshakespeare if its file exists, otherwise the built-in corpus after printing a notice."""
     from onward.data import documents
 
     path = SHARED / "tinyshakespeare.txt"

@@ -1,13 +1,14 @@
 """Throughput of tokenization: Onward's encoder, `tiktoken` by itself and `tokenizers`, in one process and in two.
 
-    python -m benchmarks.tokenizing                 one trained here, GPT-2's and a SentencePiece one
+    python -m benchmarks.tokenizing                 a vocabulary trained here, GPT-2's and a SentencePiece one
     python -m benchmarks.tokenizing FOLDER          the vocabulary of any tokenizer
-    python -m benchmarks.tokenizing --mb 4          less text, in a sixth of the time
+    python -m benchmarks.tokenizing --mb 4          less text, takes a sixth of the time
 
-GPT-2's and SentencePiece's are left out where their files do not exist; `tiktoken` has no SentencePiece.
+GPT-2's and the SentencePiece vocabulary are left out if their files do not exist; `tiktoken` does not support
+SentencePiece.
 
-Slightly more than 25 MB (or `--mb`): tinyshakespeare (if its file exists) and the built-in corpus, repeated, in texts
-of up to 64 KB. Best of three, in turns; starting processes and encoders is not measured.
+The text is slightly more than 25 MB (or `--mb`): tinyshakespeare (if its file exists) and the built-in corpus,
+repeated, in pieces of up to 64 KB. Best of three, in turns; starting processes and encoders is not measured.
 """
 
 import argparse
@@ -31,7 +32,7 @@ texts: list[str] = []
 
 
 def by_tiktoken_alone(tokenizer: Tokenizer) -> Encoder | None:
-    """`tiktoken` with the published pattern; None for a vocabulary that it does not have."""
+    """`tiktoken` with the published pattern; None for a vocabulary that it does not support."""
     table = json.loads(tokenizer.inner.to_str())
     pattern, ranked = split_pattern(table), ranked_tokens(table)
     if not pattern or not ranked:
@@ -45,7 +46,7 @@ LIBRARIES = {"Onward": encoder, "tiktoken": by_tiktoken_alone, "tokenizers": by_
 
 
 def read(megabytes: float) -> list[str]:
-    """The texts, of at least so many megabytes in total."""
+    """The texts, of at least this many megabytes in total."""
     shakespeare = SHARED / "tinyshakespeare.txt"
     once = list(passages(["embedded", *([str(shakespeare)] if shakespeare.exists() else [])]))
     return once * (int(megabytes * 1e6) // size(once) + 1)
@@ -56,7 +57,7 @@ def size(texts: list[str]) -> int:
 
 
 def start(folder: str, megabytes: float) -> None:
-    """Prepare a process, which stays on one core."""
+    """Prepare a process, which is pinned to one core."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     texts.extend(read(megabytes))
     for name, way in LIBRARIES.items():

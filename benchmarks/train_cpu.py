@@ -5,8 +5,8 @@
     python -m benchmarks.train_cpu --compile        with compiled blocks
 
 The model has GPT-2's architecture: width 384, 6 layers, 6 heads, context 256, batch 12, characters. The loops are timed
-in turns; the best and the median of each are compared. The limit is the time that the matrix products of a step alone
-would take: their floating-point operations over the rate of a large product in the same precision.
+alternately; the best and the median of each are compared. The limit is the time that the matrix products of a step
+alone would take: their floating-point operations divided by the FLOP/s of a large product in the same precision.
 """
 
 import argparse
@@ -113,7 +113,7 @@ def main() -> None:
             next(loop)
             times[name].append(perf_counter() - start)
     parameters = sum(p.numel() for p in ours.parameters())
-    attention = 12 * LAYERS * WIDTH * CONTEXT  # per token, without the causal mask: as computed
+    attention = 12 * LAYERS * WIDTH * CONTEXT  # per token, without the causal mask, as it is computed
     flop = BATCH * CONTEXT * (6 * (parameters - CONTEXT * WIDTH) + attention)
     limits = {"plain fp32": flop / rate(torch.float32), "onward bf16": flop / rate(torch.bfloat16)}
 

@@ -1,10 +1,10 @@
-"""Where the time of a training step of a small model goes: its phases, and the kinds of its operations.
+"""Where the time of a small model's training step goes, by phase and by kind of operation.
 
     python -m benchmarks.training_parts [--size 0]      0: width 128, 1: width 384, as in `benchmarks.nanogpt speed`
 
-Phases are timed by the trainer's own watch. The operations are those of torch's profiler: the time in their code, and
-their number. The rest of a step, which the profiler makes longer, is that of a step without it: Python, autograd,
-allocation.
+Phases are timed by the trainer itself. torch.profiler counts the operations and measures the time in their code. The
+remaining time (Python, autograd, allocation) is computed from a step without the profiler, because profiling makes it
+longer.
 """
 
 import argparse
@@ -33,7 +33,7 @@ PARTS = {
 
 
 def part_of(name: str) -> str | None:
-    """The part to which an operation belongs, or the gradient of an operation; None for any other."""
+    """The part to which an operation, or the gradient of an operation, belongs; None for all others."""
     base = name.removeprefix("aten::")
     for end in "_backward_data", "_dense_backward", "_backward", "_forward", "Backward":
         base = base.removesuffix(end)

@@ -3,11 +3,11 @@
     git worktree add /tmp/before 5995302
     python -m benchmarks.versions /tmp/before/src src [--rounds 7] [--training]
 
-With --training, only the training steps of the quickstart's model, on its text, are timed.
+With --training, only the training steps of the quickstart's model on the quickstart's text are timed.
 
-Each version runs in a separate process, with one thread. Times are those of the CPU, which other programs disturb
-less; the ratio is the median over the rounds, below 1 if the second version is faster. Only the public package is used,
-so that versions can be compared.
+Each version runs in a separate process, with one thread. CPU time is measured, because other programs affect it less
+than wall-clock time; the ratio is the median over the rounds, below 1 if the second version is faster. Only public
+names are used, so that the same calls work in both versions.
 """
 
 import argparse
@@ -26,7 +26,7 @@ LENGTH, NEW, WARM = 512, 64, 20  # tokens of the prompt, new tokens of an answer
 
 
 def lower_fifth(seconds: list[float]) -> float:
-    """The lower fifth of some times, in milliseconds."""
+    """The 20th percentile of some times, in milliseconds."""
     return 1000 * sorted(seconds)[len(seconds) // 5]
 
 
@@ -104,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs=2, type=Path, help="the folders `src` of two versions")
     parser.add_argument("--rounds", type=int, default=7, help="runs of each version, alternately (default: 7)")
-    parser.add_argument("--training", action="store_true", help="time training steps of the quickstart's model alone")
+    parser.add_argument("--training", action="store_true", help="time only the quickstart's training steps")
     options = parser.parse_args()
     if os.environ.get("ONWARD_MEASURES"):
         with tempfile.TemporaryDirectory() as folder:
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def child(source: Path, training: bool) -> dict[str, float]:
-    """The times of the version in a folder; with `training`, those of training steps alone."""
+    """The times of the version in a folder; with `training`, of training steps only."""
     root = Path(__file__).parents[1]
     environment = {"PYTHONPATH": f"{source.resolve()}:{root}", "OMP_NUM_THREADS": "1", "ONWARD_MEASURES": "1"}
     words = [sys.executable, "-m", "benchmarks.versions", *[str(source)] * 2, *["--training"] * training]

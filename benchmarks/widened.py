@@ -1,8 +1,7 @@
-"""A trained model in the shape of a larger one: zeros fill its weights, so that it writes the same and costs more.
+"""Enlarge a trained model by padding its weights with zeros, so that it writes the same texts at a higher cost.
 
-A small model with real texts thus takes the time of a large one, for measurements of drafts where no large trained
-model is at hand. For models of Llama's parts, such as stories260K, and their draft heads.
-Shapes: D d_model, E d_head.
+A small trained model thus runs as slowly as a large one, so that drafts can be measured without a large trained model.
+It supports models with Llama's parts, such as stories260K, and their draft heads. Shapes: D d_model, E d_head.
 """
 
 from dataclasses import replace
@@ -15,20 +14,21 @@ from onward.model.draft_head import DraftHead
 
 
 def places(size: int, blocks: int, factor: int) -> Tensor:
-    """The places of `size` entries, in `blocks` equal parts, of which each is widened by `factor`: its entries stay at
+    """The new indices of `size` entries in `blocks` equal parts: each part grows by `factor`, and its entries stay at
     its beginning."""
     part = torch.arange(size // blocks)
     return torch.cat([part + k * len(part) * factor for k in range(blocks)])
 
 
 def rotated(size: int, d_head: int, factor: int) -> Tensor:
-    """The same of queries or keys: pair i of E / 2 has the frequency of pair i * `factor` of E * `factor` / 2."""
+    """The new indices of query or key rows: rotary pair i of E / 2 has the frequency of pair i * `factor` of E *
+    `factor` / 2."""
     pairs = torch.cat([torch.arange(d_head // 2) * factor + k * (d_head // 2) * factor for k in range(2)])
     return torch.cat([pairs + head * d_head * factor for head in range(size // d_head)])
 
 
 def filled(new: Tensor, old: Tensor, *where: Tensor) -> None:
-    """Set `new` to zeros but for `old` at the places `where`, one for each dimension."""
+    """Fill `new` with zeros, and write `old` at the indices `where`, one tensor of indices for each dimension."""
     new.zero_()
     new[torch.meshgrid(*where, indexing="ij")] = old
 
@@ -45,7 +45,7 @@ def widened(lm: onward.LanguageModel, factor: int) -> onward.LanguageModel:
     old = dict(lm.model.named_parameters())
     for name, new in model.named_parameters():
         rows, kind = torch.arange(len(old[name])), name.split(".")[-2]
-        if new.dim() == 1:  # of a norm, whose mean square is less by the factor
+        if new.dim() == 1:  # weight of a norm; zeros divide the mean square of its input by `factor`
             filled(new, old[name] * factor**-0.5, rows)
         elif kind in ("q", "k"):
             filled(new, old[name], rotated(len(rows), c.d_head, factor), torch.arange(d))

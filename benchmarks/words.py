@@ -3,7 +3,7 @@
     python -m benchmarks.words                      for runs/quickstart
     python -m benchmarks.words runs/mybook          for any run
 
-For each of five seeds, samples of temperature 0.8 are joined until they have 300 words, separated by white space.
+For each of five seeds, samples at temperature 0.8 are joined until they have 300 whitespace-separated words.
 """
 
 import json

@@ -9,17 +9,17 @@ The model has the shape of a Llama, 124,668,672 parameters (12 layers, width 768
 llama-cpp-python and gguf are; before they are timed, their logits are compared with Onward's.
 
 sections:
-  decode       tokens/s at batch 1, bytes read per token, and the share of the bandwidth that was reached
+  decode       tokens/s at batch 1, bytes read per token, and the fraction of the memory bandwidth that they use
   prefill      tokens/s of prompts, of one request and of four at once
   parts        where the time of a prompt goes
   batch        16 rows against one
   rows         1 to 64 rows in each precision
-  requests     64 requests of mixed lengths at once, one after the other, and by transformers' continuous batching
+  requests     64 requests: batched by Onward, one by one and by continuous batching with transformers
   slots        a few tokens in a cache of many slots
-  families     decoding by each family that transformers has too, at 75 to 126 M parameters
+  families     decoding of each family that transformers also implements, at 75 to 126 M parameters
   context      decoding after 8,000 tokens
   stories      stories260K, a trained model of 260,032 parameters
-  variants     decoding with adapters and with quantized caches, by compiled and by plain steps
+  variants     decoding with adapters and with quantized caches, in compiled and in plain steps
   memory       peak memory in a fresh process
   uncached     with and without a cache, by length
   speculation  a draft of 2 layers for a target of 48, whose tokens are accepted at a rate of 0.8
@@ -37,14 +37,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help="default: all")
     parser.add_argument("--precisions", nargs="+", metavar="P", help="of f32, bf16, int8, int4; default: all")
-    parser.add_argument("--families", nargs="+", metavar="F", help="of the section families; default: all")
-    parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case, of which the median counts")
+    parser.add_argument("--families", nargs="+", metavar="F", help="families of the section `families`; default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="timed runs of each case; the median is reported")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="a tiny model and few tokens")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="write pictures of sections that have one")
     parser.add_argument("--json", action="store_true", help="print one JSON object, and the tables on standard error")
     options = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch is imported: also of threads of libraries
+    os.environ["OMP_NUM_THREADS"] = str(options.threads)  # before torch and other libraries are imported
 
     import torch
 

@@ -21,7 +21,7 @@ class Bench:
     rounds: int
     root: Path  # a temporary folder
     absent: Mapping[str, str]  # libraries that are left out, see `missing`
-    families: Sequence[str] | None = None  # of the section `families`; None: all
+    families: Sequence[str] | None = None  # families of the section `families`; None: all
 
     @property
     def files(self) -> Files:
@@ -32,8 +32,8 @@ class Bench:
         return [name for name in PEERS if name not in left_out]
 
     def peers(self, precision: str, rows: int = 1) -> dict[str, Peer]:
-        """The model in each of these libraries, for `rows` prompts at a time; Onward's engine has as many rows, as
-        `generate` makes it."""
+        """The model in each available library, for `rows` prompts at a time. Onward's engine has `rows` rows, as in
+        `generate`."""
         options = {"onward": {"rows": rows}}
         return {name: PEERS[name](self.files, precision, **options.get(name, {})) for name in self.names(precision)}
 

@@ -1,4 +1,4 @@
-"""Each family that transformers has too, at its own parts and random weights: tokens per second of both."""
+"""Each family that transformers also implements, with its parts and random weights: tokens per second of both."""
 
 import importlib
 from dataclasses import dataclass
@@ -92,7 +92,7 @@ FAMILIES: dict[str, dict[str, Any]] = {  # keys of config.json besides SIZES; al
     "starcoder2": {**PLAIN, "num_key_value_heads": 4},
 }
 TINY = {"vocab_size": 96, "hidden_size": 384, "num_hidden_layers": 2, "word_embed_proj_dim": 384}
-TINY |= {"mamba_n_heads": 12, "num_heads": 12, "mamba_d_ssm": 768}  # as wide as twice the hidden size
+TINY |= {"mamba_n_heads": 12, "num_heads": 12, "mamba_d_ssm": 768}  # twice the hidden size in total
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Published(Files):
 
 
 def config_of(name: str, tiny: bool) -> Any:
-    """The config of a family in transformers. Its ids of special tokens are removed: no answer ends early."""
+    """The config of a family in transformers. Its special token ids are removed, so that no answer ends early."""
     given = {**SIZES, **FAMILIES[name]}
     if tiny:
         given |= {key: value for key, value in TINY.items() if key in given}
@@ -124,7 +124,7 @@ def config_of(name: str, tiny: bool) -> Any:
 
 
 def refusal(model: onward.Decoder) -> str:
-    """Why a step of one row is not compiled; "" if it is."""
+    """The reason why a decoding step of one row cannot be compiled; "" if it can."""
     try:
         compile_step(model, onward.KVCache(model.config, 1, 64, dtype=model.dtype), (1, 1))
     except NotCompilable as reason:

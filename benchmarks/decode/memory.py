@@ -24,8 +24,8 @@ def memory(bench: Bench) -> Table:
         f"Memory in MB of a process that loads the model and generates {bench.sizes.new} tokens, libraries not counted",
         ["precision", "peer", "weights", "cache", *STAGES, "peak", "peak / (weights + cache)"],
         notes=[
-            "weights in the chosen precision; memory-mapped pages of a file count where they are in memory; a tiny "
-            "model has generated before, so that the code of the libraries is not counted"
+            "weights in the chosen precision; memory-mapped pages of a file count if they are in memory; a tiny model "
+            "generates first, so that code that the libraries load is not counted"
         ],
     )
     for precision in bench.precisions:
@@ -43,7 +43,7 @@ def memory(bench: Bench) -> Table:
 
 
 def resident(line: str) -> int:
-    """VmRSS, the memory of this process, or VmHWM, the most of it so far, in bytes."""
+    """VmRSS, the current memory of this process, or VmHWM, its peak so far, in bytes."""
     return int(Path("/proc/self/status").read_text().split(f"{line}:")[1].split()[0]) * 1024
 
 
@@ -52,10 +52,10 @@ def main() -> None:
     torch.set_num_threads(int(threads))
     sizes = SIZES[size]
     tiny = PEERS[name](Files(Path(root) / "tiny", TINY.config), precision)
-    tiny.generate([prompt(TINY.config, 8)], 40)  # loads all of the library, and what it compiles with
+    tiny.generate([prompt(TINY.config, 8)], 40)  # loads the library completely, and its compiler
     del tiny
     before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
+    Path("/proc/self/clear_refs").write_text("5")  # resets the recorded peak
     length = sizes.prompt + sizes.new
     room = {"onward": {"rows": 1}, "llama.cpp": {"length": length}}
     peer = PEERS[name](Files(Path(root), sizes.config), precision, **room.get(name, {}))

@@ -49,7 +49,7 @@ class Sizes:
     rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64)
     rows_prompt: int = 16
     requests: int = 64
-    request_prompt: tuple[int, int] = (16, 192)  # the least and the most tokens of a prompt
+    request_prompt: tuple[int, int] = (16, 192)  # minimum and maximum number of tokens of a prompt
     request_new: tuple[int, int] = (16, 64)
     slots: tuple[int, int] = (256, 4096)
     present: int = 200  # tokens in the cache, in the middle of decoding `present_new` tokens
@@ -59,7 +59,7 @@ class Sizes:
     uncached: int = 512
     draft_layers: int = 2
     target_layers: int = 48
-    read: int = 1 << 29  # bytes of an array that no processor's cache holds
+    read: int = 1 << 29  # bytes of an array that is larger than any processor's cache
 
 
 TINY = Sizes(
@@ -140,7 +140,7 @@ def write_gguf(model: onward.Decoder, path: Path, kind: str) -> None:
     writer.add_vocab_size(c.vocab_size)
     writer.add_tokenizer_model("none")
     matrices = gguf.GGMLQuantizationType[kind]
-    for name, tensor in model.named_parameters():  # a tied head is not among them
+    for name, tensor in model.named_parameters():  # a tied head is not listed separately
         array = gguf_tensor(name, tensor.detach(), c)
         type_of = matrices if array.ndim > 1 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(gguf_name(name), gguf.quants.quantize(array, type_of), raw_dtype=type_of)
@@ -176,8 +176,8 @@ def gguf_name(name: str) -> str:
 
 
 def gguf_tensor(name: str, tensor: Tensor, config: onward.DecoderConfig) -> np.ndarray:
-    """The values in a GGUF file. llama.cpp rotates neighboring components of queries and keys, Onward those half a head
-    apart: the rows of q and k change places."""
+    """The values in a GGUF file. llama.cpp rotates neighboring components of queries and keys, Onward components that
+    are half a head apart, so the rows of q and k are permuted."""
     if name.endswith(("attn.q.weight", "attn.k.weight")):
         tensor = tensor.unflatten(0, (-1, 2, config.d_head // 2)).transpose(1, 2).flatten(0, 2)
     return tensor.contiguous().numpy()

@@ -35,7 +35,7 @@ TIMED: dict[str, Sequence[tuple[Any, str]]] = {
 
 
 class Timer:
-    """Adds up the seconds of each part, without those of parts that it calls; the head includes its product."""
+    """Adds up the seconds of each part, without the time of the parts that it calls; the head includes its product."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(TIMED, 0.0)
@@ -69,7 +69,8 @@ class Timer:
 
 
 def parts(bench: Bench) -> Table:
-    """The milliseconds of each part of the first token of a prompt, and the arithmetic of its products."""
+    """The milliseconds that each part takes up to the first new token of a prompt, and the FLOP/s of the matrix
+    products."""
     length = bench.sizes.prompt
     columns = ["precision", *TIMED, "all", "GFLOP/s of the products", "of the peak", "whole prompt, of the peak"]
     table = Table(f"A prompt of {length} tokens: ms of each part, medians", columns)

@@ -20,7 +20,7 @@ from benchmarks.decode.models import PRECISIONS, Files
 from onward.measuring.generation import GREEDY, Generation, read_bytes, serve, weights
 from onward.planning import cache_bytes_per_token
 
-CHUNK = 64  # the most tokens of one call, with a cache of a given size
+CHUNK = 64  # maximum number of tokens in one call, for a cache of a fixed size
 PAGE = 64  # tokens per block of the cache of transformers' continuous batching
 Prompts = Sequence[Sequence[int]]
 
@@ -30,7 +30,7 @@ class Peer(ABC):
 
     name: str
     all_bytes: int  # of the weights
-    weight_bytes: int  # of the weights that one decoding step reads: all but the table of embeddings
+    weight_bytes: int  # of the weights that one decoding step reads: all except the embedding
     cache_bytes: int  # bytes of the cache per token
 
     @abstractmethod
@@ -54,10 +54,10 @@ class Onward(Peer):
     name = "onward"
 
     def __init__(self, files: Files, precision: str, *, rows: int = 16, slots: int = 0) -> None:
-        """`slots`: of a cache that is allocated whole; 0: of a cache that grows, as by default."""
+        """`slots`: size of a cache that is allocated at once; 0: the default cache, which grows."""
         kind = PRECISIONS[precision]
         self.lm = onward.load(files.folder(kind.dtype), kind.dtype, quantize=kind.quantize)
-        self.lm.tokenizer = onward.train_tokenizer("char", ["any text"])  # of the answers of `first`
+        self.lm.tokenizer = onward.train_tokenizer("char", ["any text"])  # decodes the answers of `first`
         self.model = self.lm.model
         cache = None
         if slots:
@@ -105,7 +105,7 @@ class Transformers(Peer):
         kind = PRECISIONS[precision]
         library = importlib.import_module("transformers")
         library.utils.logging.disable_progress_bar()
-        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it asks for psutil
+        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)  # it warns that psutil is missing
         self.model = library.AutoModelForCausalLM.from_pretrained(files.folder(kind.dtype), dtype=kind.dtype).eval()
         self.model.generation_config.eos_token_id = None
         self.all_bytes = sum(tensor.nbytes for tensor in weights(self.model))
@@ -117,11 +117,11 @@ class Transformers(Peer):
         clock, tokens = Clock(), torch.tensor(prompts)
         options: dict[str, Any] = {"do_sample": False, "max_new_tokens": new, "pad_token_id": 0, "streamer": clock}
         done = self.model.generate(tokens, attention_mask=torch.ones_like(tokens), **options)
-        seconds = clock.seconds[1:]  # the first call is of the prompt
+        seconds = clock.seconds[1:]  # the first call passes the prompt
         return Generation(done[:, tokens.size(1) :].tolist(), [seconds] * len(prompts))
 
     def serve(self, prompts: Prompts, new: Sequence[int]) -> float:
-        """The seconds in which continuous batching continues prompt i by new[i] tokens."""
+        """The seconds that continuous batching takes to continue prompt i by new[i] tokens, for all prompts."""
         library = importlib.import_module("transformers")
         pages = sum(-(-(len(prompt) + most) // PAGE) for prompt, most in zip(prompts, new))
         config = library.ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages, max_batch_tokens=512)
@@ -139,7 +139,7 @@ class Transformers(Peer):
                 if result is None or not result.is_finished():
                     continue
                 if len(result.generated_tokens) != expected.pop(result.request_id):
-                    raise RuntimeError(result.error or "an answer has another length")
+                    raise RuntimeError(result.error or "an answer has the wrong length")
             return perf_counter() - start
 
     @torch.inference_mode()
@@ -151,8 +151,8 @@ class LlamaCpp(Peer):
     name = "llama.cpp"
 
     def __init__(self, files: Files, precision: str, *, length: int = 2560, exact: bool = False) -> None:
-        """`length`: the most tokens of prompt and answer; `exact`: keys and values in fp32 rather than in fp16, the
-        default."""
+        """`length`: maximum number of tokens of prompt and answer; `exact`: keys and values in fp32 instead of the
+        default, fp16."""
         path = files.gguf(PRECISIONS[precision].gguf)
         self.library = importlib.import_module("llama_cpp")
         kv = {"type_k": self.library.GGML_TYPE_F32, "type_v": self.library.GGML_TYPE_F32} if exact else {}
@@ -174,7 +174,7 @@ class LlamaCpp(Peer):
         self.cache_bytes = cache_bytes_per_token(files.config, 4 if exact else 2)
 
     def generate(self, prompts: Prompts, new: int) -> Generation:
-        """Continue the prompts one after the other: reading several in one call is no faster than reading one."""
+        """Continue the prompts one after the other: prefilling several prompts in one call is no faster."""
         start, tokens, seconds = perf_counter(), [list[int]() for _ in prompts], [list[float]() for _ in prompts]
         for prompt, answer, times in zip(prompts, tokens, seconds):
             self.model.reset()

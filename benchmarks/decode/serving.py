@@ -12,7 +12,7 @@ from benchmarks.decode.tables import Table, in_turns, summary
 
 
 def requests(bench: Bench) -> Table:
-    """Requests of mixed lengths: Onward's engine, and transformers one after the other and by continuous batching."""
+    """Requests of mixed lengths: Onward's engine, and transformers one by one and with continuous batching."""
     prompts, new = mixed(bench.sizes)
     table = Table(
         f"{len(prompts)} requests of mixed lengths in bf16: {sum(map(len, prompts)):,} prompt tokens, {sum(new):,} new",
@@ -22,7 +22,7 @@ def requests(bench: Bench) -> Table:
     ways: dict[str, Callable[[], float]] = {"onward": lambda: onward.serve(prompts, new).total}
     if "transformers" not in bench.absent:
         alone, batched = (Transformers(bench.files, "bf16") for _ in range(2))  # batching changes the model's attention
-        ways["transformers, one after the other"] = lambda: sum(
+        ways["transformers, one by one"] = lambda: sum(
             alone.generate([one], most).total for one, most in zip(prompts, new)
         )
         continuous = partial(batched.serve, prompts, new)
@@ -44,7 +44,7 @@ def mixed(sizes: Sizes) -> tuple[list[list[int]], list[int]]:
 
 
 def slots(bench: Bench) -> Table:
-    """The time per token with the same tokens in caches of few and of many slots."""
+    """The time per token in caches with few and with many slots, for the same number of cached tokens."""
     sizes, few = bench.sizes, bench.sizes.slots[0]
     table = Table(
         f"Decoding with about {sizes.present} tokens in a cache: onward, bf16",

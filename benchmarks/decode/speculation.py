@@ -15,13 +15,13 @@ from onward.generation import ModelDraft
 from onward.measuring.generation import read_bytes, serve
 
 ACCEPTANCE = 0.8
-SHARPER = 8.0  # factor of the head's weights: the distributions are then about as sharp as those of a trained model
+SHARPER = 8.0  # factor of the head's weights that makes the distributions about as sharp as a trained model's
 
 
 @torch.no_grad()
 def pair(config: onward.DecoderConfig, draft_layers: int, target_layers: int) -> tuple[onward.Decoder, onward.Decoder]:
-    """A draft, and a target made of the draft's layers and further layers whose outputs are scaled down until the
-    target would accept ACCEPTANCE of the draft's tokens; in fp32."""
+    """A draft model and a target model in fp32. The target consists of the draft's layers and further layers, whose
+    outputs are scaled down until the target accepts a fraction of ACCEPTANCE of the draft's tokens."""
     draft = random_model(replace(config, n_layers=draft_layers))
     target = random_model(replace(config, n_layers=target_layers))
     draft.head.weight.mul_(SHARPER)

@@ -1,4 +1,4 @@
-"""One model in one process: whether the libraries agree, and how fast they read prompts and decode."""
+"""One model in one process: agreement of the libraries, and their speed in prefill and decoding."""
 
 from functools import partial
 from statistics import median
@@ -17,7 +17,7 @@ TOLERANCE = 1e-3  # of logits in fp32, whose standard deviation is about 0.5
 def agreement(bench: Bench) -> Table:
     """The logits and greedy tokens of each library in fp32, compared with Onward's.
 
-    Exits where logits differ: speeds of different models are not comparable.
+    Exits if logits differ, because speeds of different models cannot be compared.
     """
     sizes, table = (
         bench.sizes,
@@ -66,7 +66,8 @@ def name_of(precision: str, peer: Peer) -> str:
 
 
 def prefill(bench: Bench) -> Table:
-    """Prompt tokens per second from the call up to the first new token of each request; Onward's call is `complete`."""
+    """Prompt tokens per second, measured from the call to the first new token of each request; Onward's call is
+    `complete`."""
     sizes, columns = bench.sizes, ["precision", "requests", "prompt", "peer", "tokens/s", "best", "onward / peer"]
     table = Table("Prefill: prompt tokens/s of all requests", columns)
     for precision in bench.precisions:

@@ -1,4 +1,4 @@
-"""A trained model so small that the time of a token is the cost of the program around the arithmetic."""
+"""A trained model that is so small that overhead, not arithmetic, determines the time of a token."""
 
 import torch
 

@@ -15,8 +15,8 @@ from onward.reports import Picture, curves
 
 
 def flops(config: onward.DecoderConfig, tokens: int, keys: int) -> int:
-    """The floating-point operations of the matrix products of one call of a Llama-shaped decoder, with the logits of
-    the last token alone: `tokens` queries attend to `keys` keys each, masked ones included."""
+    """The floating-point operations of the matrix products in one call of a Llama-shaped decoder that computes logits
+    only for the last token: `tokens` queries attend to `keys` keys each, masked keys included."""
     c, width = config, config.n_heads * config.d_head
     attention = c.d_model * (2 * width + 2 * c.n_kv_heads * c.d_head)
     layer = tokens * (attention + 3 * c.d_model * c.d_ff) + 2 * tokens * keys * width
@@ -62,10 +62,10 @@ def uncached(bench: Bench) -> Table:
 def drawn(lengths: Sequence[float], speed_ups: Sequence[float], flop_ratios: Sequence[float]) -> Picture:
     """The speed-up and the ratio of the counted operations, by the number of tokens."""
     caption = (
-        "Without a cache, each new token computes all tokens before it again; with one, it computes itself and attends "
-        "to the keys and values that are kept. The speed-up stays below the ratio of the operations: many tokens at "
-        "once are computed at the speed of the arithmetic, one at the speed of the memory."
+        "Without a cache, each step computes all earlier tokens again; with a cache, it computes only the new token, "
+        "which attends to the cached keys and values. The speed-up is smaller than the ratio of the operations, "
+        "because many tokens at once are limited by arithmetic, and a single token by the memory bandwidth."
     )
-    series = {"speed-up": speed_ups, "operations without a cache, of those with one": flop_ratios}
+    series = {"speed-up": speed_ups, "operations without a cache / with a cache": flop_ratios}
     panel = curves("", lengths, series, x_name="tokens", log=True)
     return Picture("What the cache saves", caption, [panel])

@@ -1,4 +1,4 @@
-"""Decoding with LoRA adapters that are not merged and with quantized caches: by compiled and by plain steps."""
+"""Decoding with unmerged LoRA adapters and with quantized caches, in compiled and in plain steps."""
 
 from functools import partial
 from statistics import median
