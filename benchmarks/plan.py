@@ -32,7 +32,7 @@ SECONDS = 1.5  # of a case
 
 
 def decoding(name: str, machine: Machine) -> Iterator[tuple[str, float, float]]:
-    """Expected and measured tokens per second of decoding in each precision, for some numbers of rows."""
+    """Expected and measured tokens per second of decoding in each precision, for several numbers of rows."""
     config = decoder_of(name, 4096)
     whole = Decoder(config).eval()
     for precision, batch in product(get_args(Precision), BATCHES):
