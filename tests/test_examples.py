@@ -79,6 +79,7 @@ def test_missing_text_is_one_sentence_and_status_2(name: str) -> None:
     assert "no_such_book.txt does not exist" in err
 
 
+@pytest.mark.long
 def test_program_prints_the_same_as_a_call_in_this_process() -> None:
     command = [sys.executable, str(ROOT / "examples" / "llama_block.py")]
     done = subprocess.run(command, capture_output=True, encoding="utf-8", cwd=ROOT)

@@ -17,6 +17,7 @@ from onward.config.part_types import DecoderPart
 from onward.families import families
 
 
+@pytest.mark.long
 def test_loading_a_model_imports_no_training_and_no_reports() -> None:
     unused = {"onward.training", "onward.reports", "torch.distributed.fsdp", "sympy"}
     program = f"import onward, sys; onward.load; print(*({unused} & {{*sys.modules}}))"

@@ -67,11 +67,13 @@ SMALL = {"vocab_size": 4000, "d_model": 512, "n_layers": 12, "n_heads": 8}
 LARGE = {"vocab_size": 32_000, "d_model": 2048, "n_layers": 4, "n_heads": 16}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("shape", ["plain", "transposed and fused"])
 def test_small_model_is_never_in_memory_twice(shape: str, tmp_path: Path) -> None:
     assert peak(shape, SMALL, "None", tmp_path) < 1.25
 
 
+@pytest.mark.long
 def test_plain_weights_are_not_in_memory_beside_the_quantized_ones(tmp_path: Path) -> None:
     assert peak("plain", SMALL, "None", tmp_path, repr("int8")) < 1.6  # the plain ones are 4 times as many bytes
 

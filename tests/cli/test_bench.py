@@ -18,6 +18,7 @@ LIMITS = speed.MachineLimits(1e10, {torch.float32: 1e11})
 TINY = onward.DecoderConfig(vocab_size=64, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=64, context_length=64)
 
 
+@pytest.mark.long
 def test_bench_prints_a_row_for_each_precision_and_batch(tiny_run: Path, tmp_path: Path, capsys) -> None:
     picture = tmp_path / "roof.json"
     words = f"bench {tiny_run} --batch 1,3 --precision float32,int8 --prompt 8 --new 8 --seconds 0 --out {picture}"

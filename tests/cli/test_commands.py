@@ -284,6 +284,7 @@ def test_a_reader_that_goes_away_is_no_error(tiny_run: Path) -> None:
         assert process.wait() == 0
 
 
+@pytest.mark.long
 def test_train_in_a_folder_skips_its_own_runs_and_says_so(
     story: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -40,6 +40,7 @@ def choose(monkeypatch: pytest.MonkeyPatch, memory: float, model: str, *sources:
     return str(mesh)
 
 
+@pytest.mark.long
 def test_smallest_tensor_axis_that_fits_is_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, meshes = saved(tmp_path, SMALL), ("replicate=4", "replicate=2 tensor=2", "tensor=4")
     for mesh, next_mesh in zip(meshes, [*meshes[1:], meshes[-1]]):
@@ -74,6 +75,7 @@ def test_models_and_options_that_cannot_be_divided_get_replicas(
     assert choose(monkeypatch, 0, model, quantize="int4") == "replicate=4"
 
 
+@pytest.mark.long
 def test_memory_is_that_of_the_work_in_the_dtype_of_the_weights(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -165,6 +165,7 @@ def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 TINY = "--tokenizer char --steps 2 --batch-size 2 --precision fp32 --device cpu --preset tiny --model.context-length 16"
 
 
+@pytest.mark.long
 def test_a_folder_with_a_part_of_ones_own_names_the_import_that_it_needs(
     own_module: str, story_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -110,6 +110,7 @@ def test_plan_of_a_mesh_has_the_memory_and_the_bytes_sent_of_one_device(capsys: 
     assert found["speed: training"] == pytest.approx(32 * found[f"{device}: tokens per second"])
 
 
+@pytest.mark.long
 def test_plan_of_a_pipeline_has_the_memory_of_each_stage_and_the_bubble(capsys: Any) -> None:
     mesh = "pipeline=3 replicate=2"
     found = planned(capsys, "mini", "--vocab", "64", "--device", "h100", "--batch", "2", "--mesh", mesh)
@@ -138,6 +139,7 @@ def test_plan_of_devices_proposes_the_fastest_mesh_that_fits(capsys: Any) -> Non
 LIMITS = [("128", "4", "network"), pytest.param("1024", "16", "arithmetic", marks=pytest.mark.long)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("context", "batch", "limit"), LIMITS)
 def test_plan_proposes_a_pipeline_if_the_network_limits(context: str, batch: str, limit: str, capsys: Any) -> None:
     found = planned(capsys, "gpt2", "--context", context, "--batch", batch, "--devices", "16xh100")

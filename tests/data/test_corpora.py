@@ -24,6 +24,7 @@ EMBEDDED = "4c6d5356b6a93d22370106724d7f5429545a7596dca2f941bf102240d5fc7afb"  #
 HELD_OUT = "224c89978dc70faa5f49c49b45ed5f635205cdc47168f5c5047d9e10b5648c6a"
 
 
+@pytest.mark.long
 def test_embedded_corpora_are_large_and_reproducible_and_import_nothing() -> None:
     program = """
 import sys

@@ -63,6 +63,7 @@ def corpus(tmp_path: Path, story: str) -> list[str]:
     return [str(place / name) for name in ("many", "one.txt", "packed.txt.gz", "rows.jsonl")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cleaning", first(1, [Cleaning(near=0.7, min_words=9), ALL, Cleaning()]))
 def test_shards_do_not_depend_on_the_number_of_workers(cleaning: Cleaning, corpus: list[str], tmp_path: Path) -> None:
     for workers in 1, 3:

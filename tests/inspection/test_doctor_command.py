@@ -124,6 +124,7 @@ class Rolled(onward.Block, kind="rolled"):
 """
 
 
+@pytest.mark.long
 def test_process_of_the_checks_imports_the_parts_of_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Block, "kinds", dict(Block.kinds))
     monkeypatch.syspath_prepend(tmp_path)

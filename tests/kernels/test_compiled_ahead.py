@@ -86,6 +86,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", first(1, BROKEN))
 def test_where_nothing_can_be_compiled_the_plain_steps_give_the_same_tokens(
     name: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
@@ -101,6 +102,7 @@ def test_where_nothing_can_be_compiled_the_plain_steps_give_the_same_tokens(
     assert done.stdout == capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", first(1, BROKEN))
 def test_where_nothing_can_be_compiled_a_server_starts_and_a_draft_head_guesses_by_plain_steps(name: str) -> None:
     code = f"""import sys

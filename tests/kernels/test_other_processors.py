@@ -131,6 +131,7 @@ STEPS = [("llama", form, kind) for form, kind in FORMS] + [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("step", first(1, STEPS))
 def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], emitted_for) -> None:
     name, form, kind = step

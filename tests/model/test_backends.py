@@ -50,7 +50,9 @@ def vectors(config: DecoderConfig, tokens: int, rows: int = 2, layer: int = 0) -
 
 
 @QUIET
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend", [pytest.param(name, marks=[pytest.mark.long] * (name == "flex")) for name in BACKENDS]
+)
 @pytest.mark.parametrize("positions", [PACKED, BRANCHED, None], ids=["packed", "branched", "plain"])
 @torch.inference_mode()
 def test_backend_equals_the_reference_without_a_cache(backend: str, positions: Tensor | None) -> None:
@@ -63,6 +65,7 @@ def test_backend_equals_the_reference_without_a_cache(backend: str, positions: T
         assert_close(BACKENDS[backend](q, k, v, mask, scale=0.3), wanted, 1e-5)
 
 
+@pytest.mark.long
 @QUIET
 @pytest.mark.parametrize("positions", [PACKED, BRANCHED, None], ids=["packed", "branched", "plain"])
 @torch.inference_mode()

@@ -160,6 +160,7 @@ def test_backends_copy_no_weights(backend: str) -> None:
     assert 0 < made.largest < module.gate.nbytes / 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("backend", first(1, ["grouped", "loop"]))
 def test_compiled_experts_equal_eager_ones_under_autocast(backend: str) -> None:
     part = Experts(count=6, bias=True, d_shared=6, backend=backend)  # type: ignore[arg-type]

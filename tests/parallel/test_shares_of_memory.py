@@ -84,6 +84,7 @@ def peak_of_loading(kind: str, begin: Callable[..., Run], *arguments: Any) -> in
     return heap.bytes
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", first(1, LOADED))
 def test_process_loads_its_share_of_stored_models(kind: str, two: Ranks, tmp_path: Path) -> None:
     """The models are stored in bf16, and computed with in fp32."""

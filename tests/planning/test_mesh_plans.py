@@ -53,6 +53,7 @@ def cases() -> list[Any]:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "mesh", "options"), cases())
 def test_plan_of_a_mesh_is_what_a_rank_does(name: str, mesh: str, options: dict[str, Any]) -> None:
     assert_planned(EVEN[name], Mesh.parse(mesh), 12, **options)
@@ -76,10 +77,12 @@ def test_plan_of_a_context_axis_is_what_a_rank_does(name: str, mesh: str, option
     assert_planned(EVEN[name], Mesh.parse(mesh), 24, 0.1 if small else 0.05, **options)
 
 
+@pytest.mark.long
 def test_plan_of_a_vocabulary_that_is_not_divided_is_what_a_rank_does() -> None:
     assert_planned(DECODERS["gemma2"], Mesh(shard=2, tensor=2), 12)
 
 
+@pytest.mark.long
 def test_plan_of_tokens_that_are_not_divided_is_what_a_rank_does() -> None:
     assert_planned(EVEN["llama"], Mesh(tensor=2), 11, recompute=True)
 
@@ -128,6 +131,7 @@ def release(name: str, layers: int | None = None) -> DecoderConfig:
     return replace(decoder, mlp=mlp, n_layers=layers or decoder.n_layers)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "mesh", "recompute"), [RELEASES[0], RELEASES[5]])
 def test_plan_of_two_layers_of_a_release_is_what_a_rank_does(name: str, mesh: str, recompute: bool) -> None:
     assert 0.99 < assert_planned(release(name, 2), Mesh.parse(mesh), 256, recompute=recompute) < 1.15

@@ -172,6 +172,7 @@ def test_model_without_tokenizer_has_a_page(tmp_path: Path) -> None:
     assert "attention" not in parsed.scripts
 
 
+@pytest.mark.long
 def test_long_run_of_a_large_model_has_a_small_page(tmp_path: Path) -> None:
     write_health(run := write_run(tmp_path / "run"), steps=10_000, layers=40)
     write_lines(run / "samples.jsonl", [{"step": i, "prompt": "to", "text": "x" * 9_000} for i in range(500)])

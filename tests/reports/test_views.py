@@ -180,6 +180,7 @@ def test_command_shows_a_view_and_writes_it(tiny_run: Path, tmp_path: Path, caps
     assert "Attention of layer 1" in (tmp_path / "x.html").read_text()
 
 
+@pytest.mark.long
 def test_command_trains_a_tuned_lens_and_a_sparse_autoencoder(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

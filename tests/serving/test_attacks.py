@@ -170,6 +170,7 @@ def test_embeddings_beyond_the_queue_are_asked_to_retry(server: Attacked) -> Non
     server.short()
 
 
+@pytest.mark.long
 def test_unfinished_headers_beyond_the_descriptors_hold_up_nobody(server: Attacked) -> None:
     with ExitStack() as opened:
         for number in range(400):

@@ -183,6 +183,7 @@ def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
     assert process.wait(20) == 0
 
 
+@pytest.mark.long
 def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -> None:
     log: list[str] = []
     process, url = started(str(tiny_run), "--drain", "1", "--rows", "1", log=log)
@@ -198,6 +199,7 @@ def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -
     assert "Traceback" not in "".join(log)
 
 
+@pytest.mark.long
 def test_a_second_sigterm_ends_the_server_at_once(tiny_run: Path) -> None:
     process, url = started(str(tiny_run), "--drain", "60", "--rows", "1")
     with (

@@ -166,6 +166,7 @@ def killed(wide: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.long
 def test_prompts_on_disk_outlive_a_killed_server(wide: Path, killed: Path, expected: list[dict[str, Any]]) -> None:
     with serving(wide, prompt_cache=str(killed)) as server:
         body = {"prompt": LONG, "max_tokens": 4, "temperature": 0}

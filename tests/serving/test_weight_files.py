@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import httpx
+import pytest
 
 from onward.serving.last_words import SENTENCE
 
@@ -68,6 +69,7 @@ def test_a_process_that_reads_beyond_the_end_of_a_file_ends_with_a_sentence(tmp_
     assert (done.returncode, done.stderr) == (2, SENTENCE)
 
 
+@pytest.mark.long
 def test_a_server_that_has_copied_its_weights_goes_on(tiny_run: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(tiny_run, tmp_path / "run")
     process, url = started(str(folder), "--no-mmap")

@@ -93,6 +93,7 @@ def test_a_book_has_the_ids_of_the_library(shared: Path) -> None:
     check(Tokenizer.load(shared / "gpt2-tokenizer"), [book[:300_000], book[-99_000:].replace("\n", "\r\n"), *TEXTS])
 
 
+@pytest.mark.long
 def test_both_libraries_know_the_same_characters() -> None:
     assert same_characters("".join(chr(c) for c in range(0x110000) if not 0xD800 <= c < 0xE000))
 

@@ -52,6 +52,7 @@ def logits(folder: Path) -> torch.Tensor:
         return model(torch.arange(1, 30)[None])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_dpo_on_an_adapter_starts_from_its_logits_and_resumes(
     way: str, first: Path, preferences: Path, tmp_path: Path

@@ -159,6 +159,7 @@ def costs_by_simulation(limit: float, folder: Path) -> tuple[Costs, float]:
     return costs, now
 
 
+@pytest.mark.long
 def test_costs_of_a_short_run_are_measured_in_an_eighth_of_its_time(tmp_path: Path) -> None:
     of_long, _ = costs_by_simulation(1000.0, tmp_path / "long")
     for limit in (10.0, 30.0):
@@ -262,6 +263,7 @@ def test_a_resumed_run_repeats_the_decay_that_the_clock_began(story_file: Path, 
         assert_same_run(whole, copy)
 
 
+@pytest.mark.long
 def test_a_run_that_is_resumed_before_its_decay_has_the_time_that_is_left(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=0, time="1h"))
     spent = run.progress.seconds

@@ -31,6 +31,7 @@ def peak(config: RunConfig, mesh: str = "replicate=4") -> int:
     return memory_per_process(config, DECODER, Mesh.parse(mesh)).peak
 
 
+@pytest.mark.long
 def test_replicas_are_chosen_while_a_device_holds_all(monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = replace(DECODER, context_length=64)
     need = {mesh: memory_per_process(TRAINED, decoder, Mesh.parse(mesh)).peak for mesh in ("replicate=4", "shard=4")}

@@ -175,6 +175,7 @@ def test_a_function_of_the_user_replies(tmp_path: Path) -> None:
         fields.part(Environment, f"{tmp_path}/talk.py:number", "environment").open()(completions)
 
 
+@pytest.mark.long
 def test_a_run_with_an_environment_and_replay_resumes_exactly(tmp_path: Path) -> None:
     base = base_model(tmp_path / "base")
     rows = [{"prompt": f"{i} + {i % 7}?", "answer": str(i + i % 7)} for i in range(12)]

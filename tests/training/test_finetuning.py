@@ -82,6 +82,7 @@ def test_changed_examples_are_one_sentence(whole: Path, base: Path, chats: Path,
         Run.resume(run.folder)
 
 
+@pytest.mark.long
 def test_a_finished_run_is_made_longer_on_its_own_tokens_or_others(story_file: Path, tmp_path: Path) -> None:
     base = Run.start(text_config(story_file, tmp_path / "base", steps=2))
     list(base.train())

@@ -101,6 +101,7 @@ def test_second_start_into_one_folder_names_the_process_that_started_first(
     assert "holds a run already" in refusal(capsys, str(story_file), *words)
 
 
+@pytest.mark.long
 def test_a_process_refused_between_start_and_training_does_not_end_the_run(story_file: Path, tmp_path: Path) -> None:
     with keeping():
         run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))

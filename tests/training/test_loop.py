@@ -217,6 +217,7 @@ def distributed_data_parallel(folder: Path) -> None:
     os._exit(0)  # the end of a wrapper can wait forever for a thread of its group, which waits for Python
 
 
+@pytest.mark.long
 def test_distributed_data_parallel_trains_as_the_plain_module(tmp_path: Path) -> None:
     program = f"from pathlib import Path; from test_loop import *; distributed_data_parallel(Path({str(tmp_path)!r}))"
     path = os.pathsep.join([*sys.path, str(Path(__file__).parent)])

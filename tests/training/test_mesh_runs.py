@@ -69,6 +69,7 @@ def assert_equal_but_for_rounding(one: Path, other: Path) -> None:
         assert (tensor - second[name]).abs().max() <= 1e-9 * tensor.abs().max().clamp(min=1), name
 
 
+@pytest.mark.long
 def test_saves_move_between_meshes(settings: dict[str, Any], alone: Path, two: Ranks, tmp_path: Path) -> None:
     run = tmp_path / "run"
     two.run(train, run, settings, 2, "shard=2")
@@ -115,6 +116,7 @@ def train_during_a_save(out: Path, settings: dict[str, Any]) -> list[list[str]]:
     return [*seen, [folder.name for folder in saves(out)]]
 
 
+@pytest.mark.long
 def test_training_continues_while_all_processes_write(settings: dict[str, Any], two: Ranks, tmp_path: Path) -> None:
     options = settings | {"keep": 9}
     for before, after in two.run(train_during_a_save, tmp_path / "run", options):
@@ -123,6 +125,7 @@ def test_training_continues_while_all_processes_write(settings: dict[str, Any], 
     assert not any(map(damage, saves(tmp_path / "run")))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", first(1, ["shard=2", "context=2", "tensor=2", "pipeline=2"]))
 def test_the_same_mesh_resumes_bit_for_bit(mesh: str, settings: dict[str, Any], two: Ranks, tmp_path: Path) -> None:
     options = settings | {"optimizer": "muon", "average": 0.0}
@@ -147,6 +150,7 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("beginning", first(2, BEGINNINGS))
 def test_processes_begin_together_as_one_does(
     beginning: str, settings: dict[str, Any], story_file: Path, two: Ranks, tmp_path: Path
@@ -181,6 +185,7 @@ def start(out: Path, settings: dict[str, Any], mesh: str) -> list[Check]:
 STARTED = "shard=2 tensor=2", "pipeline=2 shard=2", "replicate=2 tensor=2", "context=2 tensor=2", "replicate=2 shard=2"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", first(1, STARTED))
 def test_processes_check_the_start_as_one_does(
     mesh: str, settings: dict[str, Any], four: Ranks, tmp_path: Path
@@ -197,6 +202,7 @@ def harmful_once(model: Decoder, batch: Batch) -> Any:
     return loss * (float("nan") if batch.seed == 36 else 1), *(one * (loss / loss).detach() for one in reported)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", first(1, ["pipeline=2", "shard=2", "tensor=2"]))
 def test_processes_of_a_mesh_roll_back_together(
     mesh: str, settings: dict[str, Any], two: Ranks, tmp_path: Path

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 PROGRAM = """
 import sys
 from pathlib import Path
@@ -25,6 +27,7 @@ print(*(name for name in sys.modules if name.startswith("onward.parallel")))
 """
 
 
+@pytest.mark.long
 def test_training_with_one_process_imports_no_file_of_parallel(chats: Path, story_file: Path, tmp_path: Path) -> None:
     words = [str(path) for path in (story_file, chats, tmp_path / "trained", tmp_path / "tuned")]
     done = subprocess.run([sys.executable, "-c", PROGRAM, *words], capture_output=True, text=True)

@@ -149,6 +149,7 @@ def change_weight_at_step_3(folder: Path) -> None:
     list(run.train())
 
 
+@pytest.mark.long
 def test_ranks_are_compared_again_at_each_save(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(RunConfig(**SETTINGS, sources=(str(story_file),), model=TINY, out=str(tmp_path / "run")))
     for outcome in run_ranks(change_weight_at_step_3, run.folder):

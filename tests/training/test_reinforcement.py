@@ -126,6 +126,7 @@ def test_kl_is_from_the_model_at_the_start(adapters: bool) -> None:
     assert kl[-1] > 1e-6
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["grpo", "ppo", "online_dpo"])
 def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str, tmp_path: Path) -> None:
     base = base_model(tmp_path / "base")

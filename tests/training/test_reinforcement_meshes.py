@@ -36,6 +36,7 @@ def prompts(folder: Path) -> Path:
     return write_rows(folder / "sums.jsonl", [{"prompt": f"{i} + {i % 7}?", "answer": str(i)} for i in range(24)])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", first(1, ["replicate=2", "shard=2"]))
 def test_processes_resume_with_their_own_completions(mesh: str, two: Ranks, tmp_path: Path) -> None:
     """Stopped between steps on the same completions, with prompts to replay."""

@@ -71,6 +71,7 @@ def test_run_goes_back_to_its_newest_save_and_skips_the_windows(
     assert all(t.isfinite().all() for t in read_tensors(out / "model.safetensors").values())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stopped_at", first(2, [27, 40, 22, 33]))
 def test_run_that_rolled_back_resumes_exactly(stopped_at: int, story_file: Path, tmp_path: Path) -> None:
     """`stopped_at` counts the steps made, those that were undone included: before, during and after the rollback."""
@@ -95,6 +96,7 @@ def test_three_failures_in_a_row_end_a_run_with_an_explanation(story_file: Path,
     assert len((tmp_path / "run/skipped.jsonl").read_text().splitlines()) == 2
 
 
+@pytest.mark.long
 def test_failures_with_good_saves_between_them_do_not_end_a_run(story_file: Path, tmp_path: Path) -> None:
     run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(not_a_number, {20, 60, 100, 140}))
     failed = [event.failed_step for event in until_end(run) if isinstance(event, Rollback)]

@@ -164,6 +164,7 @@ def from_wandb(folder: Path) -> list[Row]:
 NOBODY = {"WANDB_API_KEY": "a" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("environment", first(1, [{"WANDB_MODE": "online"}, {}, NOBODY]), ids=str)
 def test_wandb_works_offline_without_a_key_and_keeps_its_id(tmp_path: Path, environment: dict[str, str]) -> None:
     pytest.importorskip("wandb")

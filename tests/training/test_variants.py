@@ -113,6 +113,7 @@ def test_command_compares_and_says_whether_the_difference_is_noise(
     assert "holds plain with steps 6, not 7: choose another --out" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_command_sweeps_warns_at_the_edge_and_survives_a_run_that_diverges(
     story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +203,7 @@ def assert_equal_runs(one: Path, other: Path, count: int) -> None:
         assert (one / file).read_bytes() == (other / file).read_bytes(), file
 
 
+@pytest.mark.long
 def test_processes_share_the_runs_and_one_prints_the_table(story_file: Path, tmp_path: Path, two: Ranks) -> None:
     alone, shared = (["sweep", *words(story_file, *SWEEP, "--out", str(tmp_path / name))] for name in "ab")
     expected, _ = said(alone)

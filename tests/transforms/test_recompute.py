@@ -45,6 +45,7 @@ def test_recomputed_gradients_are_equal_to_the_bit_with_dropout(name: str, preci
         assert torch.equal(got, want)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", first(1, ["experts as timed", "gemma2"]))  # compiling takes up to two minutes
 def test_compiled_recomputation_is_equal_to_the_bit(name: str) -> None:
     wanted = results(prepared(name, compiled))
