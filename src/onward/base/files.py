@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_text(text: str, name: str, instead: str) -> None:
     """Raise a UserError if `text`, the argument called `name`, is the path of an existing file, since the caller has
-    probably confused the path with the content. `instead` is the advice how to give the content, with {!r} for the
+    probably confused the path with the content. `instead` advises how to pass the content instead, with {!r} for the
     path."""
     if "\n" not in text and os.path.isfile(text):
         raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")

@@ -108,7 +108,7 @@ def serve() -> None:
     parent, descriptor, file, name = sys.argv[1:]
     Thread(target=exit_with_parent, args=[int(parent)], daemon=True).start()
     os.dup2(2, 1)  # the function's prints are not output of the command
-    sys.stdout = sys.stderr  # which shows them at once
+    sys.stdout = sys.stderr  # stderr shows them at once
     connection = Connection(int(descriptor))
     try:
         function = function_of(Path(file), name)

@@ -1,7 +1,7 @@
 """Functions of higher folders that lower folders call: `onward/__init__.py` sets them, and they import nothing until
 they are called."""
 
-TYPE_CHECKING = False  # `import onward` imports this file, which `typing` would make slow
+TYPE_CHECKING = False  # `import onward` imports this file, and importing `typing` is slow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
