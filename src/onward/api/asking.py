@@ -61,7 +61,7 @@ def ask(
     spaced (0: all)."""
     if judge:
         if not judge_model:
-            raise UserError(f"Cannot use the judge {judge} without a model: name its model with --judge-model")
+            raise UserError(f"judge is {judge}, an address without a model: name its model with --judge-model")
         check_judge("judge", judge, PROMPT, KEY_ENV)
     documents: dict[str, str] = {}
     for piece, text in texts(sources, reading, SIZES):
