@@ -118,7 +118,7 @@ def load_draft_head(folder: Path, model: Decoder) -> DraftHead:
     for name, wanted in {"hidden_size": model.config.d_model, "vocab_size": model.config.vocab_size}.items():
         if sizes[name] != wanted:
             raise UserError(
-                f"{folder / CONFIG} has {name} {sizes[name]}, but the model has {wanted}: use a draft made for this model"
+                f"{folder / CONFIG} has {name} {sizes[name]}, but the model has {wanted}: use the model's own draft"
             )
     with torch.device("meta"):
         head = DraftHead(sizes["hidden_size"], sizes["intermediate_size"])

@@ -126,8 +126,8 @@ def to_ours(
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """A function that reads codes and scales of rows [start, end) of a weight that is stored quantized. `into` reorders
-    all rows as Decoder has them."""
+    """A function that reads codes and scales of rows [start, end) of a weight that is stored quantized. `into` puts all
+    rows into Decoder's order."""
     moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -157,8 +157,8 @@ def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
 
 
 class ScratchBuffer:
-    """Memory for temporary tensors: freed each time, they would fragment the memory between the tensors that are
-    kept."""
+    """Reused memory for temporary tensors: if each were allocated and freed, they would fragment the memory between the
+    tensors that are kept."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)

@@ -226,7 +226,7 @@ def sizes_of(keys: Keys, uneven: bool = False, narrow: bool = False) -> Parts:
     latent = "attention.kv_lora_rank" in keys
     if not latent and not narrow and keys.number("attention.value_length", d_head) != d_head:
         raise UserError(
-            "attention.value_length is not attention.key_length, but llama.cpp requires equal lengths in this architecture"
+            "attention.value_length is not attention.key_length, but llama.cpp requires that they are equal here"
         )
     layers = keys.number("block_count") - keys.number("nextn_predict_layers", 0)
     if layers > len(keys.header.tensors):

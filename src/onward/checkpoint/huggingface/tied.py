@@ -44,7 +44,7 @@ def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, Stor
         return False
     warnings.warn(
         f"config.json ties the head to the embedding, although {names[1]} differs from {names[0]} in the weights: both "
-        "are kept, as in transformers; set tie_word_embeddings to false if that is meant",
+        "are kept, as in transformers; set tie_word_embeddings to false if this is intended",
         UntiedHead,
         stacklevel=1,
     )
