@@ -58,7 +58,7 @@ def measured(run: Callable[[], Tensor]) -> tuple[Tensor, float, float]:
 
 
 def read_again(length: int) -> Tensor:
-    """The logits (1, 1, V) after the first tokens of the text, all of which are read."""
+    """The logits (1, 1, V) after the first `length` tokens of the text, computed from all of these tokens."""
     return model.logits(model.hidden(text[:, :length])[:, -1:])
 
 

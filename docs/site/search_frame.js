@@ -1,4 +1,5 @@
-// Browsers start no worker for a page that is opened as a file. There, the script runs in a hidden frame.
+// Browsers start no web worker on a page that is opened as a file. On such a page, the worker's script runs in a hidden
+// frame.
 if (location.protocol === "file:") {
   window.Worker = class {
     constructor(url) {

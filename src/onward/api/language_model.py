@@ -95,11 +95,11 @@ class LanguageModel(TextModel):
         `evaluation.tasks`.
 
         For each task, the model answers up to `limit` questions, each after the same `examples` solved questions; with
-        `chat`, the text is a conversation in the chat template. The model's answer to a question is the likeliest of
-        its choices or, without choices, generated text, as the task defines. `run_code` allows tasks that run programs
-        which the model writes. Results in `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are used,
-        and new ones added. `progress` is called with (task, number of choices or answers that are done, number of all).
-        Raises a UserError for an unknown task, and for a file that cannot be read.
+        `chat`, the text is a conversation in the chat template. The model answers a question with the likeliest of the
+        choices or, without choices, with generated text, as the task defines. `run_code` allows tasks that run programs
+        written by the model. Results in `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are reused,
+        and new results are added to it. `progress` is called with (task, number of finished choices or answers, their
+        total number). Raises a UserError for an unknown task, and for a file that cannot be read.
         """
         chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
         for task in chosen:
@@ -148,7 +148,7 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str | list[str] | list[list[str]]:
-        """Return the text that continues a prompt; for a list of prompts a list of texts, and with n > 1 a list of n
+        """Return the text that continues a prompt; for a list of prompts, a list of texts, and with n > 1, a list of n
         texts for each prompt.
 
         Takes the arguments of `complete`. If an answer failed, its error is raised once the other answers are done.
@@ -255,9 +255,9 @@ class LanguageModel(TextModel):
         """Return an engine, which computes many requests together, for this model and tokenizer.
 
         At most `rows` requests are active at a time. `cache` holds their keys and values; the default cache grows. With
-        `slide`, a request whose context is full continues from its later half. While requests decode, a longer prompt
-        is prefilled in pieces of `prefill_budget` tokens. The defaults of these arguments are described in
-        `generation.engine.Engine`.
+        `slide`, a request whose context is full continues from its later half. While other requests are decoded, a
+        longer prompt is prefilled in pieces of `prefill_budget` tokens. The defaults of these arguments are described
+        in `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the multi-token
         prediction layer in the model's files. Alternatively, `lookup` is the number of tokens to propose from earlier

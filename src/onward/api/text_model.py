@@ -1,4 +1,4 @@
-"""A decoder with its tokenizer: measures texts."""
+"""A decoder with its tokenizer: scores, evaluates and classifies texts."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Part:
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         part = super().__new__(cls)
-        given = bind(cls.__init__, (part, *values), named).arguments if values or named else {}  # none in copies
+        given = bind(cls.__init__, (part, *values), named).arguments if values or named else {}  # {} for copies
         object.__setattr__(part, "named", frozenset(given) - {"self"})
         return part
 

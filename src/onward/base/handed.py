@@ -6,5 +6,5 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 describe: "Callable[[object], str | None]" = lambda value: None  # an object as HTML, for a notebook
-define_kinds: "Callable[[], object]" = lambda: None  # defines all kinds of parts, those of families included
+define_kinds: "Callable[[], object]" = lambda: None  # defines all kinds of parts, including those of families
 tried: "Callable[[object], object]" = lambda config: config  # the cache entries of a decoder's layers with custom parts

@@ -48,7 +48,7 @@ def load_model(
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
     """Load the decoder in a folder or a GGUF file. Returns it with its config.json; for a GGUF file, with the keys of
-    config.json that follow from it.
+    config.json that follow from the file.
 
     `dtype` defaults to the dtype of the files: of most elements if they are mixed, fp16 or bf16 if they are
     dequantized. With `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers stored in

@@ -16,14 +16,13 @@ from onward.cli.shared import streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; return the exit status: 0, 1 if a check failed, 2 for a mistake of the user, 130 for
-    Ctrl-C."""
+    """Run a command line; return the exit status: 0, 1 if a check failed, 2 for a user error, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     streams.prepare()
     with streams.handled_interrupts():
         try:
             status = dispatch(words)
-            sys.stdout.flush()  # so that an error of the output is reported here and not when Python ends
+            sys.stdout.flush()  # so that an output error is reported here and not when Python exits
             return status
         except KeyboardInterrupt:
             if os.environ.get("RANK", "0") == "0":  # one rank reports it

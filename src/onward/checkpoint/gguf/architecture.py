@@ -75,7 +75,9 @@ class Architecture:
     narrow: bool = False  # the width of values may differ from that of keys
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
-    differences: tuple[str, ...] = ()  # parts that llama.cpp computes differently from the published model; read here
+    differences: tuple[
+        str, ...
+    ] = ()  # parts that llama.cpp computes differently; files are read as the published model
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 

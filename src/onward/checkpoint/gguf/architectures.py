@@ -7,8 +7,9 @@ whatever llama.cpp fixes without a key. `config` describes the computation of ll
 the published model, where the two differ: GELU is the tanh form everywhere, and windows are ignored in llama, qwen2,
 starcoder2 and phi3.
 
-For each architecture, NAME(keys, sizes) reads the fields of DecoderConfig from a file's keys, `sizes` being those read
-already; NAME_keys returns the keys for a decoder, and NAME_layer the tensor names that differ from LAYER.
+For each architecture, NAME(keys, sizes) reads the fields of DecoderConfig from a file's keys, except for the `sizes`,
+which are already read; NAME_keys returns the keys for a decoder, and NAME_layer the tensor names that differ from
+LAYER.
 """
 
 from __future__ import annotations
@@ -225,5 +226,5 @@ def architecture(header: Header) -> Architecture:
         raise UserError(f"{header.path} is of architecture {name!r:.60}, which Onward does not read{why}")
     kind = ARCHITECTURES[name]
     if any(header.keys.get(f"{own}.rope.dimension_sections") or ()):
-        kind = replace(kind, interleaved=False)  # positions with sections pair elements in halves
+        kind = replace(kind, interleaved=False)  # rotary positions with sections pair the halves of a head
     return replace(kind, fused=True) if "blk.0.attn_qkv.weight" in header.tensors else kind

@@ -160,7 +160,7 @@ def matching(
 
 
 def accepted(difference: str) -> set[str]:
-    """A set with the name in ACCEPTABLE of a line of `differences`; empty if no name fits."""
+    """The name in ACCEPTABLE for a line of `differences`, as a set; empty if the difference cannot be accepted."""
     return {name for name, known in ACCEPTABLE.items() if known.fullmatch(difference)}
 
 

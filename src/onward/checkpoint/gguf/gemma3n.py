@@ -34,7 +34,8 @@ SIZES = {  # key in the file -> field of AltUpBlock
 BLOCK = AltUpBlock()  # with the sizes that llama.cpp has
 WITH_KEYS = 20  # layers that compute their own keys and values
 SPARSE = 10  # layers with sparse feed-forwards
-DEVIATIONS = 1.6448533535003662  # units above mean + this many deviations are active: the 0.95 quantile of a normal
+# units above mean + DEVIATIONS * standard deviation are active: the 0.95 quantile of a normal distribution
+DEVIATIONS = 1.6448533535003662
 CAP = 30.0  # soft cap of the logits
 NEAR = 2e-4  # tolerance in standard deviations: below the error of llama.cpp's fp16 table for GELU
 OWN = {

@@ -96,7 +96,7 @@ class Keys(Mapping[str, Any]):
         return value in (*NOTHING, same) or (key == "expert_group_count" and value == 1)
 
     def check(self) -> None:
-        """Raise a UserError for a key that llama.cpp honors in every architecture, if it was not read."""
+        """Raise a UserError for a key that llama.cpp applies in every architecture, if it was not read."""
         for key, value in self.unread().items():
             if key in HONORED:
                 raise UserError(

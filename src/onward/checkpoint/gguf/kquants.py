@@ -13,7 +13,7 @@ import numpy as np
 
 Numbers = np.ndarray  # float32 (N, 256)
 Bytes = np.ndarray  # uint8 (N, bytes of a block)
-STEPS = np.linspace(-1.0, 1.0, 15, dtype=np.float32)  # tried changes of the largest code
+STEPS = np.linspace(-1.0, 1.0, 15, dtype=np.float32)  # changes of the largest code that are tried
 
 
 def weights_of(x: Numbers, columns: Numbers | None) -> Numbers:

@@ -141,9 +141,9 @@ def yarn_weight(keys: Keys) -> float:
 def latent_parts(
     keys: Keys, sizes: Parts, part: LatentAttention, weight: float, own: float, gating: int = SOFTMAX
 ) -> Parts:
-    """The parts of a decoder with this attention, before YaRN, and DeepSeek's feed-forwards. `weight` and `own` are the
-    weights of YaRN's magnitude in the scores and in the rotation, `mscale_all_dim` and `mscale` of the published
-    models; `gating` is the default routing."""
+    """The parts of a decoder with DeepSeek's feed-forwards and the attention `part`, whose scale is set here if YaRN
+    needs it. `weight` and `own` are the weights of YaRN's magnitude in the scores and in the rotation, `mscale_all_dim`
+    and `mscale` of the published models; `gating` is the default routing."""
     layers = sizes["n_layers"]
     position = rotary(keys, sizes | {"d_head": part.d_rope})
     sparse = layers > keys.number("leading_dense_block_count", 0)
@@ -253,8 +253,8 @@ class KimiLinearArchitecture(LatentArchitecture):
 
 
 def without_first(own: StoredTensor) -> StoredTensor:
-    """A tensor without the axes of size 1 before its last three or, if the last one is 1, two: files of the reference
-    converter have four axes."""
+    """Drop the axes of size 1 before a tensor's last three axes, or before its last two if the last one has size 1:
+    files of the reference converter have four axes."""
     shape = own.shape[-2 if own.shape[-1:] == [1] else -3 :]
     if len(own.shape) < 4 or math.prod(own.shape) != math.prod(shape):
         return own

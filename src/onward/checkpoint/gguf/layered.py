@@ -40,7 +40,7 @@ from onward.families import Row
 from onward.families.cohere2_moe import HALVED
 from onward.families.llama4_text import InputWeightedExperts
 
-CHUNK = 8192  # positions of a chunk in Llama 4, whatever its file says
+CHUNK = 8192  # positions of a chunk in Llama 4, regardless of the file's keys
 
 
 def a_mixture(c: DecoderConfig) -> Experts | None:

@@ -90,7 +90,7 @@ def mixture(keys: Keys, layer: int, gating: int) -> Experts:
 def routed_keys(c: DecoderConfig) -> dict[str, Any]:
     many = at(c.mlp, c.n_layers - 1)
     if not isinstance(many, Experts):
-        dense = {"expert_feed_forward_length": c.d_ff, "expert_shared_count": 0}  # which some architectures require
+        dense = {"expert_feed_forward_length": c.d_ff, "expert_shared_count": 0}  # required in some architectures
         return dense | {"leading_dense_block_count": c.n_layers}
     sigmoid, width = isinstance(many.router, SigmoidRouting), many.width(c)
     keys = expert_keys(replace(c, mlp=many)) | {

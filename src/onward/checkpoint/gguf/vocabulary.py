@@ -146,7 +146,7 @@ def raw_text(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int
 
 
 def merges_of(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> list[tuple[str, str]]:
-    """The merges of a file, except for those of which a part or the result is not in the vocabulary."""
+    """The merges of a file whose two parts and result are all in the vocabulary."""
     merges, vocab = keys.get("merges"), {token for token, _ in typed}
     if not isinstance(merges, list):
         raise UserError(f"{header.path} has no tokenizer.ggml.merges: get the file again")

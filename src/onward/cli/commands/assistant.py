@@ -22,7 +22,7 @@ from onward.config.ranges import Share, Size, SizeOrZero
 
 ABOUT = """\
 Make an assistant that knows your documents: examples from their passages, an adapter (QLoRA) on a model, and an
-evaluation against this model. Each step is a command, which is printed. An interrupted command continues if it is given
+evaluation against this model. Each step is a command, which is printed. To continue an interrupted command, run it
 again.
 
 examples:
@@ -44,10 +44,10 @@ class Options:
     reads: ClassVar[dict[str, tuple[str, ...]]] = {"judge": ("judge_model",)}
     sources: tuple[str, ...] = ()  # files, folders or globs of documents: HTML, PDF, Markdown, text and others
     base_model: str = ""  # model to start from: a folder or a name on the hub
-    out: str = ""  # folder for examples, adapter and page; default: runs/ and the name of the first source
+    out: str = ""  # folder for examples, adapter and page; default: runs/NAME-assistant, named after the first source
     time: str = "3m"  # how long to train
     lora: Size = 16  # rank of the adapter
-    quantize: Literal["int4", "int8", "none"] = "int4"  # the frozen weights of the base as integers (QLoRA)
+    quantize: Literal["int4", "int8", "none"] = "int4"  # precision of the base's frozen weights (QLoRA)
     learning_rate: float | None = None  # peak learning rate; default: that of onward finetune
     examples: SizeOrZero = 0  # maximum number of examples; 0: one for each passage
     judge: str = ""  # address (up to /v1) of an OpenAI-compatible model that writes the questions; default: the base
@@ -166,7 +166,7 @@ def trained(options: Options, out: Path) -> int:
     rank = str(options.lora)
     if not tokenizer.templates:
         words += ["--template", TEMPLATE]
-        # such a model has rarely seen the end of an answer
+        # a model without a chat template has rarely seen the end of an answer
         rank = f"lora(rank={rank}, tokens=({tokenizer.eos_id},))" if tokenizer.eos_id is not None else rank
     words += ["--lora", rank, "--time", options.time, "--out", str(adapter), "--seed", str(options.seed)]
     words += ["--quantize", options.quantize] if options.quantize != "none" else []

@@ -52,7 +52,7 @@ def gptq(name: str, parts: Parts, config: Config) -> StoredTensor:
 
 
 def group_of_inputs(name: str, parts: Parts, config: Config, inputs: int, groups: int) -> Tensor:
-    """The group of each input, (I,): as stored or, without stored groups, consecutive inputs."""
+    """The group of each input, (I,): as stored or, if none is stored, in groups of consecutive inputs."""
     if stored := parts.get(".g_idx"):
         group = whole(stored).long()
         if group.shape == (inputs,) and group.min() >= 0 and group.max() < groups:
