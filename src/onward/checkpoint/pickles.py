@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
         print(f"one contains {code[1] if code else 'other data'} besides weights", file=sys.stderr)
         return 2
-    except Exception as error:  # whatever a damaged or hostile pickle leads to
+    except Exception as error:  # any error that a damaged or hostile pickle causes
         print((str(error) or type(error).__name__).splitlines()[0][:300].rstrip("."), file=sys.stderr)
         return 2
     return 0

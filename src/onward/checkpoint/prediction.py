@@ -76,7 +76,7 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
 
 
 def one_layer(c: DecoderConfig) -> DecoderConfig:
-    """Return the config of a decoder with one layer, like the last layer that keeps no state, without scaling
+    """Return the config of a decoder with one layer, like the last layer that is not recurrent, without scaling
     or norm of the embeddings."""
     last = max(layer for layer in range(c.n_layers) if not at(c.attention, layer).states(c))
     parts = {name: at(getattr(c, name), last) for name in ("position", "attention", "mlp", "norm", "block")}

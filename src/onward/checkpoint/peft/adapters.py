@@ -86,7 +86,7 @@ def load_with_adapters(
     holds an adapter, its base model is loaded with it. Returns (decoder, config.json of the base model, source of the
     tokenizer).
 
-    With `lazy` the weights of the decoder, but not the adapters, are deferred, as by `load_outline`, and `device`,
+    With `lazy` the weights of the decoder, but not the adapters, are deferred, as in `load_outline`, and `device`,
     `allow_nonfinite` and `quantize` are not used. The other arguments are those of `load_model`."""
     if is_adapter(folder):
         adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)
@@ -165,8 +165,8 @@ def embedding(kind: Family, model: Decoder) -> str:
 
 
 def full_parameters(kind: Family, model: Decoder, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name in the family's files, tensor) of each fully trained parameter; if only a part of a fused tensor is
-    trained, the whole fused tensor."""
+    """Yield (name in the family's files, tensor) for each fully trained parameter; if only a part of a fused tensor is
+    trained, yield the whole fused tensor."""
     every = dict(model.named_parameters())
     trained = {n: p for n, p in every.items() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
@@ -285,8 +285,8 @@ def load_rows(
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """({module: {kind, such as lora_A: tensor}}, tensors of fully trained modules, weights of the base, which PEFT
-    includes if embeddings are adapted)."""
+    """Return ({module: {kind, such as lora_A: tensor}}, tensors of fully trained modules, weights of the base, which
+    PEFT includes if embeddings are adapted)."""
     parts: dict[str, dict[str, Tensor]] = {}
     full, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
