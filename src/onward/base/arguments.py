@@ -255,9 +255,7 @@ def check(types: Mapping[str, Type], values: Mapping[str, Any], prefix: str = ""
 def read_field_types(cls: type) -> dict[str, Type]:
     """Return the types of the fields that the constructor of a dataclass takes, by field."""
     if not dataclasses.is_dataclass(cls):
-        raise UserError(
-            f"{cls.__name__} has no fields that can be read: decorate the class with @dataclass(frozen=True)"
-        )
+        raise UserError(f"{cls.__name__} has no known fields: decorate the class with @dataclass(frozen=True)")
     annotations = get_type_hints(cls, include_extras=True)
     return types_of({field.name: annotations[field.name] for field in dataclasses.fields(cls) if field.init})
 
