@@ -1,9 +1,10 @@
 """Two-digit addition, learned badly from examples and well from rewards.
 
 A character model of 405,888 parameters is first trained on 600 sums with their results (supervised fine-tuning), then
-on other sums without results: it answers each 16 times, a right answer gets the reward 1, and GRPO makes right answers
-likelier than wrong ones to the same sum (Shao et al., arXiv:2402.03300). Accuracy is measured on the likeliest answer
-to sums that neither stage has seen. --out writes the curve as a picture (.svg, .png, .html). Takes some minutes.
+on other sums without results. In this second stage, it samples 16 answers to each sum; a correct answer gets a reward
+of 1, and GRPO makes correct answers likelier than wrong answers to the same sum (Shao et al., arXiv:2402.03300).
+Accuracy is measured on the likeliest answer to sums that neither stage has seen. --out writes the curve as a picture
+(.svg, .png, .html). Takes a few minutes.
 """
 
 import argparse

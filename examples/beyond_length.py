@@ -1,11 +1,11 @@
-"""Rotary positions against ALiBi, and others, beyond the trained length.
+"""Compares rotary positions, ALiBi and other position encodings beyond the trained length.
 
 Decoders that differ only in their positions are trained on windows of 32 characters and evaluated on windows four times
-as long. Up to the trained length, rotary positions are at least as good. Beyond it, they reach distances and angles
-that no training window had, and the perplexity rises; ALiBi makes distant tokens fade, and the perplexity stays. With
-sinusoidal positions it rises too, and a table of learned positions has no row there. The rotary decoder is evaluated
-again with its frequencies scaled by YaRN and the same weights. --out writes the curves as a picture (.svg, .png,
-.html).
+as long. Up to the trained length, rotary positions are at least as good. Beyond it, distances and angles occur that no
+training window had, and the perplexity rises. ALiBi reduces the attention to distant tokens, and the perplexity does
+not rise. With sinusoidal positions, the perplexity also rises, and a table of learned positions has no rows beyond the
+trained length. The rotary decoder is evaluated again with its frequencies scaled by YaRN and the same weights. --out
+writes the curves as a picture (.svg, .png, .html).
 """
 
 import argparse
@@ -65,7 +65,7 @@ models["rotary, yarn:4"] = copy.deepcopy(models["rotary"])  # the same weights
 models["rotary, yarn:4"].config = extended(models["rotary"].config, f"yarn:{LONGER}")
 perplexity = {}
 for name, model in models.items():
-    reach = T if name == "learned" else LONGER * T  # a table of learned positions has no row beyond
+    reach = T if name == "learned" else LONGER * T  # a table of learned positions has no rows beyond T
     losses = -logprobs(model, long[:, :reach]).mean(0)  # by position, from 1 on
     perplexity[name] = [math.exp(losses[p - AVERAGED : p].mean()) if p < reach else math.nan for p in places]
     print(

@@ -1,9 +1,9 @@
-"""The memory of the KV cache by context, from GPT-2 to Llama 3.
+"""The memory of the KV cache by context length, from GPT-2 to Llama 3.
 
 Each token stores a key and a value in every layer: 2 x layers x key/value heads x head size numbers. GPT-2 and the
 first Llamas have as many key/value heads as query heads; in Llama 2 70B and Llama 3, eight or four query heads share
-one (grouped-query attention); Mistral 7B keeps only the last 4,096 tokens, and DeepSeek-V3 one latent vector for all
-heads. --out writes the curves as a picture (.svg, .png, .html).
+one key/value head (grouped-query attention); Mistral 7B keeps only the last 4,096 tokens, and DeepSeek-V3 one latent
+vector for all heads. --out writes the curves as a picture (.svg, .png, .html).
 """
 
 import argparse
@@ -25,7 +25,7 @@ contexts = [2**power for power in range(7, 18)]
 gigabytes: dict[str, list[float]] = {}
 print("model         kB per token   GB at 1,024   at 8,192   at 131,072   of the weights")
 for name in MODELS:
-    config = presets()[name].config  # only sizes: also for contexts longer than the model's
+    config = presets()[name].config  # only sizes are computed, so a context may exceed the model's
     bytes_at = {length: cache_bytes(config, 1, length, torch.bfloat16) for length in contexts}
     gigabytes[name] = [count / 1e9 for count in bytes_at.values()]
     shown = "".join(f"{bytes_at[length] / 1e9:13.3f}" for length in (1024, 8192, 131072))

@@ -1,9 +1,9 @@
 """A forecast from small runs: size, tokens and loss of a training run ten times larger than the largest.
 
 The table has the best model of each of four budgets, from the logbook of nanochat (Karpathy 2025, dev/LOG.md): each is
-the best of several sizes trained with the same number of operations. Size and tokens grow as powers of the operations,
-and the loss falls as a power. To test the forecast, the last run is also forecast from the first three. --out draws the
-runs and the curves (.svg, .png, .html).
+the best of several sizes trained with the same number of operations. Size and tokens grow, and the loss falls, as
+powers of the number of operations. To test the forecast, the last run is also forecast from the first three. --out
+draws the runs and the curves (.svg, .png, .html).
 """
 
 import argparse

@@ -1,8 +1,9 @@
 """Where the parameters are: GPT, GPT-2 and GPT-3, part by part.
 
-In the first GPT, the embedding table has a quarter of all parameters. It grows with the width, the layers with the
-square of the width: in GPT-3 the table is a third of a percent, and the feed-forward two thirds. By the rule of thumb,
-the layers have 12 x layers x d_model squared. --out writes the shares as a picture (.svg, .png, .html).
+In the first GPT, the embedding table has a quarter of all parameters. The table grows in proportion to the width, and
+the layers in proportion to its square: in GPT-3, the table has a third of a percent of the parameters, and the
+feed-forward layers have two thirds. By the rule of thumb, the layers have 12 x layers x d_model squared parameters.
+--out writes the shares as a picture (.svg, .png, .html).
 """
 
 import argparse

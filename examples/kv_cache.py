@@ -35,16 +35,18 @@ lengths = [*range(options.length // 8, options.length + 1, options.length // 8)]
 
 
 def attention_flops(q: torch.Size, k: torch.Size, *_: object, **__: object) -> int:
-    """Multiplications and additions of q kᵀ and of the weights times v, by the shapes (B, H, T, E) and (B, H, S, E)."""
+    """The number of multiplications and additions in q kᵀ and in the weights times v, from the shapes (B, H, T, E) and
+    (B, H, S, E)."""
     return 4 * q.numel() * k[2]
 
 
-# PyTorch's counter does not know the kernel of the CPU
+# PyTorch's FLOP counter does not support the CPU's attention kernel
 ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: attention_flops}
 
 
 def measured(run: Callable[[], Tensor]) -> tuple[Tensor, float, float]:
-    """The logits of a call, its millions of multiplications and additions, and the milliseconds of the fastest."""
+    """The logits of the last position, the millions of multiplications and additions of a call, and the milliseconds of
+    the fastest call."""
     with FlopCounterMode(display=False, custom_mapping=ATTENTION) as counter:
         logits = run()
     times = []
@@ -56,7 +58,7 @@ def measured(run: Callable[[], Tensor]) -> tuple[Tensor, float, float]:
 
 
 def read_again(length: int) -> Tensor:
-    """The logits (1, 1, V) after the first tokens of the text, all of which are read."""
+    """The logits (1, 1, V) after the first `length` tokens of the text, computed from all of these tokens."""
     return model.logits(model.hidden(text[:, :length])[:, -1:])
 
 
@@ -69,8 +71,8 @@ head = next(part.flops for part in part_sizes(config) if part.name == "head")
 
 
 def formula(length: int, cached: bool) -> float:
-    """Millions of operations: of the last token, or of all tokens with the logits of the last; each query is counted
-    with `length` keys, since the kernel also computes masked ones."""
+    """Millions of operations: for the last token only if `cached`, otherwise for all tokens, with the logits of the
+    last. Each query is counted with `length` keys, because the kernel also computes masked scores."""
     one = flops_per_token(config, length) - head
     return ((one if cached else length * one) + head) / 1e6
 

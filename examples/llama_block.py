@@ -1,7 +1,7 @@
 """The parts of a Llama block, and the effect of each.
 
 A block with RMSNorm, SwiGLU of hidden size int(8/3 d), rotary positions and no biases. Three experiments with hooks:
-RMSNorm scales a vector but does not center it, as LayerNorm does; the score of a rotated query and key depends on
+RMSNorm scales a vector but, unlike LayerNorm, does not center it; the score of a rotated query and key depends on
 their distance and not on their positions; and the model computes finite values beyond the training length.
 """
 
@@ -49,7 +49,7 @@ print("\n2. Rotary positions: the score of a query and a key depends only on the
 print("  All positions have the same vector, so scores differ only because of their positions.")
 with onward.trace(model, "blocks.0.attn.scores") as seen:
     model(torch.randn(D).expand(1, TRAINED, D))
-scores = seen["blocks.0.attn.scores"][0, 0]  # of rotated queries and keys
+scores = seen["blocks.0.attn.scores"][0, 0]  # computed from rotated queries and keys
 for distance in 0, 1, 2, 4, 8, 16:
     pairs = scores.diagonal(-distance)
     apart = pairs.max() - pairs.min()

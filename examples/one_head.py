@@ -33,7 +33,7 @@ config = onward.DecoderConfig(
     mlp=onward.Plain("relu"),
     norm=onward.LayerNorm(),
     block=onward.PostNorm(),
-    final_norm=onward.NoNorm(),  # a post-norm block ends with a norm already
+    final_norm=onward.NoNorm(),  # a post-norm block already ends with a norm
 )
 model = onward.Decoder(config)  # its embedding is not used
 

@@ -91,7 +91,7 @@ def main() -> None:
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for step in range(steps + 1):
-        tokens = torch.randint(61, (8, 33))  # random: no model can predict the next one
+        tokens = torch.randint(61, (8, 33))  # random tokens: no model can predict the next token
         _, loss = model(tokens[:, :-1], tokens[:, 1:])
         optimizer.zero_grad()
         loss.backward()

@@ -12,7 +12,7 @@ from onward.base.device import choose_device
     [
         ("cuda", 0, "device is 'cuda': no GPU found"),
         ("cuda:1", 0, "device is 'cuda:1': no GPU found"),
-        ("cuda:2", 2, "only cuda:0 to cuda:1 are there"),
+        ("cuda:2", 2, "this machine has only cuda:0 to cuda:1"),
         ("cud", 0, "device is 'cud': choose auto, cpu, cuda or mps"),
         ("meta", 0, "device 'meta' cannot be used here"),
         ("mps", 0, "no Apple GPU found"),

@@ -1,8 +1,8 @@
 """Build the site: python -m docs.site.build [FOLDER]. Needs the extra `docs`.
 
-The pages of docs/ and their pictures are copied, chapters of the course also as notebooks; pages of commands, options,
-public names and the glossary are written, and zensical makes HTML of all. Links to files outside docs/ lead to pages
-with their text, so that the site needs no network.
+The build copies the pages of docs/ and their pictures, and adds the chapters of the course as notebooks. It generates
+pages for commands, options, public names and the glossary, and zensical converts all pages to HTML. Links to files
+outside docs/ lead to pages with the text of these files, so that the site needs no network.
 """
 
 import json
@@ -33,11 +33,11 @@ OUTSIDE = {  # pages of files outside docs/
 }
 PUBLISHED = (".md", ".svg", ".png")  # the kinds of files that are copied from docs/
 WORDS_A_MINUTE = 200
-SECONDS = (7, 3, 5, 4, 16, 33, 17, 13, 23, 2, 4, 11, 8, 4, 12, 25, 33)  # that `onward learn N --run` took on two cores
+SECONDS = (7, 3, 5, 4, 16, 33, 17, 13, 23, 2, 4, 11, 8, 4, 12, 25, 33)  # of `onward learn N --run`, on two cores
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)\s#]+)(#[^)\s]*)?(?=\))")
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 UNFOUND = "---\nsearch:\n  exclude: true\n---\n\n"
-SHIM = "https://unpkg.com/iframe-worker/shim"  # a script of the theme; ours needs no network
+SHIM = "https://unpkg.com/iframe-worker/shim"  # the theme's script; search_frame.js replaces it and needs no network
 CONFIG: dict[str, Any] = {
     "site_name": "Onward",
     "docs_dir": "pages",
@@ -87,11 +87,11 @@ def build(folder: Path) -> Path:
         raise SystemExit(done.stdout + done.stderr)
     html = folder / "html"
     shutil.copy(SITE / "search_frame.js", html / "assets")
-    shutil.copy(SITE / "404.html", html)  # the theme's loads its style from the root of a host
+    shutil.copy(SITE / "404.html", html)  # the theme's own page loads its style from the root of a host
     for page in html.rglob("*.html"):
         shim = Path(os.path.relpath(html / "assets/search_frame.js", page.parent)).as_posix()
         text = page.read_text("utf-8").replace(SHIM, shim)
-        page.write_text(text.replace("<th></th>", "<td></td>"), encoding="utf-8")  # a header says something
+        page.write_text(text.replace("<th></th>", "<td></td>"), encoding="utf-8")  # headers must not be empty
     for worker in html.glob("assets/javascripts/workers/*.js"):
         worker.write_text(worker.read_text("utf-8") + (SITE / "search_exact.js").read_text("utf-8"), encoding="utf-8")
     for index in html / "search.json", html / "search.js":
@@ -100,8 +100,9 @@ def build(folder: Path) -> Path:
 
 
 def searched(index: str) -> str:
-    """Return the index of the search with an item for each name of a term of the glossary, such as RoPE, and with a
-    method that classes inherit only once. Names in the path too make the term one of the first results."""
+    """Return the search index with one item for each name of a glossary term, such as RoPE, and only one item for a
+    method that several classes inherit. The name is also in the path of an item, so that the term is one of the first
+    results."""
     start = index.index("{")
     found, end = json.JSONDecoder().raw_decode(index, start)
     names = {entry.name: entry.names for entry in glossary()}
@@ -115,8 +116,8 @@ def searched(index: str) -> str:
 
 
 def zensical() -> str | None:
-    """Return the path of the program that makes HTML, in the folder of Python or on the PATH; None if it is not
-    installed."""
+    """Return the path of zensical, which converts Markdown to HTML: in the folder of the Python interpreter or on the
+    PATH; None if it is not installed."""
     return shutil.which("zensical", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
 
@@ -156,7 +157,7 @@ def unpublished(folder: str, names: Sequence[str]) -> set[str]:
 
 
 def learn_page() -> str:
-    """Return the list of the chapters, with the minutes of reading and the seconds of running."""
+    """Return the page with the list of chapters, with the reading time and running time of each."""
     minutes = [len(one.text.split()) / WORDS_A_MINUTE for one in chapters()]
     rows = [
         f"{one.number}. **[{one.title}]({one.path.name})** *{read:.0f} min of reading, {ran} s of running*\n\n"
@@ -168,8 +169,8 @@ def learn_page() -> str:
             "# The course\n",
             "Each chapter takes 10 to 20 minutes with its exercises, on a laptop without a GPU. Copy its code into a "
             "file, open its notebook (linked below its title, or `onward learn 4 --notebook attention.ipynb`), or let "
-            "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal. Most chapters have "
-            "functions to write: `onward learn 4 --check mine.py` checks yours and names the likely mistake.\n",
+            "`onward learn 4 --run` run it. `onward learn 4` shows a chapter in the terminal. Most chapters "
+            "ask you to write functions: `onward learn 4 --check mine.py` checks them and names the likely mistake.\n",
             '<div class="chapters" markdown="1">\n',
             *rows,
             "</div>\n",
@@ -182,8 +183,8 @@ def learn_page() -> str:
 
 
 def linked(path: Path, source: Path, pages: Path) -> Mapping[str, str]:
-    """Return a page with links that hold in the site, and pages with the text of the files it links to. `source` is the
-    page in the repository."""
+    """Return a page whose links work in the site, and pages with the text of the files that it links to. `source` is
+    the page's file in the repository."""
     found: dict[str, str] = {}
     staged_outside = {file: page for page, file in OUTSIDE.items()} | {"README.md": "index.md"}
 

@@ -43,7 +43,7 @@ def option_page(title: str) -> str:
 
 
 def heading(title: str) -> tuple[str, str]:
-    """Split the title of a group into a heading and a sentence, "" if there is none."""
+    """Split the title of a group into a heading and a sentence; the sentence is "" if the title has none."""
     for start, end in (": ", ""), (" (", ")"):
         name, found, rest = title.partition(start)
         if found:
@@ -73,7 +73,8 @@ def command_page(name: str) -> str:
 
 
 def methods() -> str:
-    """Return the methods of fine-tuning: the description, the formula of the loss, and the options of each."""
+    """Return the section on the methods of fine-tuning: the description, the formula of the loss, and the options of
+    each."""
     lines = ["## Methods\n", "Each `--method` has options of its own.\n"]
     for kind, method in Method.choices().items():
         own = type("Options", (module_of("finetune").Options,), {"part": method})
@@ -100,8 +101,8 @@ def shared_groups() -> Mapping[str, Sequence[Definition]]:
 @cache
 def option_groups(name: str) -> Mapping[str, Sequence[Definition]]:
     """Return the arguments and options of a command by the title of their group."""
-    families()  # whose parts are choices of options
-    groups = defaultdict[str, list[Definition]](list, Arguments=[])  # which come first
+    families()  # import the families, whose parts are choices of options
+    groups = defaultdict[str, list[Definition]](list, Arguments=[])  # arguments come first
     for argument in arguments(module_of(name).Options):
         if not argument.of_part:
             groups["Arguments" if argument.positional else argument.group].append(option(argument))
@@ -134,5 +135,5 @@ def notes(argument: Argument) -> Iterable[str]:
 
 
 def shown(value: object) -> str:
-    """Return a default as it is typed."""
+    """Return a default value as a user would type it."""
     return fields.describe(type_of(value)) if isinstance(value, type) else str(value)

@@ -1,4 +1,4 @@
-"""The text of a command's `--help` as Markdown: prose as prose, a block of code for each example, lists as lists."""
+"""The text of a command's `--help` as Markdown: paragraphs, a code block for each example, and lists."""
 
 import re
 
@@ -6,7 +6,7 @@ from docs.site.markup import Definition, definitions, prose
 
 TITLE = re.compile(r"[a-z][a-z ]*:")
 GAP = re.compile(r" {2,}")
-WIDTH = 74  # characters of a line of code on the site, before the button that copies it
+WIDTH = 74  # characters in a line of code on the site, to the left of the copy button
 
 
 def help_page(text: str) -> str:
@@ -15,7 +15,7 @@ def help_page(text: str) -> str:
 
 
 def block(lines: list[str]) -> str:
-    """Return lines without an empty line between them: a title or a paragraph, and indented lines below it."""
+    """Return a block of lines as Markdown: a title or a paragraph, followed by indented lines."""
     first = next((i for i, line in enumerate(lines) if line.startswith("  ")), len(lines))
     above, below = " ".join(lines[:first]), lines[first:]
     is_title = TITLE.fullmatch(above)
@@ -29,7 +29,7 @@ def block(lines: list[str]) -> str:
 
 
 def joined(lines: list[str]) -> list[str]:
-    """Return the rows of indented lines. A line that is indented further, or not at all, continues the one before."""
+    """Return the rows of indented lines. A line that is indented further, or not at all, continues the previous row."""
     rows: list[str] = []
     for line in lines:
         if re.match(r"  \S", line):
@@ -40,7 +40,7 @@ def joined(lines: list[str]) -> list[str]:
 
 
 def examples(rows: list[tuple[str, ...]]) -> str:
-    """Return a block of code for each (code, note), below its note."""
+    """Return a code block for each (code, note), with the note above it."""
     lines = ['<div class="examples" markdown="1">\n']
     for code, *note in rows:
         language = "json" if code.startswith("{") else "sh"
@@ -50,7 +50,7 @@ def examples(rows: list[tuple[str, ...]]) -> str:
 
 
 def wrapped(command: str) -> str:
-    """Return a command with a line break before options for which the column has no room."""
+    """Return a command with a line break before each option that does not fit on the line."""
     lines = [""]
     for part in re.split(r" (?=--[a-z]|\| )", command):
         if lines[-1] and len(lines[-1]) + len(part) > WIDTH:

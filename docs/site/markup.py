@@ -1,4 +1,4 @@
-"""Text of the code, such as docstrings and comments of fields, as Markdown and HTML."""
+"""Converts texts from the source code, such as docstrings and field comments, to Markdown and HTML."""
 
 import html
 import re
@@ -11,16 +11,16 @@ FLAG = re.compile(r"(?<![\w`-])(--[a-z][\w.-]*\w)")
 
 @dataclass(frozen=True)
 class Definition:
-    """An option or a field: its anchor on the page, how it is written, notes such as its default, and its meaning."""
+    """An option or a field: its anchor on the page, its spelling, its meaning, and notes such as its default."""
 
     anchor: str
     term: str
     meaning: str
-    notes: tuple[str, ...] = ()  # code in backticks, as in the meaning
+    notes: tuple[str, ...] = ()  # may contain code in backticks, like `meaning`
 
 
 def escaped(text: str) -> str:
-    """Return text in which Markdown and HTML see no markup except for code in backticks."""
+    """Return text with all Markdown and HTML markup escaped, except for code in backticks."""
     parts = CODE.split(text)
     plain = lambda part: re.sub(r"([*_\[\]])", r"\\\1", html.escape(part, quote=False))
     return "".join(part if i % 2 else plain(part) for i, part in enumerate(parts))

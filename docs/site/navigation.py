@@ -23,8 +23,8 @@ ELSEWHERE = ("index", "public")
 
 
 def navigation(names: Mapping[str, Iterable[str]], pages: Iterable[str]) -> list[dict[str, object]]:
-    """Return the navigation. `names` has the pages of each module's public names; `pages` are the names of all guides,
-    of which those that no list here names are guides to use Onward."""
+    """Return the navigation. `names` maps each module to the pages of its public names. `pages` are the names of all
+    guides; a guide that is in none of the lists above is added to the tab for using Onward."""
     placed = {*LEARN, *ELSEWHERE, *(page for part in (USE, BUILD) for group in part.values() for page in group)}
     others = [f"{page}.md" for page in sorted({*pages} - placed)]
     grouped = lambda part: [{title: [f"{page}.md" for page in group]} for title, group in part.items()]

@@ -1,4 +1,4 @@
-"""Run the code of pages and write its outputs, pictures and interactive figures: python -m docs.site.outputs
+"""Run the code in pages and write its outputs, pictures and interactive figures into them: python -m docs.site.outputs
 docs/learn/04-*.md"""
 
 import os

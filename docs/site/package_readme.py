@@ -1,5 +1,6 @@
-"""README.md as a package index shows it. There, a link to another file of the sources would lead nowhere. It becomes a
-link to the address in pyproject.toml or, without an address, plain text. Used by hatchling, which builds packages."""
+"""README.md for a package index, where a relative link to another file of the repository would be broken. Such a link
+becomes a link to the address in pyproject.toml or, without an address, plain text. Used by hatchling, which builds
+packages."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ except ImportError:  # in tests
 
 
 def package_readme(text: str, repository: str) -> str:
-    """The README without pictures of the sources, with links to `repository` ("": none) in place of relative ones."""
+    """Return the README without pictures from the repository. Relative links become links to `repository` or, if it is
+    "", plain text."""
     text = IMAGE.sub("", text)
     return LINK.sub(rf"[\1]({repository.rstrip('/')}/\2)" if repository else r"\1", text)
 

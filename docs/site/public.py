@@ -1,8 +1,8 @@
-"""The public names: the tables of docs/public.md, and the signatures that tests/test_public_signatures.py holds.
+"""The public names: the tables of docs/public.md, and the signatures that tests/test_public_signatures.py checks.
 
     python -m docs.site.public
 
-writes both after a change of the public names.
+updates both after a change of the public names.
 """
 
 import importlib
@@ -17,7 +17,7 @@ from docs.site.reference import HIDDEN, names_of
 
 ROOT = Path(__file__).parents[2]
 PAGE, SIGNATURES = ROOT / "docs/public.md", ROOT / "tests/support/public_signatures.txt"
-MODULES = {  # in the order of the page, with the guide to each
+MODULES = {  # modules in the order of the page, with the guide to each
     "onward": "ARCHITECTURE.md",
     "onward.model": "../CONTRIBUTING.md",
     "onward.transforms": "finetuning.md",
@@ -39,7 +39,7 @@ VALUES = {  # public names without a docstring
     "IDEAS": "The pictures of `onward draw`, as functions by name.",
     "IGNORE_INDEX": "The target of a token that is not predicted, -100.",
     "LAWS": "The published scaling laws.",
-    "REFIT": "The re-fit of 2024 of the law of Chinchilla, a `LossLaw`.",
+    "REFIT": "The 2024 re-fit of Chinchilla's scaling law, a `LossLaw`.",
     "Positive": "The type of a field that must be positive, from 1e-6 to 1e6.",
     "zero": "The change for `edit` that replaces an activation by zeros.",
 }
@@ -79,7 +79,7 @@ def tables() -> str:
 
 
 def with_links(text: str, pages: Collection[str]) -> str:
-    """Return the page of the public names in which each name that has a page leads to it."""
+    """Return the page of the public names, with a link from each name to its own page if it has one."""
     module, lines = "", []
     for line in text.split("\n"):
         module = line.removeprefix("## ") if line.startswith("## ") else module
@@ -92,7 +92,7 @@ def with_links(text: str, pages: Collection[str]) -> str:
 
 def signatures() -> Iterator[str]:
     """Yield a line for each public name, and for each public method of a public class: its name and its signature. A
-    method is public if it has a docstring. It stands at the public class that defines it."""
+    method is public if it has a docstring. It is listed under the public class that defines it."""
     public = {value for *_, value in public_names() if isinstance(value, type)}
     for module, name, value in public_names():
         yield f"{module}.{name}{signature(value)}"
@@ -103,7 +103,8 @@ def signatures() -> Iterator[str]:
 
 
 def methods(owners: list[type]) -> Iterator[tuple[str, Any]]:
-    """Yield the methods and properties with a docstring that those of the classes define that are Onward's, by name."""
+    """Yield (name, function) for the methods and properties with a docstring that are defined in `owners`, except for
+    classes from other libraries."""
     ours = [vars(owner) for owner in reversed(owners) if owner.__module__.startswith("onward.")]
     for name, member in sorted({name: one for members in ours for name, one in members.items()}.items()):
         function = getattr(member, "fget", getattr(member, "__func__", member))
@@ -125,8 +126,8 @@ class Spelled:
 
 
 def signature(value: Any) -> str:
-    """Return the signature of a function or a class, without the modules of types, which may move; of another value its
-    type."""
+    """Return the signature of a function or a class, without the modules of types, which may change; for any other
+    value, return its type."""
     if not callable(value):
         return f": {type(value).__name__}"
     try:

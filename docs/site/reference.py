@@ -12,9 +12,9 @@ from onward.base import fields
 from onward.learn.chapters import chapters
 from onward.learn.glossary import glossary
 
-HIDDEN = re.compile(r"<(?:function )?[\w.<> ]+ at 0x\w+>|<factory>")  # defaults that no reader can type
-MODULE = re.compile(r"\bonward\.(?:\w+\.)+(?=\w)")  # of a type, which may move
-UNQUOTED = {ord("'"): None}  # annotations are text
+HIDDEN = re.compile(r"<(?:function )?[\w.<> ]+ at 0x\w+>|<factory>")  # defaults whose repr is not valid Python
+MODULE = re.compile(r"\bonward\.(?:\w+\.)+(?=\w)")  # modules of types, which may change
+UNQUOTED = {ord("'"): None}  # string annotations have quotes
 
 
 def name_pages(module: str) -> dict[str, str]:
@@ -30,7 +30,7 @@ def names_of(module: str) -> list[str]:
 
 
 def name_page(name: str, value: Any) -> str:
-    """Return the page of a class or function: its call, its docstring, its fields and methods."""
+    """Return the page of a class or function: its signature, docstring, fields and methods."""
     lines = [f"# {name}\n", call(name, value), docstring(value)]
     if dataclasses.is_dataclass(value) and isinstance(value, type):
         lines += ["## Fields\n", field_list(name, value)]
@@ -51,7 +51,7 @@ def public_methods(value: type) -> Iterator[tuple[str, Any]]:
 
 
 def call(name: str, value: Any) -> str:
-    """Return how a function or class is called, as a block of Python; of a property, its name."""
+    """Return the signature of a function or class as a Python code block; "" for a property."""
     if isinstance(value, property):
         return ""
     try:
@@ -68,7 +68,7 @@ def call(name: str, value: Any) -> str:
 
 
 def docstring(value: Any) -> str:
-    """Return a docstring as Markdown; lines of the interactive Python are a block of code."""
+    """Return a docstring as Markdown, with interactive Python sessions as code blocks."""
     text = inspect.getdoc(value) or ""
     parts = re.split(r"((?:^[ ]*>>> .*\n?(?:^[ ]*(?:\.\.\.|\S).*\n?)*)+)", text, flags=re.MULTILINE)
     return (

@@ -1,4 +1,4 @@
-// Appended to the theme's search worker: a result whose title is the query comes first, a term of the glossary before
+// Appended to the theme's search worker: results whose title equals the query come first, glossary terms before
 // others. A term has an item for each of its names, and is listed once, under the name that fits the query best.
 {
   const plain = (text) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, " ").trim();

@@ -1,4 +1,5 @@
-// Browsers start no worker for a page that is opened as a file. Its script then runs in a hidden frame.
+// Browsers start no web worker on a page that is opened as a file. On such a page, the worker's script runs in a hidden
+// frame.
 if (location.protocol === "file:") {
   window.Worker = class {
     constructor(url) {
@@ -7,7 +8,7 @@ if (location.protocol === "file:") {
       document.body.append(this.frame);
       this.inside = this.frame.contentWindow;
       this.inside.postMessage = (data) => {
-        const copy = structuredClone(data); // as between a page and a worker
+        const copy = structuredClone(data); // messages to a worker are copied as well
         setTimeout(() => this.onmessage?.({ data: copy }));
       };
       const script = this.inside.document.createElement("script");

@@ -1,6 +1,7 @@
-// The theme puts wide tables into boxes that scroll, and the button that copies code into a landmark of its own. A box is
-// reached with the keyboard if it scrolls, and then leaves room for sentences; of the button's landmark nothing is announced.
-const LONG = 60; // characters of a cell that is a sentence
+// The theme puts wide tables into boxes that can scroll, and the button that copies code into a landmark. This script
+// makes a box reachable with the keyboard only if it scrolls, and then widens its cells that contain sentences. It also
+// removes the role of the button's landmark, so that screen readers do not announce the landmark.
+const LONG = 60; // cells with more characters count as sentences
 const mend = () => {
   for (const box of document.querySelectorAll(".md-typeset__scrollwrap")) {
     const scrolls = box.scrollWidth > box.clientWidth;

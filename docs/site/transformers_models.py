@@ -1,4 +1,4 @@
-"""Generates the page of all models of transformers that answer in text, and whether Onward reads them:
+"""Generates the page that lists the transformers models that generate text, and states whether Onward reads them:
 `python -m docs.site.transformers_models docs/models-of-transformers.md`."""
 
 import sys
@@ -25,18 +25,19 @@ ABOUT = """# Models of transformers
 
 Every model of transformers that answers in text, by the `model_type` in its config.json. *Read* names the family whose
 file in `src/onward/families/` reads it; for a model that also takes images or audio, the family of its text decoder,
-the only part that is loaded. Other models are refused with the reason given here. A model in several lists of
-transformers stands in the first. After adding a family, remove its rows from `src/onward/families/_unread.py` and make
-this page again: `python -m docs.site.transformers_models docs/models-of-transformers.md`.
+the only part that is loaded. Other models are refused with the reason given here. A model in several of transformers'
+lists appears only in the first. After adding a family, remove its rows from `src/onward/families/_unread.py` and
+regenerate this page: `python -m docs.site.transformers_models docs/models-of-transformers.md`.
 """
 
 
 def text_type(model_type: str) -> str:
-    """The model_type of the text decoder in a model by transformers' defaults; its own if it has no such part."""
+    """The model_type of a model's text decoder according to transformers' defaults; the model's own model_type if it
+    has no separate text decoder."""
     try:
         config = CONFIG_MAPPING[model_type]()
         return str(config.get_text_config(decoder=True).model_type)
-    except (ValueError, TypeError):  # which needs arguments
+    except (ValueError, TypeError):  # the config cannot be constructed without arguments
         return model_type
 
 
@@ -48,8 +49,8 @@ def reader(model_type: str) -> str | None:
 
 
 def rows() -> Iterator[tuple[str, str, str | None, str | None]]:
-    """(title of the list, model_type, family that reads it, reason why there is none), of which the test requires one
-    to be None."""
+    """Yield (title of the list, model_type, family that reads it, reason why there is none). The test requires exactly
+    one of the last two to be None."""
     seen = set[str]()
     for title, names in MAPS.items():
         for name in sorted({*names} - seen):

@@ -8,7 +8,7 @@ Names are imported when they are first used, so that `import onward` takes no ti
 
 from onward.base import handed
 
-TYPE_CHECKING = False  # `typing` takes longer to import than all the rest
+TYPE_CHECKING = False  # importing `typing` takes longer than everything else here
 if TYPE_CHECKING:  # the module of each public name, which `lazily` reads from here
     from onward.api.folders import load
     from onward.api.language_model import LanguageModel
@@ -241,7 +241,7 @@ def define_kinds() -> None:
 
 
 def tried(config: object) -> object:
-    """The tensors that each layer of a decoder with parts from outside the package caches; see `model/own.py`."""
+    """The tensors that each layer caches, for a decoder with custom parts; see `model/own.py`."""
     from onward.model.own import tried
 
     return tried(config)  # type: ignore[arg-type]

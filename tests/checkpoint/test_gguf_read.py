@@ -204,7 +204,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     ),
     "a type of the future": (
         header_of(1, 1, rest=LLAMA + text("a") + struct.pack("<IQQIQ", 2, 32, 1, 200, 0) + bytes(999)),
-        "has type 200, which Onward does not know",
+        "has type 200, which Onward does not support",
     ),
 }
 

@@ -25,21 +25,21 @@ PROMPT = (
     "Write one question that a reader would ask and that the text below answers. Reply with the question alone.\n\n"
     "{place}\n\n{text}"
 )
-ANSWER_TOKENS, QUESTION_TOKENS = 512, 64  # most tokens of an answer, and of a question
+ANSWER_TOKENS, QUESTION_TOKENS = 512, 64  # maximum number of tokens in an answer, and in a question
 TEMPLATE = "plain"  # template for a model without a chat template
-ROW = 1024  # most tokens of an example
+ROW = 1024  # maximum number of tokens in an example
 HELD_OUT = 10  # every tenth example is held out
 
 
 @dataclass(frozen=True)
 class Asked:
-    """The examples made of documents, and how their questions were made."""
+    """The numbers of documents, passages and examples, and of questions written by a model."""
 
     documents: int
     passages: int
     examples: int
     held_out: int
-    written: int  # questions that a model wrote; the others are made of headings
+    written: int  # questions that a model wrote; the others are made from headings
 
 
 def ask(
@@ -53,11 +53,12 @@ def ask(
     most: int = 0,
     progress: Progress = silent,
 ) -> Asked:
-    """Write examples of the passages of documents to out/examples.jsonl, and every tenth to out/held-out.jsonl.
+    """Write an example for each passage of the documents to out/examples.jsonl, but every tenth to out/held-out.jsonl.
 
-    The questions are written by the judge behind an address (a model there, `judge_model`), else by `model` if it has a
-    chat template; without either, and where a reply is not a question, headings become questions. Answers fit into the
-    context of `model`. `most`: number of examples at most, evenly spaced (0: all)."""
+    The questions are written by the model `judge_model` at the address `judge` or, without an address, by `model` if it
+    has a chat template. Without either, or if a reply is not a question, the question is made from the passage's
+    headings. Answers are shortened to fit into the context of `model`. `most` is the maximum number of passages, evenly
+    spaced (0: all)."""
     if judge:
         if not judge_model:
             raise UserError(f"judge is {judge}, an address without a model: name its model with --judge-model")
@@ -102,7 +103,7 @@ def ask(
 def written_questions(
     found: Sequence[Passage], lm: LanguageModel, judge: str, judge_model: str, progress: Progress
 ) -> list[str | None]:
-    """A question for each passage, as a model wrote it; None where it wrote none."""
+    """The question that a model wrote for each passage; None if it wrote none."""
     requests = [PROMPT.format(place=" / ".join(one.headings), text=one.text[:4000]) for one in found]
     if judge:
         server = JudgeServer(judge, judge_model, KEY_ENV, SECONDS, CONCURRENCY)

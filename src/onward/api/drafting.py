@@ -17,10 +17,10 @@ PREDICTIONS: WeakKeyDictionary[Decoder, Decoder] = WeakKeyDictionary()  # layers
 
 
 def mtp_draft(model: Decoder, path: Path | None) -> Draft:
-    """Return the draft that is the model's own layer for multi-token prediction, which is loaded at the first call from
-    `path`, the model's files. Raises a UserError if there is none."""
+    """Return a draft that uses the model's own multi-token prediction layer, loaded at the first call from `path`, the
+    model's files. Raises a UserError if there is no such layer."""
     if path is None:
-        raise UserError("Cannot draft by mtp, because this model was not loaded from files: load it by onward.load")
+        raise UserError("Cannot draft by mtp, because this model was not loaded from files: load it with onward.load")
     if model not in PREDICTIONS:
         PREDICTIONS[model] = load_prediction(path, model)
     return HiddenDraft(PREDICTIONS[model])

@@ -32,19 +32,20 @@ def load(
     rope: str | None = None,
     allow_nonfinite: bool = False,
 ) -> LanguageModel:
-    """Return the model in a Hugging Face folder or a GGUF file, or of this name on the Hugging Face hub (org/name,
-    org/name@revision, hf://org/name), by default in the dtype of its files and on the fastest device there is.
+    """Load a model from a Hugging Face folder, a GGUF file, or the Hugging Face hub (org/name, org/name@revision,
+    hf://org/name), by default in the dtype of its files and on the fastest available device.
 
-    An existing path is read. Otherwise the model's files are downloaded to the cache of `huggingface_hub`, unless it
-    has them; `revision` is a branch, a tag or a commit, by default main. `quantize` keeps the weights of linear layers
-    as int8, or as int4 in groups of 32; a warning gives the number of layers that cannot be quantized. A folder saved
-    from such a model stays quantized. Weights that are NaN or infinite are a UserError unless `allow_nonfinite`.
+    If `model` is not an existing path, its files are downloaded to the cache of `huggingface_hub`, unless they are
+    already there; `revision` is a branch, a tag or a commit, by default main. `quantize` keeps the weights of linear
+    layers as int8, or as int4 in groups of 32; a warning gives the number of layers that cannot be quantized. A folder
+    saved from such a model stays quantized. Raises a UserError for weights that are NaN or infinite, unless
+    `allow_nonfinite`.
 
     `adapter_folder` is the folder of an adapter of this model, as PEFT or `save_adapter` writes it, or a list of
-    folders. Each adapter is named after its folder; the first is used unless a request chooses another. A `model` that
-    is itself an adapter is loaded on the base that it names. An adapter of another base is a UserError. A draft head in
-    the folder (`onward finetune MODEL --method draft`) is loaded, too, unless the model is so small that it would save
-    no time; one of another model is left out, with a warning.
+    folders. Each adapter is named after its folder; the first is used unless a request chooses another. If `model` is
+    itself an adapter, the base that it names is loaded with it. Raises a UserError for an adapter of another base. A
+    draft head in the folder (`onward finetune MODEL --method draft`) is also loaded, unless the model is so small that
+    drafts would save no time; a draft head of another model is skipped with a warning.
 
     `rope` extends the context of a model with rotary positions by a scaling and a factor: "yarn:2", "linear:2",
     "dynamic:2", "llama3:8".

@@ -39,7 +39,7 @@ from onward.model.draft_head import DraftHead
 from onward.text.chat import Message, chat_of
 
 DEFAULT = GenerationOptions()
-KEPT = 1 << 27  # bytes of a cache, at most, whose engine is kept for the next call
+KEPT = 1 << 27  # an engine whose cache has at most this many bytes is kept for the next call
 
 
 class EngineKeywords(TypedDict, total=False):
@@ -67,7 +67,8 @@ class LanguageModel(TextModel):
     """A model and its tokenizer, as `onward.load` returns them: generates text.
 
     The methods that generate take the fields of GenerationOptions as keyword arguments, or a GenerationOptions as
-    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names are a UserError.
+    `options`; keyword arguments replace its fields. Wrong types, values out of range and unknown names raise a
+    UserError.
     """
 
     draft_head: DraftHead | None = None  # draft head for speculative decoding; None: the model has none
@@ -93,12 +94,12 @@ class LanguageModel(TextModel):
         """Return the scores of the model on tasks, such as `"cloze:book.txt, arithmetic(digits=2)"`; see
         `evaluation.tasks`.
 
-        Up to `limit` questions of each task are asked, after the same `examples` solved ones; with `chat` as a
-        conversation, by the chat template. The model's answer to a question is the likeliest of its choices or, without
-        choices, generated text, as the task defines. `run_code` allows tasks that run programs which the model writes.
-        Results in `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are used, and new ones added.
-        `progress` is called with (task, number of choices or answers that are done, number of all). Raises a UserError
-        for an unknown task, and for a file that cannot be read.
+        For each task, the model answers up to `limit` questions, each after the same `examples` solved questions; with
+        `chat`, the text is a conversation in the chat template. The model answers a question with the likeliest of the
+        choices or, without choices, with generated text, as the task defines. `run_code` allows tasks that run programs
+        written by the model. Results in `kept`, stored by earlier evaluations (`evaluation.kept.kept_for`), are reused,
+        and new results are added to it. `progress` is called with (task, number of finished choices or answers, their
+        total number). Raises a UserError for an unknown task, and for a file that cannot be read.
         """
         chosen = tasks_of(tasks) if isinstance(tasks, str) else tasks
         for task in chosen:
@@ -147,10 +148,10 @@ class LanguageModel(TextModel):
         n: int | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> str | list[str] | list[list[str]]:
-        """Return the text that continues a prompt; for a list of prompts a list of texts, and with n > 1 a list of n
+        """Return the text that continues a prompt; for a list of prompts, a list of texts, and with n > 1, a list of n
         texts for each prompt.
 
-        Arguments as of `complete`. If an answer failed, its error is raised once the other answers are done.
+        Takes the arguments of `complete`. If an answer failed, its error is raised once the other answers are done.
         """
         completions = completed(self, prompt, {**keywords, "n": n, "max_new_tokens": max_new_tokens})
         if failed := [answer.error for answers in completions for answer in answers if answer.error]:
@@ -188,8 +189,8 @@ class LanguageModel(TextModel):
         """Yield the text that `generate` returns for one prompt in pieces, each as soon as no further token can change
         it.
 
-        Arguments as of `complete`, without n. The generator returns the finish_reason of the answer. Raises the error
-        of an answer that failed.
+        Takes the arguments of `complete` except n. The generator returns the finish_reason of the answer. Raises the
+        error of an answer that failed.
         """
         return (yield from streamed(self, prompt, {**keywords, "max_new_tokens": max_new_tokens}))
 
@@ -206,8 +207,8 @@ class LanguageModel(TextModel):
         message given as text.
 
         The chat template that came with the tokenizer turns the messages into tokens, see `text.chat`; `variables` are
-        values for the template (as `{"enable_thinking": False}`). Other arguments as of `stream`. With `rows=1` and the
-        same BlockManager as `cache` in each call, tokens that the cache holds are not computed again.
+        values for the template (such as `{"enable_thinking": False}`). The other arguments are those of `stream`. With
+        `rows=1` and the same BlockManager as `cache` in each call, tokens that the cache holds are not computed again.
         """
         return "".join(chatted(self, messages, variables, {**keywords, "max_new_tokens": max_new_tokens}))
 
@@ -220,8 +221,8 @@ class LanguageModel(TextModel):
         variables: Mapping[str, Any] | None = None,
         **keywords: Unpack[GenerationKeywords],
     ) -> Generator[str, None, str]:
-        """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason. Arguments as of
-        `chat`."""
+        """Yield the answer that `chat` returns, in pieces; the generator returns its finish_reason. Takes the arguments
+        of `chat`."""
         return (yield from chatted(self, messages, variables, {**keywords, "max_new_tokens": max_new_tokens}))
 
     @checked
@@ -253,16 +254,16 @@ class LanguageModel(TextModel):
     ) -> Engine:
         """Return an engine, which computes many requests together, for this model and tokenizer.
 
-        At most `rows` requests are active at a time, in `cache`, by default one that grows. With `slide`, a request
-        whose context is full continues from its later half. While requests decode, a longer prompt is prefilled in
-        pieces of `prefill_budget` tokens. Their defaults are described in `generation.engine.Engine`.
+        At most `rows` requests are active at a time. `cache` holds their keys and values; the default cache grows. With
+        `slide`, a request whose context is full continues from its later half. While other requests are decoded, a
+        longer prompt is prefilled in pieces of `prefill_budget` tokens. The defaults of these arguments are described
+        in `generation.engine.Engine`.
 
-        For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the layer for
-        multi-token prediction in the files of the model; or `lookup` is the number of tokens to propose from earlier
-        text: 0 none, None (the default) as many as pay (`generation.drafts.paced`).
-        `prompt_cache` is a folder that keeps the keys and values of prompts, at most `prompt_cache_size` bytes, by
-        default 10 GiB. Raises a UserError for a draft with another vocabulary, and if `draft` and `lookup` are both
-        given.
+        For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the multi-token
+        prediction layer in the model's files. Alternatively, `lookup` is the number of tokens to propose from earlier
+        text: 0 for none, None (the default) for as many as save time (`generation.drafts.paced`). `prompt_cache` is a
+        folder that keeps the keys and values of prompts, at most `prompt_cache_size` bytes, by default 10 GiB. Raises a
+        UserError for a draft with another vocabulary, and if `draft` and `lookup` are both given.
         """
         tokenizer = self.text()
         if isinstance(draft, LanguageModel) and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():
@@ -310,9 +311,9 @@ def engine_for(lm: LanguageModel, answers: int, options: Mapping[str, object]) -
 
 @contextmanager
 def lent(lm: LanguageModel, answers: int, options: Mapping[str, object]) -> Iterator[Engine]:
-    """Lend an engine as `engine_for` makes it. If nothing but quantization is attached to the model, it has the model
-    state of the last call's engine. Without options it is that engine, with its cache, if it was made for the same
-    model, tokenizer and number of answers, and is idle."""
+    """Lend an engine, made by `engine_for`. If nothing but quantization is attached to the model, the engine gets the
+    model state of the last call's engine. Without options, the last call's engine itself is lent, with its cache, if it
+    is idle and was made for the same model, tokenizer and number of answers."""
     key = answers, lm.model, lm.draft_head, id(lm.config), lm.model.dtype, id(lm.mask()), *lm.stop_token_ids
     attached = vars(lm.model).get(ATTACHMENTS)
     is_kept = attached is None or attached.by_kind.keys() <= {"quantization"}

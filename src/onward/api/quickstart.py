@@ -33,7 +33,7 @@ from onward.training.run.run import Run
 from onward.training.step.loss import CrossEntropy
 
 TEMPLATE, HELD_OUT = "plain", 10  # every tenth question is held out
-NUM_ANSWERS, MAX_TOKENS = 32, 48  # held-out questions that the model answers, and tokens of an answer at most
+NUM_ANSWERS, MAX_TOKENS = 32, 48  # held-out questions to answer, and maximum number of tokens in an answer
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ def held_out_answers() -> dict[str, str]:
 
 
 def finetuning(stage: AssistantStage, base: Path, before: Path, time: str, processes: int) -> FinetuneConfig:
-    """Write a stage's training and held-out questions into `base`, the pre-training, and return its configuration: it
-    fine-tunes the run `before` for its share of `time`, such as 5m."""
+    """Write a stage's training and held-out questions into `base`, the folder of the pre-training run, and return the
+    stage's configuration, which fine-tunes the run `before` for the stage's share of `time`, such as 5m."""
     held_out = held_out_answers()
     trained = {name: answer for name, answer in answers().items() if name not in held_out}
     rows = conversations if isinstance(stage.method, SFT) else preferences
@@ -131,8 +131,8 @@ def with_chat(folder: Path) -> LanguageModel:
 
 
 def stage_figures(base: Path, runs: Mapping[str, Run]) -> Iterator[dict[str, Any]]:
-    """A row for the pre-training in `base` and for each run, by method, on held-out questions: loss of right answers,
-    share of pairs whose right answer is preferred, share of answers that end."""
+    """A row for the pre-training run in `base` and for each of the `runs` (by method), measured on held-out questions:
+    loss of right answers, share of pairs whose right answer is preferred, share of answers that end."""
     ranking = SimPO().loss(base_of(FinetuneConfig(base=str(base))))  # needs no reference model
     names = [*held_out_answers()][:NUM_ANSWERS]
     for stage, folder in {"pre-training": base, **{name: run.folder for name, run in runs.items()}}.items():

@@ -50,7 +50,7 @@ def finetune(
     `out`, and return it.
 
     `config` are the fields of FinetuneConfig, such as method="sft", template="chatml" or epochs=3, and those of the
-    method, such as method="dpo", beta=0.2; `on_event` is that of `train`.
+    method, such as method="dpo", beta=0.2; `on_event` is the same as in `train`.
     """
     return trained(FinetuneConfig, sources, out, on_event, with_method({"base": str(base), **config}))
 

@@ -39,13 +39,13 @@ def save(
     or, to a path that ends in .gguf, as a GGUF file.
 
     Quantized layers are written in the format pack-quantized of compressed-tensors, and stay quantized when loaded.
-    `dtype` is that of the weights in a GGUF file, by default that of the model. Raises a UserError, before any file is
-    written, if no architecture of llama.cpp computes this model. `accept` names differences that llama.cpp's
-    computation may have: "epsilon" (the norms of latents use the epsilon of the other norms), "gelu" (the tanh form in
-    place of the exact one), "phimoe" (RMSNorm and a plain softmax in Phi-3.5-MoE), "ramp" (YaRN's, rounded to whole
-    pairs), "step" (no least step size in Mamba-2), "window" (no sliding window). `importance` is a text like those that
-    the model will read: in a file of dtype q4_k_m, q5_k_m or q6_k, weights with large inputs on this text keep more
-    precision.
+    `dtype` is the dtype of the weights in a GGUF file, by default the dtype of the model. Raises a UserError, before
+    any file is written, if no architecture of llama.cpp computes the same function as this model. `accept` names
+    differences that llama.cpp's computation may have: "epsilon" (the norms of latents use the epsilon of the other
+    norms), "gelu" (the tanh form in place of the exact one), "phimoe" (RMSNorm and a plain softmax in Phi-3.5-MoE),
+    "ramp" (YaRN's ramp, rounded to whole pairs), "step" (no minimum step size in Mamba-2), "window" (no sliding
+    window). `importance` is a text like those that the model will read: in a file of dtype q4_k_m, q5_k_m or q6_k,
+    weights with large inputs on this text keep more precision.
     """
     if names := adapter_names(lm.model):
         raise UserError(f"Cannot save a model with the adapter {names[0]}: call merge_lora first, or save_adapter")
@@ -61,7 +61,7 @@ def save(
             "in another dtype"
         )
     if lm.tokenizer is not None and len(lm.tokenizer.end_ids) > 1:
-        hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name but one
+        hf = {**hf, "eos_token_id": lm.tokenizer.end_ids}  # the tokenizer's files name only one end token
     save_model(lm.model, path, hf, shard_bytes)
     if lm.tokenizer is not None:
         lm.tokenizer.save(path)
@@ -72,7 +72,7 @@ def save(
 def save_adapter(lm: LanguageModel, folder: str | Path, base: str | Path, *, name: str = "default") -> None:
     """Write the adapter `name` of a model, and its fully trained modules, into `folder` in the format of PEFT.
 
-    `base` is the folder that the model was loaded from; its checksum is kept with the adapter. Raises a UserError if
+    `base` is the folder that the model was loaded from; its checksum is stored with the adapter. Raises a UserError if
     `base` holds no model.
     """
     if not (Path(base) / "config.json").exists():
@@ -93,9 +93,9 @@ def merge(
     """Load a model and an adapter, add the adapter's changes to the weights, and write the merged model to the folder
     `out`. Sums are computed in fp32 and rounded once.
 
-    `base` is the folder of the model, by default the one that the adapter names; `dtype` that of the merged weights, by
-    default that of the base. They are written in files of at most `shard_bytes` bytes. Raises a UserError if `out` is
-    the folder of the base.
+    `base` is the folder of the model, by default the one that the adapter names; `dtype` is the dtype of the merged
+    weights, by default the dtype of the base. The weights are written in files of at most `shard_bytes` bytes. Raises a
+    UserError if `out` is the folder of the base.
     """
     base = Path(base) if base else base_folder(Path(adapter_folder))
     if Path(out).exists() and base.exists() and os.path.samefile(out, base):

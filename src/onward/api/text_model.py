@@ -1,4 +1,4 @@
-"""A decoder with its tokenizer: measures texts."""
+"""A decoder with its tokenizer: scores, evaluates and classifies texts."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TextModel:
         check_fields(self)
 
     def _repr_html_(self) -> str | None:
-        from onward.reports.runs.notebook import of_model  # draws, and is needed in a notebook alone
+        from onward.reports.runs.notebook import of_model  # draws pictures, which only a notebook needs
 
         return of_model(self.model, self.tokenizer)
 
@@ -71,10 +71,10 @@ class TextModel:
         """Compute loss, perplexity and bits per byte of the model over documents, or over token ids (T,), of any
         length.
 
-        A Path stands for the documents of a file or folder, as in `onward.train`; a str is a document itself, and a
-        UserError if it names a file. Documents longer than the context are read in windows, which advance by `stride`
-        tokens; 0 means the context length. See `evaluation.score`. `n_bytes` is the length in bytes of the text of
-        token ids, by default counted from them.
+        A Path names a file or folder of documents, as in `onward.train`; a str is a document itself. Raises a UserError
+        for a str that is the path of a file. Documents longer than the context are read in windows, which advance by
+        `stride` tokens; 0 means the context length. See `evaluation.score`. `n_bytes` is the length in bytes of the
+        text of token ids, by default computed by decoding them.
         """
         if isinstance(text, np.ndarray | Tokens):
             return evaluate_tokens(self.model, self.text(), text, stride, n_bytes)
@@ -94,7 +94,7 @@ class TextModel:
     @checked
     def rewards(self, prompt: str | Sequence[Message], answers: Sequence[str]) -> list[float]:
         """Return the reward that the model, as a reward model, gives to each answer to a prompt, which is a text or a
-        list of messages. It must have been trained with `onward finetune --method reward`."""
+        list of messages. The model must have been trained with `onward finetune --method reward`."""
         encoder = Encoder(self.text())
         replies = answers if isinstance(prompt, str) else [[{"role": "assistant", "content": one}] for one in answers]
         sequences = [encoder.answer(prompt, one).until_trained() for one in replies]
@@ -124,5 +124,5 @@ class TextModel:
     def text(self) -> Tokenizer:
         """Return the tokenizer of the model. Raises a UserError if the model has none."""
         if self.tokenizer is None:
-            raise UserError("this model came without a tokenizer.json, which text needs: put one into its folder")
+            raise UserError("this model has no tokenizer.json, which is required for text: put one into its folder")
         return self.tokenizer

@@ -1,5 +1,6 @@
-"""One process that does a task alone. `parallel/` has classes with the same methods for several processes; code that
-gets one of these objects works with any number, and with one process nothing of `parallel/` is imported."""
+"""The interface of processes that share a task, for a single process. `parallel/` has classes with the same methods for
+several processes. Code that uses such an object works with any number of processes, and a single process imports
+nothing from `parallel/`."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -10,7 +11,7 @@ Item = TypeVar("Item")
 
 
 class Alone:
-    """The process that does a task alone: rank 0 of 1, which does all work and agrees with itself."""
+    """The only process of a task: rank 0 of 1, which does all the work."""
 
     rank: int = 0
 
@@ -47,7 +48,7 @@ class Alone:
         """Wait until all processes have called this method."""
 
     def first_before_others(self) -> AbstractContextManager[None]:
-        """A context that rank 0 enters at once, and the other processes when rank 0 has left it."""
+        """Return a context that rank 0 enters at once, and the other processes only after rank 0 has left it."""
         return nullcontext()
 
     def sum(self, values: Sequence[float]) -> list[float]:

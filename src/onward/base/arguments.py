@@ -1,7 +1,7 @@
 """Type annotations, each read once, and the arguments and fields that are checked against them.
 
 `type_of` is the only reader of annotations. Code that depends on a type, such as a check of a Python value (here), the
-conversion of text (`fields`) or an option of a command, asks the Type. Does not import torch.
+conversion of text (`fields`) or an option of a command, uses the Type. Does not import torch.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ class Range:
 
 
 class OutOfRange(UserError):
-    """Raised if a number is outside the Range that the type annotation of its field or argument gives, `Annotated[...,
+    """Raised if a number is outside the Range in the type annotation of its field or argument, `Annotated[...,
     Range(...)]`."""
 
     def __init__(self, name: str, value: Any, kind: "Type") -> None:
@@ -122,7 +122,7 @@ class Choice(Type):
 
 
 class Either(Type):
-    """A union, also with None."""
+    """A union, possibly with None."""
 
     def fits(self, value: Any) -> bool:
         return any(arg.fits(value) for arg in self.args)
@@ -153,7 +153,7 @@ class Limited(Type):
 
 
 class Function(Type):
-    """Callable, of whatever arguments."""
+    """A Callable with any arguments."""
 
     only_in_python = True
 
@@ -176,13 +176,13 @@ class Several(Type):
     def fits(self, value: Any) -> bool:
         if not isinstance(value, self.origin) or isinstance(value, str | bytes):
             return False
-        if not isinstance(value, abc.Collection):  # an iterator, which is read once
+        if not isinstance(value, abc.Collection):  # an iterator can be read only once
             return True
         return {*map(type, value)} <= {self.args[0].annotation} or all(map(self.args[0].fits, value))
 
 
 class Row(Type):
-    """A tuple with a type for each place."""
+    """A tuple with a type for each element."""
 
     def fits(self, value: Any) -> bool:
         return (
@@ -253,9 +253,9 @@ def check(types: Mapping[str, Type], values: Mapping[str, Any], prefix: str = ""
 
 
 def read_field_types(cls: type) -> dict[str, Type]:
-    """Return the types of the fields of a dataclass that its constructor takes, by field."""
+    """Return the types of the fields that the constructor of a dataclass takes, by field."""
     if not dataclasses.is_dataclass(cls):
-        raise UserError(f"{cls.__name__} has no fields that can be read: decorate the class by @dataclass(frozen=True)")
+        raise UserError(f"{cls.__name__} has no known fields: decorate the class with @dataclass(frozen=True)")
     annotations = get_type_hints(cls, include_extras=True)
     return types_of({field.name: annotations[field.name] for field in dataclasses.fields(cls) if field.init})
 
@@ -270,7 +270,7 @@ def check_fields(value: Any, prefix: str = "") -> None:
 
 
 def read_defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of a dataclass's fields that have the types of their fields."""
+    """Return the defaults of a dataclass's fields, except for defaults that do not have the type of their field."""
     given = {name: (kind, getattr(cls, name)) for name, kind in field_types(cls).items() if hasattr(cls, name)}
     return {name: default for name, (kind, default) in given.items() if kind.fits(default)}
 
@@ -297,8 +297,8 @@ def bind(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[st
 
 
 def config_with(function: Callable[..., Any], name: str) -> str:
-    """The call with the dataclass that has the field `name`, if a parameter of the function is one: "write
-    Decoder(DecoderConfig(vocab_size=...))"."""
+    """The advice to pass the argument `name` to a dataclass that the function takes, such as "write
+    Decoder(DecoderConfig(vocab_size=...))"; "" if the function takes no dataclass with this field."""
     owner = function.__qualname__.removesuffix(".__init__")
     kinds = (parameter.annotation for parameter in signature_of(function).parameters.values())
     configs = (kind for kind in kinds if name in getattr(kind, "__dataclass_fields__", ()))
@@ -322,26 +322,26 @@ def checked(function: F) -> F:
     """
 
     inner = inspect.unwrap(function)
-    names = inner.__code__.co_varnames[: inner.__code__.co_argcount]  # of parameters that may be given by their place
+    names = inner.__code__.co_varnames[: inner.__code__.co_argcount]  # names of parameters that may be positional
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if inner is not function:  # a decorated generator fails only when it is read
+        if inner is not function:  # a decorated generator raises errors only when iterated
             bind(function, args, kwargs)
         read = check(types(function), {**dict(zip(names, args)), **kwargs})
         given = [read[name] for name, _ in zip(names, args)]
         try:
             return function(*given, *args[len(names) :], **{name: read[name] for name in kwargs})
         except TypeError:
-            bind(function, args, kwargs)  # which costs more than the check
+            bind(function, args, kwargs)  # slower than the check
             raise
 
     return call  # type: ignore[return-value]
 
 
 def unchecked(door: F) -> F:
-    """Return a `checked` function, or the constructor of a class with a checked one, without its check, for callers
-    that have checked the arguments at their own door."""
+    """Return a `checked` function, or a constructor that is `checked`, without its check, for callers that have already
+    checked the arguments."""
     if not isinstance(door, type):
         return door.__wrapped__  # type: ignore[attr-defined,no-any-return]
 

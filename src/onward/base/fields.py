@@ -38,9 +38,9 @@ from onward.base.suggestions import nearest
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Part")
-# of the fields whose option has another name
+# options of the fields whose option has another name
 FLAGS = {"base_model": "--base", "imports": "--import", "base": "--from", "adapter_folder": "--adapter"}
-HUGE = 1e15  # from here on, numbers are written with a power of ten
+HUGE = 1e15  # numbers of this size or more are written with a power of ten
 SUM = "sum"  # the kind of a weighted sum of parts
 
 
@@ -51,18 +51,19 @@ class Part:
     A direct subclass without a kind is a type of part (`class Norm(Part)`), which a field of a configuration may have
     as its type; a subclass of it with a kind is one of its choices (`class RMSNorm(Norm, kind="rms")`), and with kind
     "" only a base class of choices. As text a choice is `rms` or `rms(eps=1e-6)`, as JSON or TOML `{"kind": "rms",
-    "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users. Where a type has a
-    choice of kind `sum`, `dpo + 0.2 * sft` is that choice, with the pairs (1.0, dpo) and (0.2, sft) as its `terms`.
+    "eps": 1e-6}`. An `internal` choice exists to read published files and is not offered to users. If a type has a
+    choice of kind `sum`, the text `dpo + 0.2 * sft` means this choice, with the pairs (1.0, dpo) and (0.2, sft) as its
+    `terms`.
     """
 
     kind: ClassVar[str]
     kinds: ClassVar[dict[str, type[Any]]]
     internal: ClassVar[bool]
-    named: frozenset[str]  # fields set when the part was made, even to their defaults
+    named: frozenset[str]  # fields passed to the constructor, even if equal to their defaults
 
     def __new__(cls, *values: Any, **named: Any) -> Self:
         part = super().__new__(cls)
-        given = bind(cls.__init__, (part, *values), named).arguments if values or named else {}  # a copy gives none
+        given = bind(cls.__init__, (part, *values), named).arguments if values or named else {}  # {} for copies
         object.__setattr__(part, "named", frozenset(given) - {"self"})
         return part
 
@@ -79,9 +80,9 @@ class Part:
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Expand a value that stands for a part of this type, such as 16 for lora(rank=16), to the part's table, a dict
-        with `kind`; None for other values. A direct subclass may override this method; by default no value stands for a
-        part."""
+        """Expand a shorthand for a part of this type, such as 16 for lora(rank=16), to the part's table, a dict with
+        `kind`; None for other values. A direct subclass may override this method; by default, there are no
+        shorthands."""
         return None
 
     @classmethod
@@ -91,7 +92,7 @@ class Part:
 
 
 def hints(cls: type) -> dict[str, Any]:
-    """The annotation of each field of a dataclass that its constructor takes, by field."""
+    """The annotations of the fields that the constructor of a dataclass takes, by field."""
     return {name: kind.annotation for name, kind in field_types(cls).items()}
 
 
@@ -112,8 +113,8 @@ docs: abc.Callable[[type], dict[str, str]] = functools.cache(read_docs)
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make a dataclass from plain values by field, such as those of JSON or of a command line. `where` precedes the
-    field's name in the messages of errors."""
+    """Make a dataclass from plain values, by field, such as from JSON or a command line. `where` precedes the field's
+    name in error messages."""
     known, prefix = field_types(cls), f"{where}." if where else ""
     for name in values:
         if name not in known:
@@ -124,7 +125,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     for f in dataclasses.fields(cls):  # type: ignore[arg-type]
         if f.init and f.name not in made and (f.default, f.default_factory) == needed:
             raise UserError(f"{prefix}{f.name} is missing: give it a value ({docs(cls).get(f.name, f.name)})")
-    check(known, made, prefix)  # the message then names the place, which the constructor does not know
+    check(known, made, prefix)  # unlike the constructor's, these messages include `where`
     return cls(**made)
 
 
@@ -148,7 +149,7 @@ def kind_of(part: Part) -> dict[str, str]:
 
 def convert(annotation: Any, value: Any, where: str) -> Any:
     """Convert a plain value, such as from JSON, or a text, such as from the command line, to an annotated type.
-    Messages of errors begin with `where`, the name of the field."""
+    Error messages begin with `where`, the name of the field."""
     return converted(type_of(annotation), value, where)
 
 
@@ -186,7 +187,7 @@ def converted(kind: Type, value: Any, where: str) -> Any:
 
 
 def alternative(kind: Either, value: Any) -> Type:
-    """The type of a union as which a plain value or a text is read."""
+    """The type in a union to which a plain value or a text is converted."""
     types = [one for one in kind.args if one.annotation is not type(None)]
     if tuple in kind.classes:  # one part, or several that repeat over the layers
         several = isinstance(value, list | tuple)
@@ -241,7 +242,7 @@ def part(slot: type[P], value: Any, where: str) -> P:
 
 
 def part_choices(kind: Type) -> list[type[Part]]:
-    """The classes to choose from for a field of a type of part, such as Norm, or of several parts."""
+    """The choices for a field whose type is a type of part, such as Norm, or a union or sequence of such types."""
     slots = [one.annotation for one in (kind, *kind.args) if isinstance(one, Instance)]
     return [choice for slot in slots if issubclass(slot, Part) for choice in slot.choices().values()]
 

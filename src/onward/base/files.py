@@ -17,7 +17,7 @@ PART = ".part"  # suffix of the temporary folders in which files are written, or
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Return a context that gives a temporary path to write a file or a folder to, which atomically replaces `path`
+    """Return a context with a temporary path, to which a file or a folder is written. It atomically replaces `path`
     when the context ends without an error.
 
     The content is flushed to disk first. A folder `path` must not exist yet. A disk error is raised as a UserError, and
@@ -76,8 +76,8 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file, as a dict. Raises a UserError if the file is missing, is not JSON, or holds
-    another value than an object."""
+    """Return the object in a JSON file, as a dict. Raises a UserError if the file is missing, is not JSON, or does not
+    contain an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -91,7 +91,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def check_text(text: str, name: str, instead: str) -> None:
     """Raise a UserError if `text`, the argument called `name`, is the path of an existing file, since the caller has
-    probably confused the path with the content. `instead` is the advice how to give the content, with {!r} for the
+    probably confused the path with the content. `instead` advises how to pass the content instead, with {!r} for the
     path."""
     if "\n" not in text and os.path.isfile(text):
         raise UserError(f"{name} is {text!r}, the name of a file and not the text in it: {instead.format(text)}")

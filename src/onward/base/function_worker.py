@@ -108,7 +108,7 @@ def serve() -> None:
     parent, descriptor, file, name = sys.argv[1:]
     Thread(target=exit_with_parent, args=[int(parent)], daemon=True).start()
     os.dup2(2, 1)  # the function's prints are not output of the command
-    sys.stdout = sys.stderr  # which shows them at once
+    sys.stdout = sys.stderr  # stderr shows them at once
     connection = Connection(int(descriptor))
     try:
         function = function_of(Path(file), name)
@@ -149,7 +149,7 @@ def values_of(function: Callable[..., Any], columns: Mapping[str, Sequence[Any]]
     """Call a function of the user for `columns`, lists by field name, and return its values as a list. The function may
     be asynchronous, and so may each of its values.
 
-    Prompts, completions and answers are given by position, and other columns by name where the function has a parameter
+    Prompts, completions and answers are given by position, and other columns by name if the function has a parameter
     of that name or **kwargs. All columns are given by name if the function has fewer than three positional parameters,
     or if one of the first three has the name of another column.
     """

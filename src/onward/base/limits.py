@@ -13,7 +13,7 @@ TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # options of mallopt (malloc.h)
 KEPT = (1 << 31) - 1  # bytes
 PROCESS = Path("/proc/self")  # Linux's files about this process: its control groups and their mount points
 GROUP_FILES = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}  # by version
-UNLIMITED = 1 << 60  # bytes; version 1 of control groups has no word for it
+UNLIMITED = 1 << 60  # bytes; version 1 of control groups writes "no limit" as a huge number
 
 
 def limit_memory(more: int) -> None:
@@ -46,11 +46,11 @@ def group_limits() -> Iterator[int]:
         root, point, kind = mount[3], Path(unescaped(mount[4])), mount[mount.index("-") + 1]
         if kind not in own or (kind == "cgroup" and "memory" not in mount[-1].split(",")):
             continue
-        inner = Path(own[kind])  # as seen from the mount, whose root is a group itself
+        inner = Path(own[kind])  # the root of the mount is a group as well
         folder = point / inner.relative_to(root) if inner.is_relative_to(root) else point
         while folder.is_relative_to(point):
             for name in GROUP_FILES[kind]:
-                with suppress(OSError, ValueError):  # the root has no file; "max": no limit
+                with suppress(OSError, ValueError):  # the root group has no such file; "max" means no limit
                     yield int((folder / name).read_text())
             folder = folder.parent
 
@@ -77,8 +77,8 @@ def resident_memory() -> int:
 def keep_freed_memory() -> None:
     """Let this process keep up to 2 GiB of freed memory for its next allocations, if the C library is glibc.
 
-    Each training step frees the memory of its activations. If it returned to the system, the next step would get it
-    back page by page, and a page fault costs more than computing the numbers of the page.
+    Each training step frees the memory of its activations. If this memory were returned to the system, the next step
+    would get it back page by page, and a page fault costs more than computing the numbers of the page.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         for option in TRIM_THRESHOLD, MMAP_THRESHOLD:

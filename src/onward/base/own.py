@@ -22,8 +22,8 @@ def own_parts(value: Any) -> list[Part]:
 
 
 def code_of(parts: Iterable[Part]) -> frozenset[object]:
-    """The classes and functions that parts use, of the modules that define them: after a cell of a notebook is run
-    again, these are other objects."""
+    """The classes and functions that parts use from their own modules. If a notebook cell that defines them is run
+    again, they are different objects."""
     found, rest = set[object](), list[Any](map(type, parts))
     while rest:
         one = rest.pop()

@@ -11,7 +11,7 @@ from functools import cache
 
 
 def lazily(module: str) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the functions `__getattr__` and `__dir__` of a public module, whose `__all__` has the public names."""
+    """Return the functions `__getattr__` and `__dir__` of a public module, whose `__all__` lists the public names."""
 
     def get(name: str) -> object:
         if name not in sys.modules[module].__all__:

@@ -72,7 +72,7 @@ SYNONYMS: dict[str, str] = {  # names in other libraries -> the last component o
     **dict.fromkeys(("draft_model", "assistant_model"), "draft"),
     **dict.fromkeys(("bits", "int4", "int8", "load_in_4bit", "load_in_8bit"), "quantize"),
 }
-OTHERWISE = {  # further meanings, for commands without the first
+OTHERWISE = {  # further meanings, for commands without the first option
     **dict.fromkeys(("context", "ctx", "max_length", "max_seq_length"), ("context", "context_length", "length")),
     **dict.fromkeys(("tokens", "num_tokens"), ("new", "completion_length", "steps")),
     **dict.fromkeys(("bits", "int4", "int8", "load_in_4bit", "load_in_8bit"), ("dtype", "precision", "to")),
@@ -89,7 +89,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 def same_meaning(name: str, known: Iterable[str]) -> list[str]:
     """The `known` names that mean the same, best first: a synonym (--learning-rate for --lr), one with the same last
-    component (--model.attention.window for --model.window), or one whose last begins so (--temperature for --temp)."""
+    component (--model.attention.window for --model.window), or one whose last component begins with the given one
+    (--temperature for --temp)."""
     *path, last = parts(name)
     meanings = [last, SYNONYMS.get(last, last), *OTHERWISE.get(last, ())]
 
@@ -111,8 +112,8 @@ def has_meaning(name: str) -> bool:
 
 
 def same_beginning(name: str, known: Iterable[str]) -> list[str]:
-    """The `known` names that begin the unknown one or begin with it, ignoring separators: gemma-2-2b for gemma2, gpt2
-    for gpt2-small. The longest common beginning comes first, then the shortest name."""
+    """The `known` names that are a prefix of the unknown name, or have it as a prefix, ignoring separators: gemma-2-2b
+    for gemma2, gpt2 for gpt2-small. The longest common prefix comes first, then the shortest name."""
     plain = lambda text: re.sub(r"[^a-z0-9]", "", text.lower())
     typed = plain(name)
     shared = {candidate: min(typed, plain(candidate), key=len) for candidate in known}
@@ -121,6 +122,6 @@ def same_beginning(name: str, known: Iterable[str]) -> list[str]:
 
 
 def parts(name: str) -> list[str]:
-    """The components of a dotted name: --model.d-model is ["model", "d_model"]; any other text is one."""
+    """The components of a dotted name: --model.d-model is ["model", "d_model"]; any other text is one component."""
     plain = name.lower().removeprefix("--").replace("-", "_")
     return plain.split(".") if re.fullmatch(r"[a-z_]\w*(\.[a-z_]\w*)*", plain) else [plain]

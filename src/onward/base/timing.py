@@ -13,8 +13,8 @@ def fastest(
 ) -> str:
     """Return the name of the candidate function whose fastest call took the least time.
 
-    Each is called once to warm up, then `rounds` times in turns; no new turn begins once `limit` seconds of `clock`
-    have passed, but each is timed at least once.
+    Each candidate is called once to warm up, and then `rounds` times, in turns. No new turn begins once `limit` seconds
+    of `clock` have passed, but each candidate is timed at least once.
     """
     best, began = dict.fromkeys(candidates, math.inf), clock()
     for turn in range(rounds + 1):

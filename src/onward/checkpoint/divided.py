@@ -26,8 +26,8 @@ def load_divided(
     adapter_folders: Sequence[Path] = (),
     allow_nonfinite: bool = False,
 ) -> tuple[Decoder, dict[str, Any], ModelSource]:
-    """As `load_with_adapters`, but this process's part of the decoder, divided over the tensor axis of a mesh. No
-    process holds the whole model, and replicas do not communicate."""
+    """Load this process's part of a decoder that is divided over the tensor axis of a mesh; otherwise like
+    `load_with_adapters`. No process holds the whole model, and replicas do not communicate."""
     model, hf, source = load_with_adapters(path, adapter_folders, dtype, lazy=True)
     fill = parts_reader(model, path, allow_nonfinite=allow_nonfinite)
     parallelize(model, Mesh(tensor=mesh.tensor), devices, fill=fill)

@@ -1,7 +1,8 @@
-"""The folder of a draft head: config.json, with the model it belongs to, and model.safetensors.
+"""The folder of a draft head: config.json, which records the model that the head belongs to, and model.safetensors.
 
-`onward finetune MODEL --method draft` writes it as MODEL/draft, where `onward.load` finds it. A draft head changes no
-text, but it guesses well only for the model that it was trained on: `mismatch` compares tokenizer, sizes and weights.
+`onward finetune MODEL --method draft` writes it as MODEL/draft, where `onward.load` finds it. A draft head does not
+affect the generated text, but its drafts are good only for the model that it was trained on: `mismatch` compares
+tokenizer, sizes and weights.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from onward.transforms.draft_head import draft_head_of
 
 CONFIG, KIND = "config.json", "onward_draft_head"
 SIZES = "hidden_size", "intermediate_size", "vocab_size"
-ROWS = 4  # of each weight, for the checksum of a model: reading all of them would take as long as loading it
+ROWS = 4  # rows of each weight in a model's checksum: reading all rows would take as long as loading the model
 
 
 class ForeignDraft(UserWarning):
@@ -49,7 +50,8 @@ def is_draft_head(folder: Path) -> bool:
 
 
 def identity(folder: Path) -> str:
-    """Return what a draft head remembers of its model: checksums of some rows of each weight, and of the tokenizer."""
+    """Return the string by which a draft head identifies its model: checksums of some rows of each weight, and of the
+    tokenizer."""
     tokenizer = folder / "tokenizer.json"
     return f"{weights_checksum(folder, ROWS)} {file_sha256(tokenizer)[:16] if tokenizer.exists() else '-'}"
 
@@ -89,8 +91,8 @@ def mismatch(folder: Path, base: Path) -> str:
 
 
 def draft_beside(folder: Path, model: Decoder) -> DraftHead | None:
-    """Load the draft head in the folder `folder` of `model`; None if there is none, or if it does not belong to the
-    model, which a warning says."""
+    """Load the draft head in the folder `folder` of `model`. Returns None if there is none or, with a warning, if it
+    does not belong to the model."""
     place = folder / DRAFT
     if is_adapter(folder) or not is_draft_head(place):
         return None
@@ -115,7 +117,9 @@ def load_draft_head(folder: Path, model: Decoder) -> DraftHead:
     sizes = {name: fields.convert(int, config.get(name), f"{folder / CONFIG}.{name}") for name in SIZES}
     for name, wanted in {"hidden_size": model.config.d_model, "vocab_size": model.config.vocab_size}.items():
         if sizes[name] != wanted:
-            raise UserError(f"{folder / CONFIG} has {name} {sizes[name]}, and the model {wanted}: use its own draft")
+            raise UserError(
+                f"{folder / CONFIG} has {name} {sizes[name]}, but the model has {wanted}: use the model's own draft"
+            )
     with torch.device("meta"):
         head = DraftHead(sizes["hidden_size"], sizes["intermediate_size"])
     tensors = read_tensors(folder / SINGLE)

@@ -34,9 +34,9 @@ class LazyTensors(Mapping[str, Tensor]):
 
 
 class StoredWeights:
-    """Reads a model's weights onto the CPU, by the names of Decoder's parameters. One that needs no conversion is
-    memory-mapped; otherwise it is read together with the weights in the same stored tensor. Elements are not checked
-    for being finite."""
+    """Reads a model's weights onto the CPU, by the names of Decoder's parameters. A weight that needs no conversion is
+    memory-mapped; any other weight is read together with the weights in the same stored tensor. Elements are not
+    checked for being finite."""
 
     def __init__(self, outline: Outline, dtype: torch.dtype | None) -> None:
         self.family, self.config = outline.names, outline.config

@@ -48,12 +48,12 @@ def load_model(
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
     """Load the decoder in a folder or a GGUF file. Returns it with its config.json; for a GGUF file, with the keys of
-    config.json that follow from it.
+    config.json that follow from the file.
 
-    `dtype` defaults to the dtype of the files: of most elements if they are mixed, bf16 if they are dequantized. With
-    `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers stored in Onward's format of
-    quantized weights stay quantized. A head that config.json ties to the embedding is untied, with a warning, if the
-    files hold a different head.
+    `dtype` defaults to the dtype of the files: of most elements if they are mixed, fp16 or bf16 if they are
+    dequantized. With `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers stored in
+    Onward's format of quantized weights stay quantized. A head that config.json ties to the embedding is untied, with a
+    warning, if the files hold a different head.
 
     Weights that need no change are memory-mapped; writes to them never reach the files. Raises a UserError if a weight
     is not finite, unless `allow_nonfinite`.
@@ -69,7 +69,7 @@ def load_source(
     allow_nonfinite: bool = False,
     quantize: str | None = None,
 ) -> tuple[Decoder, dict[str, Any]]:
-    """As `load_model`, from an opened source."""
+    """Like `load_model`, but from an opened source."""
     try:
         outline = source.outline()
         model, stored, tied = outline.model, outline.stored, outline.config.tied
@@ -111,8 +111,8 @@ def load_source(
 
 
 def add_stored_head(model: Decoder, stored: Mapping[str, StoredTensor | Tensor], hf: HF) -> None:
-    """Add the classification or value head among the stored tensors, if any, whose weights are loaded with the
-    others."""
+    """If the stored tensors include a classification or value head, add this head to the model; its weights are loaded
+    with the others."""
     if (weight := stored.get(f"{NAME}.weight")) is None:
         return
     names, outputs = hf.get("id2label"), weight.shape[0]

@@ -27,8 +27,8 @@ same: Change = lambda t: t
 def rows(
     family: Names, config: DecoderConfig, ours: Mapping[str, Any]
 ) -> Iterator[tuple[str | list[str], list[str], Change, Change]]:
-    """A row for each tensor: (name or names in the files, Decoder's names, change to Decoder's tensor, change back). A
-    tensor that is not in the family's table keeps its name."""
+    """Yield a row for each tensor: (name or names in the files, Decoder's names, change to Decoder's tensor, change
+    back). A tensor that is not in the family's table keeps its name."""
     named = set()
     for their, our, *fix in family.names(config):
         into, back = fix[0] if fix else (same, same)
@@ -44,8 +44,8 @@ def rows(
 def to_theirs(
     family: Names, config: DecoderConfig, ours: Mapping[str, Tensor | QuantizedLinear]
 ) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) as a family's files store them, one by one. A quantized layer, given in place of its weight, is
-    packed. On the meta device the tensors have shapes only."""
+    """Yield (name, tensor) as a family's files store them, one by one. A quantized layer, given in place of its weight,
+    is packed. On the meta device the tensors have shapes only."""
     for their, names, _, back in rows(family, config, ours):
         parts = [ours[name] for name in names]
         if quantized := [part for part in parts if isinstance(part, QuantizedLinear)]:
@@ -126,8 +126,8 @@ def to_ours(
 def stored_codes(
     stored: Callable[[int, int], tuple[Tensor, Tensor]], into: Change, outputs: int, device: torch.device
 ) -> Callable[[int, int], tuple[Tensor, Tensor]]:
-    """A function that reads codes and scales of rows [start, end) of a weight that is stored quantized. `into` reorders
-    all rows as Decoder has them."""
+    """A function that reads codes and scales of rows [start, end) of a weight that is stored quantized. `into` puts all
+    rows into Decoder's order."""
     moved = None if into is same else [into(tensor) for tensor in stored(0, outputs)]
 
     def read(start: int, end: int) -> tuple[Tensor, Tensor]:
@@ -157,8 +157,8 @@ def rows_of(tensor: Tensor, start: int, end: int) -> Tensor:
 
 
 class ScratchBuffer:
-    """Memory for temporary tensors: freed each time, they would fragment the memory between the tensors that are
-    kept."""
+    """Reused memory for temporary tensors: if each were allocated and freed, they would fragment the memory between the
+    tensors that are kept."""
 
     def __init__(self) -> None:
         self.bytes = torch.empty(0, dtype=torch.uint8)
@@ -232,8 +232,8 @@ def copied(
 def find(
     family: Names, config: DecoderConfig, wanted: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
 ) -> dict[str, StoredTensor]:
-    """The stored tensors for the names in `wanted`, tensors on the meta device; files may leave out the family's
-    prefix, and all biases of routers."""
+    """Return the stored tensors for `wanted`, tensors on the meta device by name; files may omit the family's prefix,
+    and all biases of routers."""
     left, matched = with_routing_biases(family, config, wanted, stored), {}
     for name, shape in ((name, list(tensor.shape)) for name, tensor in wanted.items()):
         short = name if name in left else name.removeprefix(family.BASE)

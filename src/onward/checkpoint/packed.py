@@ -21,7 +21,7 @@ BITS: dict[Precision, int] = {"int8": 8, "int4": 4}
 
 
 def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
-    """int32 words (O, words) to integers (O, I) of 4 or 8 bits, in int8."""
+    """Convert int32 words (O, words) to integers (O, I) of 4 or 8 bits, in int8."""
     integers = words.contiguous().view(torch.uint8)
     if bits == 4:
         integers = torch.stack([integers & 15, integers >> 4], 2).flatten(1)
@@ -29,7 +29,7 @@ def unpacked(words: Tensor, bits: int, inputs: int) -> Tensor:
 
 
 def packed(integers: Tensor, bits: int) -> Tensor:
-    """int8 integers (O, I) of 4 or 8 bits to int32 (O, words)."""
+    """Convert int8 integers (O, I) of 4 or 8 bits to int32 (O, words)."""
     words = math.ceil(integers.size(1) * bits / 32)
     codes = integers.new_zeros(len(integers), words * 32 // bits, dtype=torch.uint8)
     codes[:, : integers.size(1)] = integers.view(torch.uint8) + (1 << (bits - 1))

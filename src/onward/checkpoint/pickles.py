@@ -33,7 +33,8 @@ PICKLED = re.compile(r"pytorch_model(-\d+-of-\d+)?\.bin")
 
 @contextmanager
 def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
-    """Give a temporary folder in `parent` with the model, whose weights are converted from pickles to safetensors."""
+    """Return a context with a temporary folder in `parent` that contains the model, its weights converted from pickles
+    to safetensors."""
     pickles = sorted(path for path in folder.iterdir() if PICKLED.fullmatch(path.name)) if folder.is_dir() else []
     if not pickles:
         raise UserError(f"{folder} has no pytorch_model.bin: leave out --from-bin, which is for such files")
@@ -43,7 +44,7 @@ def as_safetensors(folder: Path, parent: Path) -> Iterator[Path]:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode:
             last = done.stderr.strip().splitlines()[-1:] if done.returncode == 2 else []
-            why = last[0] if last else "its process was ended, perhaps for lack of memory"
+            why = last[0] if last else "its process was killed, perhaps for lack of memory"
             raise UserError(f"{pickles[0].parent}: the pickles cannot be read as weights ({why})")
         for path in folder.iterdir():
             if path.is_file() and FILES[""].fullmatch(path.name):
@@ -66,8 +67,8 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """The conversion process: `argv` has a folder and pickles, each of which becomes a safetensors file, with an
-    index."""
+    """The conversion process: `argv` contains a folder and pickles. Each pickle becomes a safetensors file in the
+    folder, which also gets an index."""
     out, files = Path(argv[0]), list(map(Path, argv[1:]))
     limit_memory(ROOM + 2 * max(path.stat().st_size for path in files))
     file_of = dict[str, str]()
@@ -82,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
         code = re.search(r"GLOBAL ([\w.]+)", str(error))
         print(f"one contains {code[1] if code else 'other data'} besides weights", file=sys.stderr)
         return 2
-    except Exception as error:  # whatever a damaged or hostile pickle leads to
+    except Exception as error:  # any error that a damaged or hostile pickle causes
         print((str(error) or type(error).__name__).splitlines()[0][:300].rstrip("."), file=sys.stderr)
         return 2
     return 0

@@ -27,8 +27,8 @@ OURS = {"embedding": "embed.join.embedding", "hidden": "embed.join.hidden", "pro
 
 
 class Projection(nn.Module):
-    """Joins embeddings and hidden states (B, T, D): norms of both, and a projection of the two, the embedding first, to
-    the inputs (B, T, D) of the block."""
+    """Joins embeddings and hidden states (B, T, D): normalizes both, concatenates them with the embedding first, and
+    projects them to the inputs (B, T, D) of the block."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Projection(nn.Module):
 def load_prediction(path: Path, model: Decoder) -> Decoder:
     """Load the first layer for multi-token prediction in the files of a model, `path`, in the dtype of the loaded
     `model`: a decoder of one block with the model's embedding and head, for a HiddenDraft. Raises a UserError if the
-    files have none, or Onward does not know the family's names of it."""
+    files have none, or if Onward does not know the family's names for it."""
     outline = open_source(path).outline()
     layer: PredictionLayer | None = getattr(outline.names, "PREDICTION", None)
     if layer is None:
@@ -76,7 +76,7 @@ def load_prediction(path: Path, model: Decoder) -> Decoder:
 
 
 def one_layer(c: DecoderConfig) -> DecoderConfig:
-    """Return the config of a decoder with one layer, like the last layer that keeps no state, without scaling
+    """Return the config of a decoder with one layer, like the last layer that is not recurrent, without scaling
     or norm of the embeddings."""
     last = max(layer for layer in range(c.n_layers) if not at(c.attention, layer).states(c))
     parts = {name: at(getattr(c, name), last) for name in ("position", "attention", "mlp", "norm", "block")}
@@ -84,8 +84,9 @@ def one_layer(c: DecoderConfig) -> DecoderConfig:
 
 
 def new_names(layer: PredictionLayer, family: Names, config: DecoderConfig, n: int) -> Callable[[str], str]:
-    """Return a function from the name of a stored tensor to its name in a model of only the layer, with `config`; ""
-    for tensors of other layers, and for copies of the embedding and the head. `n` is the number of other layers."""
+    """Return a function that maps the name of a stored tensor to its name in a model with `config`, which consists of
+    this layer only; to "" for tensors of other layers, and for copies of the embedding and the head. `n` is the number
+    of other layers."""
     norm = next(str(their) for their, our, *_ in family.names(config) if our == "norm.weight")
     own = {f"{getattr(layer, name).format(n=n)}.weight": f"{our}.weight" for name, our in OURS.items()}
     own[f"{layer.norm.format(n=n)}.weight"] = norm

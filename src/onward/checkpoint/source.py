@@ -43,7 +43,7 @@ class ModelSource(ABC):
 
     @abstractmethod
     def family(self) -> tuple[Family, DecoderConfig]:
-        """Opens no file of weights."""
+        """The family and config of the model; opens no file of weights."""
 
     @abstractmethod
     def stored(self) -> Mapping[str, StoredTensor]:
@@ -85,7 +85,7 @@ class SizeLimit(TorchFunctionMode):
             reason = str(error).splitlines()[0]
             raise UserError(f"config.json or options ask for sizes that no tensor can have ({reason})") from None
         self.allocated += result.numel()
-        if self.allocated > 4 * self.elements:  # a smaller difference is reported by the name of the tensor
+        if self.allocated > 4 * self.elements:  # smaller differences are reported with a tensor's name
             raise UserError(f"config.json asks for far more parameters than the {self.elements:,} in the files")
         return result
 

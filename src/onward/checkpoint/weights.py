@@ -104,7 +104,7 @@ def open_file(path: Path) -> Any:
 
 
 def refuse_pickles(folder: Path) -> None:
-    """Refuse weights as pickles only, which can run any code."""
+    """Refuse weights that exist only as pickles, which can run any code."""
     if folder.is_dir() and not any((folder / name).exists() for name in (SINGLE, INDEX)):
         pickles = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLES)
     else:
@@ -112,7 +112,7 @@ def refuse_pickles(folder: Path) -> None:
     if pickles:
         raise UserError(
             f"Cannot read {pickles[0]}, because it is a pickle, which can run any code: download the model's "
-            "safetensors files, or make them of a pytorch_model.bin with "
+            "safetensors files, or convert a pytorch_model.bin with "
             f"onward convert {shlex.quote(str(folder))} OUT --from-bin"
         )
 
@@ -130,7 +130,7 @@ def fill(
     """Write tensors one by one to a safetensors file; `outlines` has the shapes and dtypes of all, for the header.
 
     Tensors start at multiples of 64 bytes as far as their sizes allow, so that a reader can memory-map them. Without
-    `new` the file exists with its header, and these tensors are written into it: several processes may do so."""
+    `new`, the file must exist with its header, and these tensors are written into it: several processes may do so."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in sorted(outlines, key=lambda name: outlines[name].nbytes % ALIGNMENT > 0):
@@ -148,7 +148,7 @@ def fill(
 
 
 def split(tensors: Mapping[str, Tensor], shard_bytes: float) -> dict[str, list[str]]:
-    """Distribute tensors over files, in order: {file: names}. None exceeds `shard_bytes` unless a single tensor
+    """Distribute tensors over files, in order: {file: names}. No file exceeds `shard_bytes` unless a single tensor
     does."""
     shards: list[list[str]] = [[]]
     room = shard_bytes

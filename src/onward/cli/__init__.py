@@ -1,4 +1,5 @@
-"""The command `onward`: one file of `commands/` per sub-command, imported when called; `shared/` is common to them."""
+"""The command `onward`: one file of `commands/` per sub-command, imported when called; `shared/` contains the code that
+they share."""
 
 import importlib
 import os
@@ -15,20 +16,19 @@ from onward.cli.shared import streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; return the exit status: 0, 1 if a check failed, 2 for a mistake of the user, 130 for
-    Ctrl-C."""
+    """Run a command line; return the exit status: 0, 1 if a check failed, 2 for a user error, 130 for Ctrl-C."""
     words = list(sys.argv[1:] if argv is None else argv)
     streams.prepare()
     with streams.handled_interrupts():
         try:
             status = dispatch(words)
-            sys.stdout.flush()  # so that an error of the output is reported here and not when Python ends
+            sys.stdout.flush()  # so that an output error is reported here and not when Python exits
             return status
         except KeyboardInterrupt:
             if os.environ.get("RANK", "0") == "0":  # one rank reports it
                 streams.complain("\nonward: interrupted")
             return 130
-        except BrokenPipeError:  # the reader of the output has gone
+        except BrokenPipeError:  # the reader of the output has exited
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
         except (RuntimeError, MemoryError, ValueError, OSError) as error:
@@ -115,7 +115,7 @@ def check_utf8(words: Sequence[str]) -> None:
 
 
 def show_warning(usual: Callable[..., None], message: object, category: type[Warning], *where: object) -> None:
-    """A warning of Onward as one line; those of other libraries by `usual`, Python's own."""
+    """Print a warning of Onward on one line, and a warning of another library with `usual`, Python's own function."""
     if category.__module__.startswith("onward."):
         print(f"onward: {message}", file=sys.stderr)
     else:

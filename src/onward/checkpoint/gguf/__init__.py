@@ -1,1 +1,1 @@
-"""GGUF, the format of llama.cpp and the programs around it: read and written without further libraries."""
+"""Reads and writes GGUF, the file format of llama.cpp and related programs, without further libraries."""

@@ -75,7 +75,9 @@ class Architecture:
     narrow: bool = False  # the width of values may differ from that of keys
     fused_gate: bool = False  # the gate and up projections are one tensor
     layer: Callable[[DecoderConfig], dict[str, str]] = lambda c: {}  # rows to replace in LAYER
-    differences: tuple[str, ...] = ()  # parts that llama.cpp computes differently from the published model; read here
+    differences: tuple[
+        str, ...
+    ] = ()  # parts that llama.cpp computes differently; files are read as the published model
     BASE = ""
     IGNORED = r"^rope_(freqs|factors_long|factors_short)\.weight$|\.rope_freqs$|\.attn_rot_embd\.weight$"
 
@@ -103,8 +105,8 @@ class Architecture:
             raise UserError(f"{header.path} has keys that do not fit together ({error}): get the file again") from None
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
-        """Rows (name in the file, name of Decoder's parameter, perhaps functions that convert the tensor and back), as
-        of `onward.families.Names`."""
+        """Rows (name in the file, name of Decoder's parameter, optionally functions that convert the tensor and convert
+        it back), as in `onward.families.Names`."""
         yield "token_embd.weight", "embed.weight"
         yield "position_embd.weight", "position.weight"
         yield from linear("token_embd_norm", "embed_norm")
@@ -126,7 +128,7 @@ class Architecture:
                     yield f"{their}.ffn_{name}_exps.bias", f"{our}.mlp.{name}_bias"
                 yield f"{their}.{self.routing_bias}", f"{our}.mlp.router.routing_bias"
             yield f"{their}.attn_sinks.weight", f"{our}.attn.attend.sinks"
-            share = lambda t: t[None], lambda t: t[0]  # theirs is a vector
+            share = lambda t: t[None], lambda t: t[0]  # the file stores a vector
             yield f"{their}.ffn_gate_inp_shexp.weight", f"{our}.mlp.shared.share.weight", share
 
     def folded(self, c: DecoderConfig) -> DecoderConfig:
@@ -150,8 +152,8 @@ class Architecture:
         return self.shift if is_norm(name) else 0.0
 
     def tensors(self, c: DecoderConfig, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """(name, tensor) of the file's tensors, one by one, from a decoder's; on the meta device they have shapes
-        only."""
+        """Yield (name, tensor) for the file's tensors, one by one, from a decoder's tensors; on the meta device, they
+        have shapes only."""
         yield from to_theirs(self, c, ours)
 
     def stored(self, tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
@@ -189,14 +191,15 @@ class Architecture:
 
 
 def whole(position: Any) -> Any:
-    """Positions, or those of each layer, with all elements of a head rotated."""
+    """Return a position part, or a tuple of the layers' parts, with all elements of a head rotated."""
     if isinstance(position, tuple):
         return tuple(map(whole, position))
     return replace(position, fraction=1.0) if isinstance(position, Rotary) else position
 
 
 def apart(name: str, own: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
-    """(name, tensor) of a stored tensor, or of the gates and of the values of all experts that are stored as one."""
+    """Yield (name, tensor) for a stored tensor. If it contains the gate and up projections of all experts, yield each
+    of the two."""
     if not name.endswith(f"{FUSED}.weight"):
         yield name, own
         return
@@ -207,7 +210,7 @@ def apart(name: str, own: StoredTensor) -> Iterator[tuple[str, StoredTensor]]:
 
 
 def leading(rows: int, into: Change, back: Change) -> Fix:
-    """A pair of changes of tensors whose first rows alone change."""
+    """Return a pair of changes that affect only the first `rows` rows of a tensor."""
     first = lambda change: lambda t: joined([change(t[:rows]), t[rows:]])
     return first(into), first(back)
 
@@ -224,7 +227,9 @@ def sizes_of(keys: Keys, uneven: bool = False, narrow: bool = False) -> Parts:
     d_head = keys.number("attention.key_length", width // max(heads, 1))
     latent = "attention.kv_lora_rank" in keys
     if not latent and not narrow and keys.number("attention.value_length", d_head) != d_head:
-        raise UserError("attention.value_length is not attention.key_length, as llama.cpp needs in this architecture")
+        raise UserError(
+            "attention.value_length is not attention.key_length, but llama.cpp requires that they are equal here"
+        )
     layers = keys.number("block_count") - keys.number("nextn_predict_layers", 0)
     if layers > len(keys.header.tensors):
         raise UserError(
@@ -274,7 +279,7 @@ def expert_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def same_width(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of experts whose width is that of the feed-forward."""
+    """The keys of experts in architectures where `feed_forward_length` is the width of the experts."""
     part = at(c.mlp, 0)
     return expert_keys(c) | ({"feed_forward_length": part.width(c)} if isinstance(part, Experts) else {})
 
@@ -295,7 +300,7 @@ def strictly_windowed(keys: Keys, part: SelfAttention, period: int, n_layers: in
     """`windowed` for architectures that llama.cpp loads only if a layer has a window."""
     layers = windowed(keys, part, period, n_layers, keys.number("attention.sliding_window"))
     if not any(one.window for one in layers):
-        raise UserError("no layer has a window, without which llama.cpp does not load this architecture")
+        raise UserError("no layer has a window, but llama.cpp requires one in this architecture")
     return layers
 
 

@@ -1,13 +1,15 @@
 """The table of llama.cpp's architectures: the decoder that the keys and tensors of a GGUF file describe, and their
 names.
 
-Each is one value of ARCHITECTURES, used in both directions: a model is written as an architecture whose `config` of the
-written keys is the model's own, so that whatever llama.cpp fixes without a key is compared. `config` describes the
-computation of llama.cpp (src/models/*.cpp), not that of the published model, where the two differ: GELU is the tanh
-form everywhere, and windows are ignored in llama, qwen2, starcoder2 and phi3.
+Each architecture is a value of ARCHITECTURES and is used for reading and for writing. A model is written in an
+architecture only if `config`, applied to the written keys, returns the model's own config; this comparison includes
+whatever llama.cpp fixes without a key. `config` describes the computation of llama.cpp (src/models/*.cpp), not that of
+the published model, where the two differ: GELU is the tanh form everywhere, and windows are ignored in llama, qwen2,
+starcoder2 and phi3.
 
-For each architecture, NAME(keys, sizes) reads the fields of DecoderConfig from a file's keys, `sizes` being those read
-already; NAME_keys returns the keys for a decoder, and NAME_layer the tensor names that differ from LAYER.
+For each architecture, NAME(keys, sizes) reads the fields of DecoderConfig from a file's keys, except for the `sizes`,
+which are already read; NAME_keys returns the keys for a decoder, and NAME_layer the tensor names that differ from
+LAYER.
 """
 
 from __future__ import annotations
@@ -67,8 +69,8 @@ def gemma(keys: Keys, sizes: Parts) -> Parts:
 
 
 def gemma_layers(keys: Keys, sizes: Parts, largest: int, period: int, window: int, **changes: Any) -> Parts:
-    """Norms before and after attention and feed-forward, and sliding windows in all layers but every `period`-th. A
-    model of `largest` layers scales its attention scores by its width divided by its heads."""
+    """Norms before and after attention and feed-forward, and sliding windows in all layers but every `period`-th. In a
+    model with `largest` layers, the scale of attention scores is (d_model / n_heads) ** -0.5."""
     plain = sizes["n_layers"] != largest
     part = self_attention(keys, scale=None if plain else (sizes["d_model"] // sizes["n_heads"]) ** -0.5, **changes)
     layers = windowed(keys, part, period, sizes["n_layers"], window)
@@ -192,7 +194,7 @@ OTHERS = (
     Architecture("stablelm", ("stablelm",), stablelm, stablelm_keys, head="required", partial=True),
 )
 FIRST = "llama", "qwen2", "qwen3", "gpt2", "deepseek2", "qwen3moe"  # tried first for models of no family
-SEEING = {  # decoders of models that also see images, which compute the same for texts, and the architecture of each
+SEEING = {  # decoders of models that also take images -> the architecture that computes the same for text
     "qwen2vl": "qwen2",
     "qwen3vl": "qwen3",
     "qwen3vlmoe": "qwen3moe",
@@ -224,5 +226,5 @@ def architecture(header: Header) -> Architecture:
         raise UserError(f"{header.path} is of architecture {name!r:.60}, which Onward does not read{why}")
     kind = ARCHITECTURES[name]
     if any(header.keys.get(f"{own}.rope.dimension_sections") or ()):
-        kind = replace(kind, interleaved=False)  # positions with sections pair elements in halves
+        kind = replace(kind, interleaved=False)  # rotary positions with sections pair the halves of a head
     return replace(kind, fused=True) if "blk.0.attn_qkv.weight" in header.tensors else kind

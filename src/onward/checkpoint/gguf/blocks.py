@@ -29,18 +29,19 @@ class BlockType:
     bytes: int
     plain: torch.dtype | None = None
     dequantize: Callable[[Bytes], Numbers] | None = None  # None: Onward cannot read this type
-    quantize: Callable[..., Bytes] | None = None  # of numbers; of K types also with weights for them
+    quantize: Callable[..., Bytes] | None = None  # takes numbers and, for K types, their weights
 
     def decode(self, raw: np.ndarray) -> Tensor:
-        """Numbers (n,) of the bytes of complete blocks, in fp32 if the type is quantized."""
+        """Convert the bytes of complete blocks to numbers (n,), in fp32 if the type is quantized."""
         if self.plain is not None:
             return torch.from_numpy(raw).view(self.plain)
         assert self.dequantize is not None
-        with np.errstate(all="ignore"):  # numbers that are not finite are found where they are used
+        with np.errstate(all="ignore"):  # non-finite numbers are detected where the tensor is used
             return torch.from_numpy(self.dequantize(raw.reshape(-1, self.bytes))).flatten()
 
     def encode(self, tensor: Tensor, columns: np.ndarray | None = None) -> np.ndarray:
-        """Bytes of this type, rounded as llama.cpp does; of K types, `columns` are weights of the squared errors."""
+        """Convert a tensor to bytes of this type, rounded as llama.cpp does; for K types, `columns` are weights of the
+        squared errors."""
         if self.plain is not None:
             return tensor.to(self.plain).contiguous().view(-1).view(torch.uint8).numpy()
         assert self.quantize is not None
@@ -114,7 +115,7 @@ def q6_k(b: Bytes) -> Numbers:
     return (scales[..., None] * codes).reshape(len(b), -1)
 
 
-HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # twice the numbers of FP4
+HALVES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)  # the values of FP4, times 2
 
 
 def mxfp4(b: Bytes) -> Numbers:

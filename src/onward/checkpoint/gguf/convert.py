@@ -50,22 +50,22 @@ FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 7, "BF16": 32} | {
 }  # general.file_type
 PARTS = "position", "attention", "mlp", "norm", "block", "embed_norm", "final_norm"
 LAYER = re.compile(r"blk\.(\d+)\.")
-UNUSED = Gated()  # in place of the feed-forwards of blocks without one
+UNUSED = Gated()  # placeholder in blocks without a feed-forward
 TOLERANCE = 1e-6  # GGUF keeps numbers in fp32
 ACCEPTABLE = {  # differences that a user may accept, by name
     "epsilon": re.compile(r"attention\.norm_eps \([\d.e-]+ here, [\d.e-]+ there\)"),  # of the norms of latents; GLM-5
-    "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # about 1e-3 of a log-probability
+    "gelu": re.compile(r"mlp\.act \(gelu here, gelu_tanh there\)"),  # changes log-probabilities by about 1e-3
     "ramp": re.compile(r"position\.scaling\.truncate \(no here, yes there\)"),  # YaRN's ramp, rounded to whole pairs
     "phimoe": re.compile(r"(norm|mlp\.router) \((layer_norm|sparse_mixer) here, \w+ there\)"),  # of Phi-3.5-MoE
-    "step": re.compile(r"attention\.step_min \([\d.e-]+ here, 0 there\)"),  # of Mamba-2; small steps hardly change it
-    "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # none while texts are shorter than it
+    "step": re.compile(r"attention\.step_min \([\d.e-]+ here, 0 there\)"),  # the minimum step of Mamba-2
+    "window": re.compile(r"attention\.window \([\d,]+ here, 0 there\)"),  # no effect on texts shorter than the window
 }
 Accept = Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The contents of a GGUF file to be written, except the numbers."""
+    """The contents of a GGUF file to be written, except the values of the tensors."""
 
     architecture: Architecture
     config: DecoderConfig
@@ -95,7 +95,7 @@ def plan(
     its tokenizer.
     """
     if is_quantized(model):
-        raise UserError("this model has quantized layers, which GGUF does not have: convert its original")
+        raise UserError("this model has quantized layers, which cannot be written as GGUF: convert the original model")
     if names := adapter_names(model):
         raise UserError(f"this model has the adapter {names[0]}: merge it first with onward merge or merge_lora")
     dtype = dtype or DTYPE_NAMES[model.embed.weight.dtype]
@@ -107,7 +107,7 @@ def plan(
 
     def kind_of(name: str) -> str:
         if dtype == "Q4_0":
-            return "Q8_0" if name == head else dtype  # llama-quantize has Q6_K there, which halves the divergence
+            return "Q8_0" if name == head else dtype  # a finer head halves the divergence
         layer = LAYER.match(name)
         return mixed(name, dtype, int(layer[1]) if layer else 0, model.config.n_layers, name == head)
 
@@ -128,7 +128,7 @@ def matching(
     c: DecoderConfig, ours: Mapping[str, Tensor], name: str, family: str, accept: Collection[Accept] = ()
 ) -> Plan:
     """The plan, in fp32, for the first architecture that computes the same as the decoder, except for accepted
-    differences. That of `family` is tried first; `name` is the model's name in the file."""
+    differences. The architecture of `family` is tried first; `name` is the model's name in the file."""
     candidates = sorted(ARCHITECTURES.values(), key=lambda kind: family not in kind.families)
     tried: list[tuple[int, int, str, list[str]]] = []
     for number, kind in enumerate(candidates):
@@ -160,7 +160,7 @@ def matching(
 
 
 def accepted(difference: str) -> set[str]:
-    """The name in ACCEPTABLE of a line of `differences`, as a set; empty without a name."""
+    """The name in ACCEPTABLE for a line of `differences`, as a set; empty if the difference cannot be accepted."""
     return {name for name, known in ACCEPTABLE.items() if known.fullmatch(difference)}
 
 
@@ -189,8 +189,8 @@ def infos(plan: Plan) -> dict[str, TensorInfo]:
 
 
 def size_label(outlines: Mapping[str, TensorOutline]) -> str:
-    """The number of parameters as the reference converter writes it, such as 7.2B; of experts, their number x the
-    parameters with one expert: 8x7.2B."""
+    """The number of parameters as the reference converter writes it, such as 7.2B; for a mixture of experts, the number
+    of experts and the number of parameters with one expert, such as 8x7.2B."""
     experts = [own.shape[0] for name, own in outlines.items() if is_expert(name, own)]
     shares = (math.prod(own.shape) // (own.shape[0] if is_expert(name, own) else 1) for name, own in outlines.items())
     total = sum(shares)
@@ -229,7 +229,8 @@ def keys_of(kind: Architecture, c: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def dense_width(c: DecoderConfig) -> int:
-    """The width of the feed-forwards without experts, if there are any and all are equal."""
+    """The width of the feed-forwards without experts if they are all equally wide; d_ff if there are none, or if their
+    widths differ."""
     dense = [part for layer in range(c.n_layers) if not isinstance(part := at(c.mlp, layer), Experts)]
     widths = {part.width(c) for part in dense if hasattr(part, "width")}
     return widths.pop() if len(widths) == 1 else c.d_ff
@@ -253,7 +254,7 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
         return part
 
     def feed_forward(part: Any) -> Any:
-        if isinstance(part, Experts):  # a sum of weights is hardly ever less
+        if isinstance(part, Experts):  # the sum of the weights is hardly ever below the minimum
             router = replace(part.router, min_sum=1e-20) if part.router.min_sum < 1e-4 else part.router
             part = replace(part, backend="auto", router=router)
         return replace(part, d_ff=part.width(c)) if hasattr(part, "width") else part
@@ -275,7 +276,7 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
     return replace(
         c,
         dropout=0.0,
-        d_ff=1,  # each layer's has its own
+        d_ff=1,  # each feed-forward has its own width
         position=tuple(position(at(c.position, i), at(c.attention, i).rope_width(c)) for i in layers),
         attention=tuple(attention(at(c.attention, i)) for i in layers),
         mlp=tuple(UNUSED if isinstance(at(c.block, i), AttentionOnly) else feed_forward(at(c.mlp, i)) for i in layers),
@@ -284,8 +285,8 @@ def comparable(c: DecoderConfig) -> DecoderConfig:
 
 
 def differences(ours: Any, theirs: Any, path: str = "") -> list[str]:
-    """The fields in which two configurations differ, in words; parts are compared layer by layer, equal lines occur
-    once."""
+    """The fields in which two configurations differ, in words; parts are compared layer by layer, and equal lines are
+    listed once."""
     if path == "":
         ours, theirs = fields.plain(ours), fields.plain(theirs)
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
@@ -320,14 +321,14 @@ def write_model(
     progress: Callable[[int], object] = lambda done: None,
     tokens: Sequence[int] = (),
 ) -> None:
-    """Write the planned file. The errors of K types count by the importance of columns on a text of these tokens."""
+    """Write the planned file. For K types, errors are weighted by the importance of columns, measured on `tokens`."""
     ours = parameters(plan.architecture, plan.config, dict(model.named_parameters()))
     columns = by_their_names(plan.architecture, model, importance(model, tokens)) if tokens else {}
     write_gguf(path, plan.keys, plan.outlines, numbers(plan, ours), progress, columns)
 
 
 def numbers(plan: Plan, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name, tensor) of the planned file, one by one."""
+    """Yield (name, tensor) for the planned file, one by one."""
     yield from plan.constants.items()
     for name, tensor in plan.architecture.tensors(plan.config, ours):
         shift = plan.architecture.shift_of(name)

@@ -1,4 +1,4 @@
-"""Architectures of llama.cpp that are Llama with other values: its relatives without experts. See architectures.py."""
+"""Architectures of llama.cpp that resemble Llama and have no experts. See architectures.py."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def same_epsilon(c: DecoderConfig) -> dict[str, Any]:
 
 def only_windowed(keys: Keys, sizes: Parts, period: int, window: int | None, **changes: Any) -> Parts:
     """Attention with windows in all layers but every `period`-th, and rotary positions in the layers with a window;
-    without a default `window`, the file gives its length."""
+    if `window` is None, the file must give its length."""
     part = self_attention(keys, **changes)
     layers = windowed(keys, part, period, sizes["n_layers"], keys.number("attention.sliding_window", window))
     rotated = rotary(keys, sizes)
@@ -166,7 +166,7 @@ def seed_oss(keys: Keys, sizes: Parts) -> Parts:
 
 
 def late_norm(c: DecoderConfig) -> dict[str, str]:
-    """The norm before the feed-forward has the name of one after attention."""
+    """In the file, the norm before the feed-forward is named like a norm after attention."""
     return {"post_attention_norm": "mlp_norm", "ffn_norm": ""}
 
 
@@ -226,7 +226,7 @@ def jais2(keys: Keys, sizes: Parts) -> Parts:
 
 @dataclass(frozen=True)
 class ApertusArchitecture(Architecture):
-    """Llama with xIELU, whose numbers are metadata keys: a list for each, with a number for each layer."""
+    """Llama with xIELU, whose parameters are metadata keys: for each parameter, a list with a number for each layer."""
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
         yield from super().names(c)

@@ -16,17 +16,17 @@ FILLING = {  # keys of tokens for filling in the middle that end answers -> thei
     "fim_sep": ("<|file_sep|>",),
 }
 DEFAULTS = {"llama": {"bos": 1, "eos": 2}}  # ids by kind of tokenizer, in files without the keys
-ANY_TOKEN = 11  # the id that llama.cpp takes for the end-of-text token of a byte-level vocabulary without one
-CONTROLS = {*NAMED, *(text for texts in FILLING.values() for text in texts)}  # control tokens whatever their type is
+ANY_TOKEN = 11  # llama.cpp's default id of the end-of-text token in byte-level vocabularies
+CONTROLS = {*NAMED, *(text for texts in FILLING.values() for text in texts)}  # control tokens, whatever their type
 EXCEPTIONS = (  # tokens that do not end answers if the vocabulary has a token of each group
-    ("<|end|>", ({"<|return|>", "<|flush|>"}, {"<|call|>", "<|calls|>"})),  # parts of an answer end in it
+    ("<|end|>", ({"<|return|>", "<|flush|>"}, {"<|call|>", "<|calls|>"})),  # ends only a part of an answer
     ("</s>", ({"<|tool_response>", "<|plamo:eos|>"},)),
 )
 
 
 def end_ids(keys: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
-    """The ids of the tokens at which llama.cpp ends an answer, the end-of-text token first; `keys` are those of a file
-    without the prefix tokenizer.ggml."""
+    """The ids of the tokens at which llama.cpp ends an answer, the end-of-text token first; `keys` are the keys of a
+    file, without the prefix tokenizer.ggml."""
     ids = {text: i for i, text in enumerate(tokens)}
     by_key = {name: token_id(keys, name, tokens) for name in ("eos", "eot", "eom", *FILLING)}
     for name, texts in FILLING.items():
@@ -42,7 +42,8 @@ def end_ids(keys: Mapping[str, Any], tokens: Sequence[str]) -> list[int]:
 
 
 def token_id(keys: Mapping[str, Any], name: str, tokens: Sequence[str]) -> int | None:
-    """The id under the key of a token, such as eos; None without one, or if it is not in the vocabulary."""
+    """The id under the key of a token, such as eos; None if there is no such key, or if the id is not in the
+    vocabulary."""
     default = DEFAULTS.get(str(keys.get("model")), {}).get(name)
     i = keys.get(f"{name}_token_id", default)
     return i if type(i) is int and 0 <= i < len(tokens) else None

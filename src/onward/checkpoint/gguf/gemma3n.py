@@ -32,11 +32,12 @@ SIZES = {  # key in the file -> field of AltUpBlock
     "embedding_length_per_layer_input": "d_input",
 }
 BLOCK = AltUpBlock()  # with the sizes that llama.cpp has
-WITH_KEYS = 20  # layers with keys and values of their own
+WITH_KEYS = 20  # layers that compute their own keys and values
 SPARSE = 10  # layers with sparse feed-forwards
-DEVIATIONS = 1.6448533535003662  # above the mean begin the active units: the 0.95 quantile of a normal distribution
-CAP = 30.0  # of the logits
-NEAR = 2e-4  # standard deviations, less than the fp16 table of GELU in llama.cpp changes
+# units above mean + DEVIATIONS * standard deviation are active: the 0.95 quantile of a normal distribution
+DEVIATIONS = 1.6448533535003662
+CAP = 30.0  # soft cap of the logits
+NEAR = 2e-4  # tolerance in standard deviations: below the error of llama.cpp's fp16 table for GELU
 OWN = {
     "altup_correct_coef": "altup.correct",
     "altup_predict_coef": "altup.predict",
@@ -69,7 +70,8 @@ class Gemma3nArchitecture(Architecture):
             yield f"blk.{i}.altup_correct_scale.weight", f"blocks.{i}.output_scale"
 
     def constants(self, c: DecoderConfig) -> dict[str, Tensor]:
-        """The keys and values of layers that share others': llama.cpp needs the tensors, but does not use them."""
+        """The key and value weights of layers that share keys and values: llama.cpp requires these tensors but does not
+        use them."""
         found, zero = super().constants(c), torch.zeros(())
         for i in range(c.n_layers):
             part = at(c.attention, i)
@@ -81,8 +83,8 @@ class Gemma3nArchitecture(Architecture):
         return found
 
     def folded(self, c: DecoderConfig) -> DecoderConfig:
-        """The decoder with an input for each token, and with units as sparse as those of llama.cpp if they nearly
-        are."""
+        """The decoder with per-layer inputs for every token, and with llama.cpp's sparsity if its own is nearly
+        equal."""
 
         def sparse(part: Any) -> Any:
             if not isinstance(part, SparseGated) or abs(deviations(part.sparsity) - cutoff(part.width(c))) > NEAR:
@@ -98,13 +100,13 @@ class Gemma3nArchitecture(Architecture):
 
 
 def deviations(share: float) -> float:
-    """How many standard deviations above the mean the share of sparse units ends."""
+    """Convert the share of inactive units to a cutoff in standard deviations above the mean."""
     return NormalDist().inv_cdf(share)
 
 
 def cutoff(width: int) -> float:
-    """The deviations above the mean from which units are active in llama.cpp, whose variance of `width` units is their
-    squares' sum divided by width - 1."""
+    """The cutoff of llama.cpp in standard deviations above the mean of `width` units. llama.cpp divides by width - 1 in
+    the variance; the result is for a variance that divides by width."""
     return DEVIATIONS * math.sqrt(width / (width - 1))
 
 
@@ -113,13 +115,14 @@ def sparsity(width: int) -> float:
 
 
 def every_token(c: DecoderConfig) -> Fix:
-    """llama.cpp has an input of layers for each token, Gemma 3n for most: the others have that of token 0."""
+    """llama.cpp has per-layer inputs for every token, Gemma 3n only for most tokens: the others use those of token
+    0."""
     missing = lambda t: c.vocab_size - t.size(0)
     return same, lambda t: joined([t, t[:1].expand(missing(t), -1)]) if missing(t) > 0 else t
 
 
 def scales(n_layers: int) -> list[float]:
-    """The deviations of each layer, -infinity in those that are not sparse."""
+    """The cutoff of each layer in standard deviations; -infinity in layers that are not sparse."""
     return [DEVIATIONS if layer < SPARSE else -math.inf for layer in range(n_layers)]
 
 
@@ -139,8 +142,8 @@ def gemma3n(keys: Keys, sizes: Parts) -> Parts:
     found = keys.by_layer("activation_sparsity_scale", n) if "activation_sparsity_scale" in keys else scales(n)
     if not all(one == other or math.isclose(one, other, rel_tol=1e-5) for one, other in zip(found, scales(n))):
         raise UserError(
-            f"activation_sparsity_scale has other values than {DEVIATIONS:.5f} in the first {SPARSE} layers and "
-            "-infinity in the others, with which llama.cpp always computes this architecture"
+            f"activation_sparsity_scale is not {DEVIATIONS:.5f} in the first {SPARSE} layers and -infinity in the "
+            "others, as llama.cpp requires in this architecture"
         )
     table = keys.header.tensors.get(TABLE)
     if table is None or table.shape[0] != sizes["vocab_size"]:
@@ -153,8 +156,8 @@ def gemma3n(keys: Keys, sizes: Parts) -> Parts:
     last = local[WITH_KEYS - 2 : WITH_KEYS]
     if any(last != [True, False] if one else last[1] for one in local[WITH_KEYS:]):
         raise UserError(
-            f"attention.sliding_window_pattern has a layer above {WITH_KEYS} whose keys and values are those of layer "
-            f"{WITH_KEYS - 1} with, or {WITH_KEYS} without a window in llama.cpp, which is of the other kind"
+            f"attention.sliding_window_pattern does not fit: in llama.cpp, layers above {WITH_KEYS} share keys and "
+            f"values with layer {WITH_KEYS - 1} if they have a window, otherwise with layer {WITH_KEYS}"
         )
     owns = replace(norm, weight=False)
     turned = rotary(keys, sizes)

@@ -56,8 +56,8 @@ def gemma4(keys: Keys, sizes: Parts) -> Parts:
     first_shared = layers - keys.number("attention.shared_kv_layers", 0)
     if first_shared < layers and [*map(bool, local[first_shared - 2 : first_shared])] != [True, False]:
         raise UserError(
-            "llama.cpp shares the keys of the last two layers before those that share, which must be one with a window "
-            "and one without"
+            "llama.cpp requires that, of the last two layers before those that share keys, one has a window and one "
+            "has none"
         )
     d_head, wide, window = (
         keys.number(f"attention.{key}") for key in ("key_length_swa", "key_length", "sliding_window")
@@ -127,7 +127,7 @@ def gemma4_keys(c: DecoderConfig) -> dict[str, Any]:
     scaling = getattr(at(c.position, c.n_layers - 1), "scaling", None)
     if isinstance(scaling, ProportionalScaling) and scaling.factor != 1.0:
         own |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
-    cap = {"final_logit_softcapping": c.logit_softcap or 0.0}  # 30 without the key
+    cap = {"final_logit_softcapping": c.logit_softcap or 0.0}  # without this key, llama.cpp uses 30
     return window_keys(c) | expert_keys(c) | own | cap
 
 

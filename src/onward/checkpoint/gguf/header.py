@@ -114,7 +114,7 @@ class Reader:
         self.path, self.data, self.at, self.size = path, data, 4, len(data)
 
     def broken(self, what: str) -> UserError:
-        what = what.encode("unicode_escape").decode()  # damaged names hold anything
+        what = what.encode("unicode_escape").decode()  # damaged names may contain any characters
         return UserError(f"{self.path} is cut off or not a GGUF file ({what}): copy or download it again")
 
     def header(self) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
@@ -154,7 +154,7 @@ class Reader:
         name, count = self.text(), self.number("I")
         if count > MOST_DIMENSIONS:
             raise self.broken(f"tensor {name:.60} has {count} dimensions")
-        shape = tuple(self.number("Q") for _ in range(count))[::-1]  # GGUF has the fastest dimension first
+        shape = tuple(self.number("Q") for _ in range(count))[::-1]  # GGUF stores the fastest dimension first
         if 0 in shape:
             raise self.broken(f"tensor {name:.60} of {list(shape)} has no numbers")
         return name, shape, self.number("I"), self.number("Q")
@@ -166,7 +166,7 @@ class Reader:
         data."""
         if code not in TYPES:
             raise UserError(
-                f"{self.path}: tensor {shown(name)} has type {code}, which Onward does not know: get another file"
+                f"{self.path}: tensor {shown(name)} has type {code}, which Onward does not support: get another file"
             )
         kind, row = TYPES[code], shape[-1] if shape else 1
         if row % kind.numbers:
@@ -177,7 +177,7 @@ class Reader:
         return info
 
     def room(self, count: int, each: int, what: str) -> None:
-        """UserError if the rest of the file cannot hold `count` values of at least `each` bytes."""
+        """Raise a UserError if the rest of the file cannot hold `count` values of at least `each` bytes."""
         if count * each > self.size - self.at:
             raise self.broken(f"it announces {count:,} {what}")
 

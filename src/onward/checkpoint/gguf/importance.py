@@ -1,4 +1,4 @@
-"""The importance of the columns of weights, measured on a text: the mean squares of the inputs that they meet."""
+"""The importance of the columns of weights: the mean squares of the columns' inputs, measured on a text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onward.checkpoint.names import rows
 from onward.checkpoint.packed import moves_rows
 from onward.model.decoder import Decoder
 
-MOST = 128  # windows of the text that are read
+MOST = 128  # maximum number of windows read from the text
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def importance(model: Decoder, tokens: Sequence[int]) -> dict[str, Tensor]:
 
 
 def by_their_names(kind: Architecture, model: Decoder, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """`ours` by the names of a file's tensors, those whose columns keep their order."""
+    """Return `ours` by the names of the file's tensors, for tensors whose columns keep their order."""
     meta = {name: parameter.to("meta") for name, parameter in model.named_parameters()}
     return {
         their: ours[names[0]]

@@ -24,7 +24,7 @@ from onward.config.attention_options import Indexer, SharedIndexer
 from onward.config.decoder import DecoderConfig, LatentAttention, at
 from onward.families import Fix, Row, interleaved, linear
 
-SHARING = 1 << 20  # the context of GLM-5.2, the first with layers that share the choice of an indexer
+SHARING = 1 << 20  # context length of GLM-5.2, the first model with layers that share an indexer's choice
 INDEXER = {"top_k": "top_k", "n_heads": "head_count", "d_head": "key_length"}  # our field -> their key
 
 
@@ -49,7 +49,7 @@ class IndexedArchitecture(LatentArchitecture):
 
 def indexed_attention(keys: Keys) -> LatentAttention:
     indexer = Indexer(**{our: keys.number(f"attention.indexer.{their}") for our, their in INDEXER.items()})
-    width = max(64, 1 << (int(indexer.d_head) - 1).bit_length())  # of the Hadamard matrix: llama.cpp has no other
+    width = max(64, 1 << (int(indexer.d_head) - 1).bit_length())  # of llama.cpp's Hadamard matrix
     part = latent_attention(keys, keys.number("attention.q_lora_rank"), keys.number("attention.value_length_mla"))
     return replace(part, indexer=replace(indexer, d_head=width))
 
@@ -68,7 +68,7 @@ def deepseek32(keys: Keys, sizes: Parts) -> Parts:
 
 
 def deepseek32_keys(c: DecoderConfig) -> dict[str, Any]:
-    return {"expert_gating_func": SIGMOID} | indexed_keys(c)  # which llama.cpp needs even without experts
+    return {"expert_gating_func": SIGMOID} | indexed_keys(c)  # llama.cpp requires this key even without experts
 
 
 def glm_dsa(keys: Keys, sizes: Parts) -> Parts:
@@ -78,7 +78,7 @@ def glm_dsa(keys: Keys, sizes: Parts) -> Parts:
         own = keys.by_layer(key, layers)
     elif sizes["context_length"] < SHARING:
         own = [True] * layers
-    # llama.cpp reads no weight of YaRN here
+    # llama.cpp reads no weight of YaRN's magnitude here
     parts = latent_parts(keys, sizes, indexed_attention(keys), 0.0, 1.0, SIGMOID)
     full = parts["attention"]
     shared = replace(full, indexer=SharedIndexer())

@@ -36,7 +36,7 @@ REPEATED = {  # keys of layers with a window -> the key of all layers
     "attention.value_length_swa": "attention.value_length",
     "rope.dimension_count_swa": "rope.dimension_count",
 }
-HONORED = {"attention.causal", "expert_group_count", *REPEATED}  # by llama.cpp in every architecture
+HONORED = {"attention.causal", "expert_group_count", *REPEATED}  # keys that llama.cpp applies in every architecture
 
 
 class Keys(Mapping[str, Any]):
@@ -96,15 +96,15 @@ class Keys(Mapping[str, Any]):
         return value in (*NOTHING, same) or (key == "expert_group_count" and value == 1)
 
     def check(self) -> None:
-        """Raise a UserError for a key that llama.cpp honors in every architecture, if it was not read."""
+        """Raise a UserError for a key that llama.cpp applies in every architecture, if it was not read."""
         for key, value in self.unread().items():
             if key in HONORED:
                 raise UserError(
-                    f"{self.prefix}{key} is {value!r:.40}, which Onward does not have in {self.header.architecture}"
+                    f"{self.prefix}{key} is {value!r:.40}, which Onward does not support in {self.header.architecture}"
                 )
 
     def warn(self) -> None:
         """Warn of the keys that were not read."""
         if odd := ", ".join(repr(self.prefix + key) for key in self.unread()):
             message = f"{self.header.path.name} has keys that Onward does not know and ignores: {odd}"
-            warnings.warn(message, UnreadKeys, stacklevel=1)  # one place: shown once
+            warnings.warn(message, UnreadKeys, stacklevel=1)  # one location, so Python shows equal warnings once

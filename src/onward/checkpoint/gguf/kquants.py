@@ -1,8 +1,8 @@
 """Quantization to llama.cpp's K types: groups of numbers with scales that are quantized themselves, in blocks of 256.
 
 Scales are found by weighted least squares: several roundings of a group are tried, each with the scale (and minimum)
-that fits it best, and the rounding with the least error is kept. Errors count by the weight of their column, the mean
-square of the inputs that it meets (as in AWQ, Lin et al. 2023, section 3.1), and more for large numbers.
+that fits it best, and the rounding with the least error is kept. Errors are weighted by the importance of their column,
+the mean square of the column's inputs (as in AWQ, Lin et al. 2023, section 3.1), and weighted more for large numbers.
 
 Shapes: N blocks, G groups in a block, W numbers in a group.
 """
@@ -13,11 +13,11 @@ import numpy as np
 
 Numbers = np.ndarray  # float32 (N, 256)
 Bytes = np.ndarray  # uint8 (N, bytes of a block)
-STEPS = np.linspace(-1.0, 1.0, 15, dtype=np.float32)  # tried changes of the largest code
+STEPS = np.linspace(-1.0, 1.0, 15, dtype=np.float32)  # changes of the largest code that are tried
 
 
 def weights_of(x: Numbers, columns: Numbers | None) -> Numbers:
-    """The weights of squared errors: of large numbers more, and of the columns by their importance."""
+    """The weights of squared errors: higher for large numbers, and multiplied by the importance of columns."""
     weights = np.sqrt((x * x).mean(1, keepdims=True) + x * x)
     return weights if columns is None else weights * columns
 
@@ -110,7 +110,7 @@ def symmetric(x: Numbers, w: Numbers) -> Numbers:
     for step in STEPS:
         codes = np.rint(x * divided(np.float32(-32) + step, largest)[..., None]).clip(-32, 31)
         sum_qq, sum_xq = (w * codes * codes).sum(-1), (w * x * codes).sum(-1)
-        gain = divided(sum_xq * sum_xq, sum_qq)  # by how much the error is smaller than that of zeros
+        gain = divided(sum_xq * sum_xq, sum_qq)  # the reduction of the error compared with all zeros
         better = gain > best
         best, scales = np.where(better, gain, best), np.where(better, divided(sum_xq, sum_qq), scales)
     return scales
@@ -131,13 +131,13 @@ def to_q6_k(x: Numbers, columns: Numbers | None = None) -> Bytes:
 
 
 def more_bits(layer: int, layers: int) -> bool:
-    """Whether a layer of a mixed file has finer values and outputs of its feed-forward: the first and the last eighth
-    of the layers, and every third between."""
+    """Whether the value and down projections of a layer get more bits in a mixed file: true in the first and the last
+    eighth of the layers, and in every third layer between."""
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
 def mixed(name: str, dtype: str, layer: int, layers: int, head: bool) -> str:
-    """The type of a tensor in a file of type Q4_K_M, Q5_K_M or Q6_K; `head`: it computes the logits."""
+    """The type of a tensor in a file of type Q4_K_M, Q5_K_M or Q6_K; `head`: whether the tensor computes the logits."""
     if dtype == "Q6_K" or head:
         return "Q6_K"
     sensitive = any(part in name for part in (".attn_v.", ".attn_qkv.", ".ffn_down"))

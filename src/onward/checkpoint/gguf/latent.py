@@ -40,7 +40,8 @@ from onward.families import Row, interleaved, linear
 
 @dataclass(frozen=True)
 class LatentArchitecture(Architecture):
-    """Latent attention: the projection from the latent is split into the two tensors of a file, and joined."""
+    """Latent attention: the projection from the latent is split into two tensors when a file is written, and joined
+    when it is read."""
 
     paired: bool = True  # rotary positions pair element 2 i with 2 i + 1
     split: bool = True  # the file has two tensors for the projection from the latent
@@ -79,7 +80,7 @@ class LatentArchitecture(Architecture):
 
 
 def latent_of(c: DecoderConfig) -> LatentAttention | None:
-    """The latent attention of the first layer that has some."""
+    """The latent attention of the first layer that uses it."""
     parts = (at(c.attention, layer) for layer in range(c.n_layers))
     return next((part for part in parts if isinstance(part, LatentAttention)), None)
 
@@ -100,7 +101,8 @@ def latent_layer(c: DecoderConfig) -> dict[str, str]:
 
 
 def latent_attention(keys: Keys, queries: int, d_value: int) -> LatentAttention:
-    """The attention of a file, with a latent of `queries` numbers for queries, and values of `d_value` numbers."""
+    """The latent attention that a file's keys describe, with a query latent of width `queries` and values of width
+    `d_value`."""
     rope_dim = keys.number("rope.dimension_count")
     return LatentAttention(
         d_latent=keys.number("attention.kv_lora_rank"),
@@ -139,9 +141,9 @@ def yarn_weight(keys: Keys) -> float:
 def latent_parts(
     keys: Keys, sizes: Parts, part: LatentAttention, weight: float, own: float, gating: int = SOFTMAX
 ) -> Parts:
-    """The parts of a decoder with this attention, before YaRN, and DeepSeek's feed-forwards. `weight` and `own` are
-    those of YaRN's magnitude in the scores and in the rotation, `mscale_all_dim` and `mscale` of the published
-    models; `gating` is the routing of a file that names none."""
+    """The parts of a decoder with DeepSeek's feed-forwards and the attention `part`, whose scale is set here if YaRN
+    needs it. `weight` and `own` are the weights of YaRN's magnitude in the scores and in the rotation, `mscale_all_dim`
+    and `mscale` of the published models; `gating` is the default routing."""
     layers = sizes["n_layers"]
     position = rotary(keys, sizes | {"d_head": part.d_rope})
     sparse = layers > keys.number("leading_dense_block_count", 0)
@@ -175,7 +177,7 @@ def latent_keys(c: DecoderConfig) -> dict[str, Any]:
         return {}
     scale = part.query_scale
     keys: dict[str, Any] = {
-        "attention.head_count_kv": 1,  # for llama.cpp the latent is the one key and the one value of all heads
+        "attention.head_count_kv": 1,  # llama.cpp uses the latent as the key and value of a single head
         "attention.key_length": part.d_latent + part.d_rope,
         "attention.value_length": part.d_latent,
         "attention.key_length_mla": part.d_nope + part.d_rope,
@@ -251,8 +253,8 @@ class KimiLinearArchitecture(LatentArchitecture):
 
 
 def without_first(own: StoredTensor) -> StoredTensor:
-    """A tensor without the axes of size 1 before its last three or, if the last one is 1, two: files of the reference
-    converter have four axes."""
+    """Drop the axes of size 1 before a tensor's last three axes, or before its last two if the last one has size 1:
+    files of the reference converter have four axes."""
     shape = own.shape[-2 if own.shape[-1:] == [1] else -3 :]
     if len(own.shape) < 4 or math.prod(own.shape) != math.prod(shape):
         return own
@@ -273,7 +275,7 @@ def kimi_linear(keys: Keys, sizes: Parts) -> Parts:
         norm_eps=eps,
     )
     if keys.number("attention.q_lora_rank", 0):
-        raise UserError("attention.q_lora_rank is not 0, with which llama.cpp does not compute this architecture")
+        raise UserError("attention.q_lora_rank is not 0, but llama.cpp requires 0 in this architecture")
     latent = latent_attention(keys, 0, keys.number("attention.value_length_mla"))
     heads = keys.by_layer("attention.head_count_kv", layers)
     mlp = tuple(

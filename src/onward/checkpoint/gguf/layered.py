@@ -40,11 +40,11 @@ from onward.families import Row
 from onward.families.cohere2_moe import HALVED
 from onward.families.llama4_text import InputWeightedExperts
 
-CHUNK = 8192  # positions of a chunk in Llama 4, whatever its file says
+CHUNK = 8192  # positions of a chunk in Llama 4, regardless of the file's keys
 
 
 def a_mixture(c: DecoderConfig) -> Experts | None:
-    """The experts of the first layer that has some."""
+    """The experts of the first layer that has experts."""
     parts = (at(c.mlp, layer) for layer in range(c.n_layers))
     return next((part for part in parts if isinstance(part, Experts)), None)
 
@@ -80,7 +80,7 @@ def mimo2(keys: Keys, sizes: Parts) -> Parts:
     )
     many = replace(experts(keys, True), router=SigmoidRouting())
     if not any(local):
-        raise UserError("no layer has a window, without which llama.cpp does not load this architecture")
+        raise UserError("no layer has a window, but llama.cpp requires one in this architecture")
 
     def feed_forward(i: int) -> Gated | Experts:
         if not keys.has(f"blk.{i}.ffn_gate_inp.weight"):
@@ -125,7 +125,7 @@ def mimo2_keys(c: DecoderConfig) -> dict[str, Any]:
 def llama4(keys: Keys, sizes: Parts) -> Parts:
     layers, parts = range(sizes["n_layers"]), plain(keys, sizes)
     if keys.number("attention.sliding_window", CHUNK) == 0:
-        raise UserError("attention.sliding_window is 0, with which llama.cpp does not compute this architecture")
+        raise UserError("attention.sliding_window is 0, but llama.cpp requires a window in this architecture")
     count, step = keys.number("expert_count"), keys.number("interleave_moe_layer_step")
     width = keys.number("expert_feed_forward_length")
     router = SigmoidRouting(False, selection_bias=False)
@@ -172,7 +172,8 @@ def windows_and_experts(c: DecoderConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cohere2MoeArchitecture(Architecture):
-    """The mean of the experts and of the shared feed-forward, which the weights here contain."""
+    """llama.cpp averages the outputs of the experts and of the shared feed-forward; here, the weights contain the
+    factor 1/2."""
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
         for row in super().names(c):
@@ -200,7 +201,7 @@ def cohere2moe(keys: Keys, sizes: Parts) -> Parts:
 
 
 def averaged(part: Any, factor: float) -> Any:
-    """`part` with the weights of its experts times `factor`, if it also has a shared feed-forward."""
+    """`part` with the weights of its experts multiplied by `factor`, if it also has a shared feed-forward."""
     if not getattr(part, "d_shared", 0):
         return part
     return replace(part, router=replace(part.router, scale=part.router.scale * factor))
@@ -213,7 +214,9 @@ def cohere2moe_keys(c: DecoderConfig) -> dict[str, Any]:
 
 def granite_swa(keys: Keys, sizes: Parts) -> Parts:
     if keys.number("expert_shared_feed_forward_length", 0):
-        raise UserError("expert_shared_feed_forward_length is not 0, which Onward does not have in this architecture")
+        raise UserError(
+            "expert_shared_feed_forward_length is not 0, which Onward does not support in this architecture"
+        )
     n, parts = sizes["n_layers"], granite(keys, sizes)
     rotated = keys.by_layer("attention.rope_pattern", n) if "attention.rope_pattern" in keys else [True] * n
     layers = windowed(keys, replace(parts["attention"], sinks=True), 4, n, keys.number("attention.sliding_window"))

@@ -36,7 +36,7 @@ class GGUFFile(ModelSource):
         return architecture(self.header)
 
     def outline(self) -> Outline:
-        """Its `hf`, in place of a config.json, holds the ids of the beginning and end tokens."""
+        """The outline's `hf`, in place of a config.json, contains the ids of the beginning and end tokens."""
         own, keys = Keys(self.header), self.header.keys
         config = self.architecture.config(own)
         stored = self.stored()
@@ -49,7 +49,7 @@ class GGUFFile(ModelSource):
         return family(self.architecture.families[0]), self.architecture.config(Keys(self.header))
 
     def stored(self) -> dict[str, StoredTensor]:
-        keys = Keys(self.header)  # the last layers may predict further tokens, which Onward leaves out
+        keys = Keys(self.header)  # Onward leaves out multi-token prediction layers, which are last
         layers = keys.number("block_count") - keys.number("nextn_predict_layers", 0)
         tensors = {
             name: replace(info, shape=info.shape[1:]) if name.endswith(VECTORS) and info.shape[:-1] == (1,) else info

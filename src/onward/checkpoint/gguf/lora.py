@@ -2,7 +2,7 @@
 its two factors, `.lora_a` (R, I) and `.lora_b` (O, R), for stacks of experts with a leading axis.
 
 llama.cpp multiplies their product by alpha / R, where R is the rank of the tensor. It applies adapters only to tensors
-that its graphs multiply by one function, and ignores adapters of others without a message.
+that its graphs multiply with one particular function, and ignores adapters of other tensors without a message.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def write_adapter(
     """Write the adapter `name` of a model as a GGUF file for the base model's GGUF file, unless it is a `dry` run.
     `family` is the model_type of the base; `file_name` the adapter's name in the file. Returns the file's tensors.
 
-    Raises a UserError, before the file is written, if llama.cpp has no such base, or if it would not apply all that was
-    trained.
+    Raises a UserError, before the file is written, if llama.cpp does not support the base, or if it would not apply
+    everything that was trained.
     """
     check_adapter(name, adapter_names(model))
     with torch.device("meta"):
@@ -121,8 +121,8 @@ def alpha_of(adapters: Mapping[str, Adapter]) -> float:
 
 
 def factors(own: list[Adapter | None], sizes: list[int], alpha: float) -> tuple[Tensor, Tensor]:
-    """The factors A (..., R, I) and B (..., O, R) of tensors that are joined along rows, `sizes` of each; ranks are
-    added, and scalings other than alpha / R are multiplied into B."""
+    """The factors A (..., R, I) and B (..., O, R) of tensors that are joined along rows (`sizes`: the rows of each);
+    ranks are added, and scalings other than alpha / R are multiplied into B."""
     parts = [one.factors() if one else None for one in own]
     first = next(part for part in parts if part)
     rank = sum(part[0].size(-2) for part in parts if part)

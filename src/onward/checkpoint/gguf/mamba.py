@@ -1,6 +1,6 @@
 """Architectures of llama.cpp with Mamba-2. See architectures.py.
 
-A file of Falcon-H1 contains products of weights and the model's factors, and no factors.
+In a file of Falcon-H1, the model's factors are multiplied into the weights and are not stored separately.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ class FalconH1Architecture(RecurrentArchitecture):
     def names(self, c: DecoderConfig) -> Iterator[Row]:
         yield from super().names(c)
         for i in range(c.n_layers):
-            yield f"blk.{i}.ffn_norm", f"blocks.{i}.mlp_norm.weight"  # without the usual ending
+            yield f"blk.{i}.ffn_norm", f"blocks.{i}.mlp_norm.weight"  # the file's name has no ending .weight
 
     def folded(self, c: DecoderConfig) -> DecoderConfig:
         part, mlp = at(c.attention, 0), at(c.mlp, 0)
@@ -206,14 +206,15 @@ class FalconH1Architecture(RecurrentArchitecture):
 
 
 def projected(c: DecoderConfig) -> list[int]:
-    """The rows of a layer's first projection: gate, input, b, c and step."""
+    """The numbers of rows in a layer's first projection: gate, input, b, c and step."""
     own = mamba_of(c)
     inner, shared = own.count(c) * own.d_head, own.n_groups * own.d_state
     return [inner, inner, shared, shared, own.count(c)]
 
 
 def factors_of(c: DecoderConfig) -> dict[str, float | list[float]]:
-    """The factors by which each tensor of the file is multiplied, one or one for each part of its rows, by its name."""
+    """The factors by which the tensors of the file are multiplied, by tensor name: one factor, or one for each part of
+    the rows."""
     part, mlp = at(c.attention, 0), at(c.mlp, 0)
     factors: dict[str, float | list[float]] = {"token_embd": c.embed_scale, "output": c.logit_scale}
     if isinstance(mlp, ScaledGated):

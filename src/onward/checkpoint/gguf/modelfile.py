@@ -15,8 +15,9 @@ USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
 
 
 def modelfile(path: Path, c: DecoderConfig, tokenizer: Tokenizer | None, adapter: Path | None = None) -> str:
-    """The Modelfile of a GGUF file, and of an adapter for it. Without a chat template, texts are continued as they are;
-    a template that has no counterpart is left to ollama, which knows those of the major families."""
+    """The Modelfile of a GGUF file, and of an adapter for it. Without a chat template, ollama continues the prompt as
+    it is. If the chat template has no equivalent in Go, the Modelfile contains none, and ollama uses the GGUF file's
+    template if it recognizes it."""
     lines = [f"FROM ./{path.name}", *([f"ADAPTER ./{adapter.name}"] if adapter else [])]
     lines.append(f"PARAMETER num_ctx {c.context_length}")
     if tokenizer is not None:

@@ -1,7 +1,7 @@
 """Muse Glimmer's text decoder in GGUF. See architectures.py.
 
-The model normalizes queries and keys without weights, and scales their products; llama.cpp has norms with weights, of
-which those of the queries hold the scale.
+The model normalizes queries and keys without weights, and scales their products; llama.cpp's norms have weights, and
+the weights of the query norm contain the scale.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from onward.families.muse_glimmer_text import MuseBlock
 
 @dataclass(frozen=True)
 class MuseGlimmerArchitecture(Architecture):
-    IGNORED = rf"{Architecture.IGNORED}|\.attn_(q|k)_norm\.weight$"  # these weights hold a scale
+    IGNORED = rf"{Architecture.IGNORED}|\.attn_(q|k)_norm\.weight$"  # these weights contain a scale
 
     def constants(self, c: DecoderConfig) -> dict[str, Tensor]:
         found = super().constants(c)
@@ -66,18 +66,20 @@ def muse_glimmer(keys: Keys, sizes: Parts) -> Parts:
 
 
 def constant(keys: Keys, layer: int, name: str) -> float:
-    """The only weight of the norm of a layer's queries or keys."""
+    """The value of all weights in the norm of a layer's queries or keys."""
     tensor = f"blk.{layer}.attn_{name}_norm.weight"
     if not keys.has(tensor):
         raise UserError(f"llama.cpp needs {tensor} in this architecture")
     weights = factors(keys, tensor)
     if len({*weights}) != 1:
-        raise UserError(f"{tensor} has different numbers: Onward has one factor for all elements, as published")
-    return float(str(np.float32(weights[0])))  # as header.py reads numbers: 3.87, not 3.869999885559082
+        raise UserError(
+            f"{tensor} has different numbers, but Onward supports only one factor for all elements, as published"
+        )
+    return float(str(np.float32(weights[0])))  # rounded as in header.py: 3.87, not 3.869999885559082
 
 
 def muse_glimmer_keys(c: DecoderConfig) -> dict[str, Any]:
-    scales = {"logit_scale": c.logit_scale, "final_logit_softcapping": c.logit_softcap or 0.0}  # 30 without the key
+    scales = {"logit_scale": c.logit_scale, "final_logit_softcapping": c.logit_softcap or 0.0}  # default: 30
     return pattern_keys(c) | local_theta(c) | scales
 
 

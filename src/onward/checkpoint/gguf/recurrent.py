@@ -1,7 +1,7 @@
-"""Architectures of llama.cpp with layers that have a state. See architectures.py.
+"""Architectures of llama.cpp with recurrent layers. See architectures.py.
 
-A file stores minus the exponential of `a_log`, convolutions (C, K) without their axis of 1, and the heads of values by
-their number among those of a key's head in Qwen 3.5. Shapes: C channels, K tokens of a convolution.
+A file stores -exp(`a_log`), and convolutions as (C, K), without their axis of size 1. In Qwen 3.5, it orders value
+heads by their index in the group of a key head. Shapes: C channels, K tokens of a convolution.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ FLAT: Fix = (lambda t: t[:, None], lambda t: t[:, 0])  # of a convolution
 
 @dataclass(frozen=True)
 class RecurrentArchitecture(Architecture):
-    """Layers with a state, and layers of attention."""
+    """Recurrent layers and attention layers."""
 
-    final: str = "output_norm"  # the tensor of the last norm
-    tiled: bool = False  # value heads are ordered by their number among those of a key head
+    final: str = "output_norm"  # the tensor of the final norm
+    tiled: bool = False  # value heads are ordered by their index in the group of a key head
     fused_b_a: bool = False  # strengths and decays are one tensor, ordered by key heads
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
@@ -117,12 +117,13 @@ class RecurrentArchitecture(Architecture):
 
 
 def log_of(own: StoredTensor) -> StoredTensor:
-    """The logarithm of minus a tensor, computed in fp32."""
+    """log(-x) of a tensor x, computed in fp32."""
     return StoredTensor(own.shape, own.dtype, lambda start, end: (-own.rows(start, end).float()).log())
 
 
 def tiles(keys: int, values: int, width: int) -> Fix:
-    """Reorder rows of value heads, `width` of each: theirs are ordered by their number among those of a key's head."""
+    """Reorder rows of value heads, `width` rows each: the file orders value heads by their index in the group of a key
+    head."""
     shared = values // keys
     if shared == 1:
         return same, same
@@ -131,7 +132,7 @@ def tiles(keys: int, values: int, width: int) -> Fix:
 
 
 def trailing(rows: int, into: Change, back: Change) -> Fix:
-    """A pair of changes of tensors whose first rows stay."""
+    """Return a pair of changes that leave the first `rows` rows of a tensor as they are."""
     behind = lambda change: lambda t: joined([t[:rows], change(t[rows:])])
     return (same, same) if into is same else (behind(into), behind(back))
 
@@ -151,7 +152,7 @@ def mamba(part: Mamba2, their: str, our: str) -> Iterator[Row]:
 
 
 def attention_keys(c: DecoderConfig) -> dict[str, Any]:
-    """The heads of keys and values of each layer: none in layers with a state."""
+    """The number of key/value heads of each layer: 0 in recurrent layers."""
     parts = [at(c.attention, layer) for layer in range(c.n_layers)]
     return {
         "attention.head_count_kv": [
@@ -202,7 +203,7 @@ def delta(keys: Keys, sizes: Parts) -> Parts:
         norm_eps=eps,
     )
     if keys.number("ssm.inner_size") != layer.n_value_heads * width:
-        raise UserError("ssm.inner_size is not ssm.time_step_rank heads of ssm.state_size: get the file again")
+        raise UserError("ssm.inner_size is not ssm.time_step_rank times ssm.state_size: get the file again")
     part = self_attention(keys, qk_norm="head")
     part = replace(part, gate=SigmoidGate(bias=part.bias))
     count, step = sizes["n_layers"], keys.number("full_attention_interval", 4)
@@ -233,7 +234,8 @@ def delta_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def with_sections(c: DecoderConfig) -> dict[str, Any]:
-    """The pairs that images rotate by time, height and width; texts have one position for the three."""
+    """The numbers of pairs that are rotated by time, height and width in images; in text, the three positions are
+    equal."""
     position = next((p for layer in range(c.n_layers) if isinstance(p := at(c.position, layer), Rotary)), None)
     pairs = position.rope_dim(c.d_head) // 2 if position else 0
     return delta_keys(c) | {"rope.dimension_sections": [(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0]}

@@ -85,7 +85,7 @@ def scaling(keys: Keys, theta: float, context: int, rope_dim: int) -> Scaling | 
 
 
 def factors(keys: Keys, name: str) -> tuple[float, ...]:
-    """A tensor with a factor for each rotated pair of elements."""
+    """Read a tensor with a factor for each rotated pair of elements."""
     info = keys.header.tensors[name]
     if len(info.shape) != 1 or info.shape[0] > MOST or info.type.plain is None:
         raise UserError(f"{name} is {list(info.shape)} {info.type.name}, not a list of factors: get the file again")

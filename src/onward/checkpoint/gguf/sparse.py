@@ -69,7 +69,7 @@ def routed(keys: Keys, layers: int, gating: int = SOFTMAX) -> tuple[Gated | Expe
 
 
 def mixture(keys: Keys, layer: int, gating: int) -> Experts:
-    """The experts of a layer, as in DeepSeek, whose routing the file names; `gating` is the default."""
+    """The experts of a layer, as in DeepSeek. The file names the routing; `gating` is the default."""
     width, groups = keys.number("expert_feed_forward_length"), keys.number("expert_group_count", 1) or 1
     shared = keys.number("expert_shared_feed_forward_length", keys.number("expert_shared_count", 0) * width)
     part = experts(keys, bool(keys.get("expert_weights_norm")), d_shared=shared)
@@ -81,7 +81,7 @@ def mixture(keys: Keys, layer: int, gating: int) -> Experts:
         used = keys.number("expert_group_used_count", 1) or 1
         router = SigmoidRouting(part.router.renormalize, scale, groups, used, selection_bias=biased)
     elif kind != SOFTMAX or groups > 1:
-        raise UserError(f"expert_gating_func is {kind} with {groups} groups of experts, which Onward does not have")
+        raise UserError(f"expert_gating_func is {kind} with {groups} groups of experts, which Onward does not support")
     else:
         router = SoftmaxRouting(part.router.renormalize, scale, selection_bias=biased)
     return replace(part, router=router)
@@ -90,7 +90,7 @@ def mixture(keys: Keys, layer: int, gating: int) -> Experts:
 def routed_keys(c: DecoderConfig) -> dict[str, Any]:
     many = at(c.mlp, c.n_layers - 1)
     if not isinstance(many, Experts):
-        dense = {"expert_feed_forward_length": c.d_ff, "expert_shared_count": 0}  # which some architectures require
+        dense = {"expert_feed_forward_length": c.d_ff, "expert_shared_count": 0}  # required in some architectures
         return dense | {"leading_dense_block_count": c.n_layers}
     sigmoid, width = isinstance(many.router, SigmoidRouting), many.width(c)
     keys = expert_keys(replace(c, mlp=many)) | {
@@ -107,7 +107,7 @@ def routed_keys(c: DecoderConfig) -> dict[str, Any]:
 
 
 def with_norm(keys: Keys, sizes: Parts) -> Parts:
-    """DeepSeek's routed experts behind attention with a norm for queries and keys."""
+    """DeepSeek's routed experts after attention with a norm for queries and keys."""
     mlp = routed(keys, sizes["n_layers"], SIGMOID)
     return plain(keys, sizes) | {"attention": self_attention(keys, qk_norm="head"), "mlp": mlp}
 
@@ -123,7 +123,7 @@ def dots1(keys: Keys, sizes: Parts) -> Parts:
 
 def as_many_values(sizes: Parts) -> Parts:
     if sizes["n_kv_heads"] != sizes["n_heads"]:
-        raise UserError("llama.cpp has as many heads for keys and values as for queries in this architecture")
+        raise UserError("llama.cpp requires as many key/value heads as query heads in this architecture")
     return {}
 
 
@@ -131,7 +131,7 @@ def afmoe(keys: Keys, sizes: Parts) -> Parts:
     layers, parts = sizes["n_layers"], with_norm(keys, sizes)
     part = replace(parts["attention"], gate=SigmoidGate())
     window = keys.number("attention.sliding_window", 0)
-    rotated = [bool((layer + 1) % 4) for layer in range(layers)]  # whatever the pattern of windows is
+    rotated = [bool((layer + 1) % 4) for layer in range(layers)]  # regardless of the pattern of windows
     return parts | {
         "attention": windowed(keys, part, 4, layers, window) if window else part,
         "position": tuple(parts["position"] if one else NoPosition() for one in rotated),
@@ -181,7 +181,7 @@ def granitemoe(keys: Keys, sizes: Parts) -> Parts:
 def ernie4_5_moe(keys: Keys, sizes: Parts) -> Parts:
     dense, layers = keys.number("leading_dense_block_count", 0), sizes["n_layers"]
     if keys.number("interleave_moe_layer_step") != 1:
-        raise UserError("interleave_moe_layer_step is not 1, with which llama.cpp does not load the dense layers")
+        raise UserError("interleave_moe_layer_step is not 1, but llama.cpp loads the dense layers only with 1")
     biased = keys.has(f"blk.{dense}.exp_probs_b.bias")
     part = experts(keys, True, d_shared=keys.number("expert_shared_feed_forward_length", 0))
     part = replace(part, router=SoftmaxRouting(selection_bias=biased))
@@ -223,7 +223,8 @@ def dbrx_layer(c: DecoderConfig) -> dict[str, str]:
 
 
 def phimoe(keys: Keys, sizes: Parts) -> Parts:
-    """The published model: llama.cpp computes an RMSNorm with a bias, and a softmax of the chosen experts' logits."""
+    """The parts of the published model; llama.cpp instead computes an RMSNorm with a bias, and a softmax of the chosen
+    experts' logits."""
     out_bias = keys.has("blk.0.attn_output.bias")
     return plain(keys, sizes) | {
         "norm": LayerNorm(keys.number("attention.layer_norm_rms_epsilon")),
@@ -274,7 +275,7 @@ ALL = (
         routed_keys,
         free_heads=True,
         routing_bias="exp_probs_b",
-        needs=("ffn_up_shexp.weight",),  # without them, it adds its input
+        needs=("ffn_up_shexp.weight",),  # without this tensor, llama.cpp adds the input instead
     ),
     Architecture(
         "minimax-m2", ("minimax_m2",), minimax_m2, minimax_m2_keys, head="required", free_heads=True, partial=True

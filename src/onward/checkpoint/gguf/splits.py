@@ -28,8 +28,8 @@ Patterns = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Splits:
-    """The patterns that split texts, one after the other; `lookup`: a piece that is a token is not merged; `bos`: texts
-    begin with BOS where the file does not say."""
+    """The patterns that split texts, applied one after the other; `lookup`: whether a piece that is a token is used
+    without merging; `bos`: whether texts begin with BOS if the file does not say."""
 
     patterns: Patterns
     lookup: bool = False
@@ -122,7 +122,7 @@ PRE = {  # equal splits are written under the first name
         bos=True,
     ),
 }
-ALIASES: dict[Patterns, str] = {  # patterns that published tokenizers have -> the name under which llama.cpp splits so
+ALIASES: dict[Patterns, str] = {  # patterns of published tokenizers -> llama.cpp's name for the same splits
     (PUNCTUATION, GPT2, DIGITS, THREE): "falcon",
     (*PRE["deepseek-llm"].patterns[:-1], DIGIT): "deepseek-llm",
     (BY_THREES, _ASIAN, _DEEP): "afmoe",

@@ -22,14 +22,14 @@ from onward.config.attention_options import SigmoidGate
 from onward.config.decoder import DecoderConfig, Experts, Gated, Rotary, SelfAttention, at
 from onward.families.step3p5 import LimitedExperts, LimitedGated, limits_of
 
-LIMITS = "swiglu_clamp_exp", "swiglu_clamp_shexp"  # of the experts' hidden units, and of the other feed-forwards'
-LEAST = 1e-6  # limit that llama.cpp honors
+LIMITS = "swiglu_clamp_exp", "swiglu_clamp_shexp"  # limits of the hidden units of experts, and of other feed-forwards
+LEAST = 1e-6  # llama.cpp ignores limits up to this value
 
 
 @dataclass(frozen=True)
 class Step35Architecture(Architecture):
     def constants(self, c: DecoderConfig) -> dict[str, Tensor]:
-        """Factors of rotary frequencies, for as many pairs as the layer has that rotates most."""
+        """Factors of rotary frequencies, for the largest number of pairs that a layer rotates."""
         found = super().constants(c)
         turns = [(at(c.position, i), at(c.attention, i).rope_width(c)) for i in range(c.n_layers)]
         pairs = max((turn.rope_dim(width) // 2 for turn, width in turns if isinstance(turn, Rotary)), default=0)
@@ -39,7 +39,7 @@ class Step35Architecture(Architecture):
 def step35(keys: Keys, sizes: Parts) -> Parts:
     layers, width = range(sizes["n_layers"]), sizes["d_head"]
     if not isinstance(keys.get("attention.sliding_window_pattern"), list):
-        raise UserError("attention.sliding_window_pattern is no list, without which llama.cpp does not load this")
+        raise UserError("attention.sliding_window_pattern is not a list, as llama.cpp requires in this architecture")
     part = self_attention(keys)
     heads, kv_heads = (keys.by_layer(f"attention.{key}", len(layers)) for key in ("head_count", "head_count_kv"))
     attention = tuple(
@@ -56,7 +56,7 @@ def step35(keys: Keys, sizes: Parts) -> Parts:
     part_of = fraction(keys.number("rope.dimension_count_swa", count), width)
     near = unscaled(keys, 10_000.0, part_of)
     far = Rotary(theta, fraction(count // 2, width), scaling(keys, theta, sizes["context_length"], count // 2))
-    for key in "leading_dense_block_count", "moe_every_n_layers":  # the tensors tell which layers have experts
+    for key in "leading_dense_block_count", "moe_every_n_layers":  # unused: the tensors show which layers have experts
         keys.get(key)
     return rms(keys, offset=1.0) | {
         "attention": attention,

@@ -18,17 +18,17 @@ from onward.base.errors import UserError
 from onward.checkpoint.gguf.header import TensorInfo
 from onward.checkpoint.weights import DTYPE_NAMES, StoredTensor
 
-QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another is asked for
+QUANTIZED = torch.bfloat16  # the dtype of dequantized weights, unless another is requested
 
 
 def stored_tensors(
     tensors: Mapping[str, TensorInfo], shift_of: Callable[[str], float] = lambda name: 0.0
 ) -> dict[str, StoredTensor]:
-    """The file's tensors, to be read on request. `shift_of` a tensor's name is subtracted when it is read, in fp32:
+    """The file's tensors, to be read on request. `shift_of(name)` is subtracted from a tensor when it is read, in fp32:
     some architectures store the weights of norms with an offset.
 
-    All get the dtype that most elements of the file's matrices have, since GGUF keeps norms and biases in fp32 in every
-    file."""
+    All tensors get the dtype that most elements of the file's matrices have, since GGUF keeps norms and biases in fp32
+    in every file."""
     counts = Counter[torch.dtype]()
     for name, info in tensors.items():
         if info.type.plain is None and info.type.dequantize is None:

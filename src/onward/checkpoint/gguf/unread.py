@@ -1,5 +1,5 @@
 """Models that Onward does not read or write as GGUF: architectures of llama.cpp, and families that llama.cpp does not
-have. A row leaves with the value that reads it (`tests/checkpoint/test_gguf_architectures.py`)."""
+have. Remove a name when Onward learns to read it (`tests/checkpoint/test_gguf_architectures.py` checks this)."""
 
 from __future__ import annotations
 

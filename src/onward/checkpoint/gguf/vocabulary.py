@@ -38,8 +38,8 @@ from onward.text.training import char_level
 SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}  # steps of a normalizer
 LINES = r"[^\n]+|[\n]+"
 PREFIX = {"type": "Prepend", "prepend": SPACE}
-NO_SPLITS = {"String": " "}, {"Regex": LINES}  # without spaces; between lines, which no merge crosses in llama.cpp
-MERGED = "sarvam-moe"  # tokenizer.ggml.pre of merges over the text itself
+NO_SPLITS = {"String": " "}, {"Regex": LINES}  # no effect: no spaces are left, and no merge crosses lines
+MERGED = "sarvam-moe"  # tokenizer.ggml.pre for merges over the text itself
 KEPT = {"<unk>", "<s>", "<|endoftext|>"}  # tokens of Phi 3 after which white space is kept
 PHI3 = {*KEPT, "</s>"}
 END_OF_TURN = "<end_of_turn>"  # of Gemma, whose files name it even if its configuration has other end tokens
@@ -132,7 +132,8 @@ def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, i
 
 
 def raw_text(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
-    """The tokenizer of a file whose merges are over the text itself, with spaces as U+2581 and lines apart."""
+    """The tokenizer of a file whose merges apply to the text itself, not to its bytes; spaces are written as U+2581,
+    and lines are split from each other."""
     vocab = {token: i for i, (token, _) in enumerate(typed)}
     unknown = typed[i][0] if (i := token_id(keys, "unknown", list(vocab))) is not None else None
     merges = merges_of(header, keys, typed)
@@ -145,7 +146,7 @@ def raw_text(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int
 
 
 def merges_of(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> list[tuple[str, str]]:
-    """The merges of a file whose three tokens are all in the vocabulary."""
+    """The merges of a file whose two parts and result are all in the vocabulary."""
     merges, vocab = keys.get("merges"), {token for token, _ in typed}
     if not isinstance(merges, list):
         raise UserError(f"{header.path} has no tokenizer.ggml.merges: get the file again")
@@ -236,14 +237,14 @@ def compare_ends(keys: Mapping[str, Any], tokens: Sequence[str], tokenizer: Toke
 
 
 def general_name(name: str, tokenizer: Tokenizer) -> str:
-    """`name`, changed if necessary: llama.cpp decides by it whether control tokens absorb the white space after them,
-    as in Phi 3. Warns if no name gives the tokenizer's behavior."""
+    """Return `name`, changed if necessary: based on the name, llama.cpp decides whether control tokens absorb the white
+    space after them, as in Phi 3. Warns if no name gives the tokenizer's behavior."""
     added = tokenizer.inner.get_added_tokens_decoder().values()
     strips = {token.content: (token.lstrip, token.rstrip) for token in added}
     if strips.keys() >= PHI3 and strips == {text: (False, text not in KEPT) for text in strips}:
         return name if re.search("phi-?3", name, re.IGNORECASE) else f"{name} phi-3"
     if any(map(any, strips.values())):
-        notice = "llama.cpp keeps white space around control tokens, which belongs to some control tokens here"
+        notice = "llama.cpp keeps white space around control tokens, but some control tokens here absorb it"
         warnings.warn(notice, TokenizerNotice, stacklevel=2)
     return re.sub("(phi(?=-?3)|modern(?=-bert))-?", r"\1 ", name, flags=re.IGNORECASE)
 
@@ -323,7 +324,8 @@ def characters(table: Mapping[str, Any]) -> SpelledVocabulary:
 
 
 def piece_keys(table: Mapping[str, Any]) -> SpelledVocabulary:
-    """A SentencePiece tokenizer, whose scores follow the order of the merges or, where scores cannot, its merges."""
+    """A SentencePiece tokenizer, written with scores that follow the order of the merges or, if scores cannot express
+    this order, with the merges."""
     model, normalizer, first = table["model"], table["normalizer"] or {}, table["pre_tokenizer"] or {}
     steps = normalizer.get("normalizers", [normalizer] if normalizer else [])
     scheme = first.get("prepend_scheme", "") if first.get("split") is False else ""

@@ -18,12 +18,12 @@ from onward.base.files import atomic_write
 from onward.checkpoint.gguf.blocks import CODES, TYPES, BlockType
 from onward.checkpoint.gguf.header import ALIGNMENT, ARRAY, MAGIC, STRING, VERSION
 
-FILLER = {"onward.alignment": 64}  # a key of 32 bytes, with which the tensors begin at a multiple of 64
-PIECE = 1 << 22  # numbers that are encoded at a time
+FILLER = {"onward.alignment": 64}  # a key of 32 bytes, added so that the tensors begin at a multiple of 64
+PIECE = 1 << 22  # numbers encoded at a time
 K_TYPES = "Q4_K", "Q5_K", "Q6_K"
-UNQUANTIZED = "altup", "laurel", "per_layer_model_proj"  # as llama-quantize leaves them
-HALF = torch.finfo(torch.float16).max  # below it every type holds a number
-SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the types of a key by those of Python
+UNQUANTIZED = "altup", "laurel", "per_layer_model_proj"  # tensors that llama-quantize does not quantize
+HALF = torch.finfo(torch.float16).max  # every type can store numbers below this
+SCALAR = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}  # the type of a key by its Python type
 ELEMENT = {bool: (7, np.bool_), int: (5, np.int32), float: (6, np.float32)}
 
 
@@ -45,16 +45,16 @@ def write_gguf(
     progress: Callable[[int], object] = lambda done: None,
     columns: Mapping[str, Tensor] = {},  # only read, so a shared default is safe
 ) -> None:
-    """Write metadata keys and tensors, whose shapes and types `outlines` has in the same order; `columns` has the
-    importance of the columns of tensors with K types. If a number does not fit into the type of its tensor, a file at
-    `path` stays unchanged."""
+    """Write metadata keys and tensors; `outlines` gives the shapes and types of the tensors in the same order, and
+    `columns` the importance of the columns of tensors with K types. If a number does not fit into the type of its
+    tensor, a file at `path` stays unchanged."""
     infos, start = b"", 0
     for name, outline in outlines.items():
         infos += text(name) + struct.pack(f"<I{len(outline.shape)}Q", len(outline.shape), *outline.shape[::-1])
         infos += struct.pack("<IQ", CODES[outline.type.name], start)
         start += -(-outline.nbytes // ALIGNMENT) * ALIGNMENT
     header = header_of(keys, len(outlines)) + infos
-    if -len(header) % (2 * ALIGNMENT) >= ALIGNMENT:  # torch computes faster on tensors that are mapped so
+    if -len(header) % (2 * ALIGNMENT) >= ALIGNMENT:  # torch is faster on tensors mapped with this alignment
         header = header_of({**keys, **FILLER}, len(outlines)) + infos
     with atomic_write(path) as new, new.open("wb") as file:
         file.write(header)
@@ -85,7 +85,7 @@ def along(columns: Tensor | None, outline: TensorOutline, start: int, count: int
 
 def encoded(piece: Tensor, kind: BlockType, name: str, columns: np.ndarray | None = None) -> np.ndarray:
     raw = kind.encode(piece, columns)
-    small = not piece.numel() or max(map(abs, torch.stack(piece.aminmax()).tolist())) < HALF  # and not NaN
+    small = not piece.numel() or max(map(abs, torch.stack(piece.aminmax()).tolist())) < HALF  # false for NaN
     if not (small or kind.name == "F32" or kind.decode(raw).isfinite().all()) and piece.isfinite().all():
         raise UserError(
             f"tensor {name} has a number as large as {piece.abs().max().item():.3g}, which {kind.name} cannot hold: "

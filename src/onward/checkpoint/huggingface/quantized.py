@@ -17,7 +17,7 @@ from onward.families import HF
 class Format:
     """A weight that is stored as several tensors, each with the name of its module and a suffix."""
 
-    endings: Sequence[str]  # names of the tensors that it always has; no other weight has a tensor of the first name
+    endings: Sequence[str]  # suffixes of its required tensors; the first identifies the format
     read: Callable[[str, Parts, Config], StoredTensor]
     optional: Sequence[str] = ()
     weight: str = ".weight"  # the ending of the weight itself

@@ -95,7 +95,7 @@ def save_weights(
         unchanged = config_path.exists() and config_path.read_bytes() == temporary[config_path.name].read_bytes()
         stale = [old for old in folder.iterdir() if WEIGHTS.fullmatch(old.name) and old.name not in temporary]
         if stale or len(files) > 1 or not unchanged:
-            config_path.unlink(missing_ok=True)  # without it, no mixture of old and new files loads
+            config_path.unlink(missing_ok=True)  # without it, a mixture of old and new files cannot be loaded
             for old in stale:
                 old.unlink()
 

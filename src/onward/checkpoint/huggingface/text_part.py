@@ -22,15 +22,15 @@ def text_tensors(part: TextPart, stored: Mapping[str, StoredTensor]) -> dict[str
 
 
 def converted(name: str, tensor: StoredTensor, part: TextPart) -> Iterator[tuple[str, StoredTensor]]:
-    """A tensor as the family stores it: one or, for stacked experts, many."""
+    """Yield a tensor as the family stores it: as one tensor or, for stacked experts, as one for each matrix."""
     rows = part.keys.get("vocab_size")
     match part.kind, name.rpartition(".experts."):
         case "mllama_text_model", _ if name == "embed_tokens.weight" and tensor.mapped and isinstance(rows, int):
-            # eight rows more than the head has, the first of them for an image
+            # the embedding has eight more rows than the head, the first of them for an image
             whole = tensor.mapped
             yield name, replace(tensor, shape=[rows, *tensor.shape[1:]], mapped=lambda: whole()[:rows])
         case "qwen3_vl_moe_text", (layer, _, "gate_up_proj" | "down_proj" as stack) if len(tensor.shape) == 3:
-            # all experts in one; published files have them transposed, those of transformers may not
+            # one tensor for all experts: published files transpose it, files saved by transformers may not
             as_is = tensor.shape[2] == part.keys["hidden_size" if stack == "gate_up_proj" else "moe_intermediate_size"]
             outputs, inputs = tensor.shape[1:] if as_is else tensor.shape[:0:-1]
             names = ("gate_proj", "up_proj") if stack == "gate_up_proj" else ("down_proj",)
@@ -45,6 +45,7 @@ def converted(name: str, tensor: StoredTensor, part: TextPart) -> Iterator[tuple
 
 
 def matrix_rows(stack: StoredTensor, index: int, first: int, as_is: bool, start: int, end: int) -> Tensor:
-    """Rows [start, end), counted from `first`, of matrix `index` in a stack, or else of this matrix transposed."""
+    """Rows [start, end), counted from `first`, of matrix `index` in a stack; the matrix is transposed unless
+    `as_is`."""
     matrix = stack.rows(index, index + 1)[0]
     return (matrix if as_is else matrix.mT)[first + start : first + end]

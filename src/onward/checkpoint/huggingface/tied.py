@@ -28,7 +28,7 @@ def found(family: Names, name: str, stored: Mapping[str, StoredTensor]) -> Store
 
 
 def with_embedding(family: Names, config: DecoderConfig, stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The stored tensors, in which a matrix that embedding and head share has the name of the embedding: files may have
+    """The stored tensors, with a matrix that embedding and head share under the name of the embedding: files may store
     it under the head's name only."""
     embedding, head = both_names(family, config)
     if found(family, embedding, stored) or not (shared := found(family, head, stored)):
@@ -44,7 +44,7 @@ def head_differs(family: Names, config: DecoderConfig, stored: Mapping[str, Stor
         return False
     warnings.warn(
         f"config.json ties the head to the embedding, although {names[1]} differs from {names[0]} in the weights: both "
-        "are kept, as in transformers; set tie_word_embeddings to false if that is meant",
+        "are kept, as in transformers; set tie_word_embeddings to false if this is intended",
         UntiedHead,
         stacklevel=1,
     )

@@ -2,9 +2,9 @@
 Decoder ("ours"), such as a fused projection.
 
 PEFT adapts layers, by `target_modules`, and parameters of other modules, by `target_parameters`: transformers 5 keeps
-the experts of a layer in two stacks, `gate_up_proj` and `down_proj`. Of two parameters of a module, the tensors of the
-first have the name of the module and `.base_layer`. The tensors of a stack are lora_A (X R, I), expert by expert, and
-lora_B (O, R X), in which neighboring columns are those of different experts.
+the experts of a layer in two stacks, `gate_up_proj` and `down_proj`. If two parameters of a module are adapted, the
+tensors of the first are named after the module and `.base_layer`. The tensors of a stack are lora_A (X R, I), expert by
+expert, and lora_B (O, R X), in which neighboring columns are those of different experts.
 
 Shapes: X experts, I inputs, O outputs, R rank.
 """
@@ -151,14 +151,14 @@ def split(
 ) -> list[Adapter]:
     """Split a PEFT adapter into one for each of the weights of Decoder that it joins. With `subtracted`, the second
     half of the rank subtracts the initial values of A and B, as for PiSSA; the adapter of a single weight keeps these
-    separately. ValueError for a tensor that does not fit."""
+    separately. Raises a ValueError for a tensor that does not fit."""
     first = targets[stored.ours[0]]
     leaves = EMBEDDING if isinstance(first.module, nn.Embedding) else LAYER
     a, b = (given[leaf.removesuffix(".weight")] for leaf in leaves)
     if stored.stack:
         a, b = a.unflatten(0, (len(first.weight), -1)), b.unflatten(1, (-1, len(first.weight))).permute(2, 0, 1)
     magnitude, rank = given.get(MAGNITUDE), a.size(-2)
-    own = stored.key if stored.stack else f"{stored.module}.weight"  # its name where it is targeted as a parameter
+    own = stored.key if stored.stack else f"{stored.module}.weight"  # its name if it is targeted as a parameter
     name = own if any(matches(pattern, own) for pattern in config.target_parameters or ()) else stored.module
     if rank != config.rank_of(name):
         raise ValueError(f"its rank is {rank}, but {config.rank_of(name)} in adapter_config.json")
@@ -181,7 +181,7 @@ def split(
     parts, start = [], 0
     for our in stored.ours:
         target = targets[our]
-        weight = target.weight if magnitude is None else target.values  # for its norms
+        weight = target.weight if magnitude is None else target.values  # for the norms
         weight = weight if stored.expert is None else weight[0]
         end = start + weight.size(-2)
         adapter = Adapter(weight, rank, scaling, dora=magnitude is not None, **kind)
@@ -203,7 +203,7 @@ def initial_factors(
     stored: AdaptedWeight, targets: Mapping[str, Target], kind: str, rank: int, scaling: float
 ) -> tuple[Tensor, Tensor]:
     """A (R, I) and B (O, R) with which PEFT initialized an adapter, in the row order of the family's files: PEFT
-    subtracts scaling B A from the base. ValueError where they are unknown."""
+    subtracts scaling B A from the base. Raises a ValueError if they are unknown."""
     modules = [targets[our].module for our in stored.ours]
     if stored.stack or stored.expert is not None or any(isinstance(module, QuantizedLinear) for module in modules):
         raise ValueError(f"init_lora_weights is {kind}, which is for layers with plain weights: merge it in PEFT")
@@ -216,7 +216,8 @@ def initial_factors(
 
 
 def stacked(weight: Tensor, by_expert: Mapping[int, Adapter]) -> Adapter:
-    """The adapter of a stack of experts' matrices (X, O, I), from those of single matrices; others get zeros."""
+    """The adapter of a stack of experts' matrices (X, O, I), from those of single matrices; experts without an adapter
+    get zeros."""
     first = next(iter(by_expert.values()))
     if any((a.a.shape, a.scaling) != (first.a.shape, first.scaling) for a in by_expert.values()):
         raise ValueError("their ranks or factors differ, and a stack needs equal ones")

@@ -3,7 +3,8 @@
 Tensors have the names of the base's family, see `adapted_weights.py`: base_model.model.MODULE.lora_A.weight (R, I) and
 lora_B.weight (O, R); lora_embedding_A (R, V) and lora_embedding_B (D, R); lora_magnitude_vector (O,) with DoRA; for
 trained tokens token_adapter.trainable_tokens_delta (N, D). Fully trained modules, and a classification or value head,
-have their own names, and biases of adapted layers that of the base layer. base.json is that of `bases.py`.
+have their own names, and biases of adapted layers have the name of the base layer. base.json is described in
+`bases.py`.
 """
 
 from __future__ import annotations
@@ -85,8 +86,8 @@ def load_with_adapters(
     holds an adapter, its base model is loaded with it. Returns (decoder, config.json of the base model, source of the
     tokenizer).
 
-    With `lazy` the weights of the decoder, but not the adapters, are deferred, as by `load_outline`, and `device`,
-    `allow_nonfinite` and `quantize` are not used. Other arguments as for `load_model`."""
+    With `lazy` the weights of the decoder, but not the adapters, are deferred, as in `load_outline`, and `device`,
+    `allow_nonfinite` and `quantize` are not used. The other arguments are those of `load_model`."""
     if is_adapter(folder):
         adapter_folders, folder = [folder, *adapter_folders], base_folder(folder)
     source = open_source(folder)
@@ -100,7 +101,8 @@ def load_with_adapters(
         load_adapter(model, adapter_folder, hf, name)
     if names:
         selection(model).name = names[0]
-    trained = adapter_folders and (adapter_folders[0] / "tokenizer.json").exists()  # perhaps with another chat template
+    # the adapter's tokenizer may have another chat template
+    trained = adapter_folders and (adapter_folders[0] / "tokenizer.json").exists()
     return model, hf, open_source(adapter_folders[0]) if trained else source
 
 
@@ -163,8 +165,8 @@ def embedding(kind: Family, model: Decoder) -> str:
 
 
 def full_parameters(kind: Family, model: Decoder, gather: Callable[[Tensor], Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """(name in the family's files, tensor) of each fully trained parameter; if only a part of a fused tensor is
-    trained, the whole fused tensor."""
+    """Yield (name in the family's files, tensor) for each fully trained parameter; if only a part of a fused tensor is
+    trained, yield the whole fused tensor."""
     every = dict(model.named_parameters())
     trained = {n: p for n, p in every.items() if p.requires_grad and "_lora." not in n}
     for their, our, *fix in kind.names(model.config):
@@ -266,7 +268,7 @@ def load_rows(
     name: str,
     folder: Path,
 ) -> None:
-    """Add the trained token embeddings of an adapter; `tokens` are their ids, perhaps for each module."""
+    """Add the trained token embeddings of an adapter; `tokens` are their ids, possibly for each module."""
     given = [*tokens.values()] if isinstance(tokens, Mapping) else [tokens or ()]
     tensor = rows.get(f"{module}.{ROWS}")
     if tensor is None or len(rows) > 1 or any(other != given[0] for other in given):
@@ -283,8 +285,8 @@ def load_rows(
 
 
 def sorted_tensors(folder: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor], dict[str, Tensor]]:
-    """({module: {kind, such as lora_A: tensor}}, tensors of fully trained modules, weights of the base, which PEFT
-    includes if embeddings are adapted)."""
+    """Return ({module: {kind, such as lora_A: tensor}}, tensors of fully trained modules, weights of the base, which
+    PEFT includes if embeddings are adapted)."""
     parts: dict[str, dict[str, Tensor]] = {}
     full, bases = {}, {}
     leaves = (*LAYER, *EMBEDDING, MAGNITUDE, f"{MAGNITUDE}.weight")
@@ -332,7 +334,7 @@ def check_base_layers(model: Decoder, kind: Family, bases: dict[str, Tensor], fo
 def by_our_names(
     model: Decoder, kind: Family, tensors: dict[str, Tensor], folder: Path
 ) -> Iterator[tuple[str, str, Tensor]]:
-    """Pop the model's parameters from `tensors`: (family's name, Decoder's name, tensor)."""
+    """Pop the model's parameters from `tensors`, and yield (family's name, Decoder's name, tensor)."""
     own = dict(model.named_parameters(remove_duplicate=False))
     rows = [(their, [our] if isinstance(our, str) else our, fix) for their, our, *fix in kind.names(model.config)]
     rows += [(name, [name], []) for name in own]

@@ -54,10 +54,10 @@ def write_save(
 def by_file(
     tensors: Mapping[str, Tensor], frozen: Mapping[str, Tensor], average: torch.dtype | None
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """(tensors of the model's file, tensors of the state's file). `average` is the dtype of weight averages, to which
-    frozen parameters are converted, since the model's file has one dtype."""
+    """Return (tensors of the model's file, tensors of the state's file). `average` is the dtype of weight averages, to
+    which frozen parameters are converted, since the model's file has one dtype."""
     own, averages = ({n.removeprefix(kind): t for n, t in tensors.items() if n.startswith(kind)} for kind in KINDS)
-    # the model's file has the averages where there are any, the state's file the weights with which training continues
+    # the model's file has the averages, if any, and the state's file the weights with which training continues
     weights = {**{name: t.to(average or t.dtype) for name, t in frozen.items()}, **own, **averages}
     in_model = {f"average/{name}" for name in averages} | {f"weight/{name}" for name in own if name not in averages}
     return weights, {name: tensor for name, tensor in tensors.items() if name not in in_model}
@@ -76,7 +76,7 @@ def write_state(new: Path, state: Mapping[str, Tensor], progress: dict[str, Any]
 
 
 def write_progress(new: Path, progress: dict[str, Any]) -> None:
-    """Write the checksums of all files last."""
+    """Write `progress`, and then the checksums of all files."""
     (new / PROGRESS).write_text(json.dumps(progress))
     sums = {path.name: file_sha256(path) for path in sorted(new.iterdir())}
     (new / CHECKSUMS).write_text(json.dumps(sums, indent=2) + "\n")

@@ -44,8 +44,9 @@ def newest_state(
     """Read the newest undamaged save of a run, and put its model into the run folder.
 
     Newer damaged saves are renamed, each with a message; so is the save of the step `spoiled`, after which training
-    failed, if there is an earlier one. If saves hold adapters only, `base` makes the model to which they are added. A
-    `lazy` state reads a tensor when it is looked up, and has its model on the meta device, as `base` then makes it."""
+    failed, if there is an earlier one. If saves hold adapters only, `base` makes the model to which they are added.
+    With `lazy`, the state reads each tensor when it is looked up, and the model, also that of `base`, is on the meta
+    device."""
     damages: dict[Path, str] = {}
     for folder in reversed(known := saves(run)):
         reason = "every step from it failed" if step_of(folder) == spoiled and folder != known[0] else damage(folder)
@@ -62,13 +63,14 @@ def newest_state(
     for bad in damages:
         aside = bad.with_name(f"damaged-{bad.name}")
         shutil.rmtree(aside, ignore_errors=True)
-        with suppress(OSError):  # another process may have done so
+        with suppress(OSError):  # another process may already have moved it
             os.replace(bad, aside)
-    with suppress(UserError):  # a disk that is full
+    with suppress(UserError):  # the disk may be full
         show(folder, run)  # if the process was killed before, or the shown files are damaged
     tensors, progress = read_tensors(folder / STATE), read_json(folder / PROGRESS)
     frozen = fields.convert(tuple[str, ...], progress.get("frozen", ()), f"{folder / PROGRESS}.frozen")
-    dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}  # averages have another
+    # averages may have another dtype
+    dtypes = {tensor.dtype for name, tensor in tensors.items() if name.startswith("weight/")}
     if lazy:
         outline = base() if base else load_outline(folder)[0]
         return lazy_state(outline, folder, tensors, frozen, next(iter(dtypes), None), progress, messages)
@@ -94,8 +96,8 @@ def lazy_state(
     progress: dict[str, Any],
     messages: list[str],
 ) -> SavedState:
-    """The state of a save whose tensors are read when they are looked up; `dtype` is that of the weights in the state's
-    file, None without any."""
+    """The state of a save whose tensors are read when they are looked up; `dtype` is the dtype of the weights in the
+    state's file, None if it has none."""
     reads: dict[str, Callable[[], Tensor]] = {name: partial(tensors.__getitem__, name) for name in tensors}
     for name, parameter in model.named_parameters():
         if read := read_of(parameter):

@@ -69,7 +69,7 @@ class Saver:
     ) -> None:
         """Copy the state of step `state.progress["step"]` to the CPU, and write it while the caller continues.
 
-        Waits for the previous write first. `hf` holds keys for config.json besides those of the architecture.
+        Waits for the previous write first. `hf` contains keys for config.json in addition to those of the architecture.
         model.safetensors gets the averages (the weights, if there are no averages) and the frozen parameters;
         state.safetensors gets the other tensors. A step that is already saved is not written again; the run folder then
         gets its model.

@@ -1,8 +1,9 @@
 """A save that several processes write together, as the files that one process would write.
 
-No process holds all tensors: each is gathered from its parts in turn, and one process keeps it. The first process makes
-the files with their headers, each writes the tensors that it has kept into them, and the first completes the folder. So
-the folder does not depend on the number of processes, and any other number can read it. All see one disk.
+No process holds all tensors: each is gathered from its parts in turn, and one process keeps it. The first process
+creates the files with their headers, each process writes the tensors that it has kept into them, and the first process
+completes the folder. The folder therefore does not depend on the number of processes, and any other number can read it.
+All processes must share one disk.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,8 +28,8 @@ NUMBERS = count()  # numbers of saves, equal in all processes
 
 
 class Writers(Protocol):
-    """The processes that write a save together, the store by which they agree, and how they gather the tensors that
-    they divide (see parallel/parts.py)."""
+    """The processes that write a save together, the store through which they agree, and how they gather the tensors
+    that they divide (see parallel/parts.py)."""
 
     @property
     def rank(self) -> int: ...
@@ -42,7 +43,7 @@ class Writers(Protocol):
 
 
 def agree(writers: Writers, folder: Path) -> bool:
-    """Whether the save has to be written; the first process looks and tells the others."""
+    """Whether the save has to be written; the first process checks, and informs the others."""
     key, store = f"needed/{next(NUMBERS)}", writers.store
     assert store is not None
     if not writers.rank:
@@ -52,7 +53,7 @@ def agree(writers: Writers, folder: Path) -> bool:
 
 class SharedSave:
     """The part of a save that this process writes. All processes construct it at the same time; `write` may then be
-    called in a thread. `of_stages` exchanges a value and returns that of each pipeline stage."""
+    called in a thread. `of_stages` exchanges a value and returns the value of each pipeline stage."""
 
     def __init__(
         self,
@@ -103,7 +104,7 @@ class SharedSave:
 
     @cached_property
     def model(self) -> dict[str, Tensor]:
-        """The model's file without data, which lays it out."""
+        """The tensors of the model's file, without data; they define its layout."""
         return dict(to_theirs(self.kind, self.config, self.weights))
 
     def write(self) -> None:

@@ -57,7 +57,7 @@ def restore(
     place: Callable[[Tensor, Tensor], Tensor] = copied_to,
 ) -> None:
     """Copy the tensors of a TrainerState into a model, compiled or not, and optimizers constructed like the saved ones;
-    drop the gradients. `place` copies a full tensor to the device of a parameter and divides it as the parameter."""
+    drop the gradients. `place` copies a full tensor to the device of a parameter and divides it like the parameter."""
     model.zero_grad()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -78,7 +78,8 @@ def restore(
         optimizer.state.clear()
         for j, group in enumerate(optimizer.param_groups):
             group.update(saved[f"{i}.{j}"])
-            on_device = group.get("fused") or group.get("capturable")  # else torch wants the count of steps on the CPU
+            # otherwise, torch expects the step count on the CPU
+            on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
                 for key, value in saved[names[parameter]].items():
                     if isinstance(value, Tensor):
@@ -110,9 +111,9 @@ def optimizer_tensors(model: Decoder, optimizers: Sequence[Optimizer]) -> dict[s
 
 
 def own_state(tensors: Mapping[str, Tensor], rank: int, count: int) -> dict[str, Tensor]:
-    """Return the tensors of a process among those of a loss with a state in each process (`Loss.of_batches`); `rank`
-    and `count` are those of processes with batches of their own. Returns none if the state is that of another number
-    of processes, since it then suits no process."""
+    """Return the tensors of one process from the state of a loss that keeps a state in each process
+    (`Loss.of_batches`); `rank` and `count` refer to the processes with batches of their own. Returns no tensors if the
+    state was saved by another number of processes, since it then suits none of them."""
     owners = {name.partition("/")[0] for name in tensors}
     own = f"{rank}/" if len(owners) == count else None
     return {name.removeprefix(own): tensor for name, tensor in tensors.items() if own and name.startswith(own)}

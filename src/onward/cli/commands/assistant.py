@@ -22,16 +22,17 @@ from onward.config.ranges import Share, Size, SizeOrZero
 
 ABOUT = """\
 Make an assistant that knows your documents: examples from their passages, an adapter (QLoRA) on a model, and an
-evaluation against this model. Each step is a command, which is printed. An interrupted command continues if it is given
+evaluation against this model. Each step is a command, which is printed. To continue an interrupted command, run it
 again.
 
 examples:
   onward assistant docs/ --base runs/quickstart --time 3m
   onward assistant docs/ --base qwen3-0.6b --out runs/helper
-  onward assistant docs/ --base qwen3-4b --judge http://localhost:9000/v1 --judge-model large     who writes questions
-  onward plan qwen3-4b --quantize int4 --memory 16GiB          whether a base fits into a machine
+  onward assistant docs/ --base qwen3-4b --judge http://localhost:9000/v1 --judge-model large    judge writes questions
+  onward plan qwen3-4b --quantize int4 --memory 16GiB          check whether a base fits into memory
 """
-LARGE, SPARING = 200_000_000, ["--batch-size", "1", "--accumulation", "8", "--recompute"]  # from so many parameters on
+# above LARGE parameters, the options SPARING are used
+LARGE, SPARING = 200_000_000, ["--batch-size", "1", "--accumulation", "8", "--recompute"]
 ANSWERS = 8  # held-out questions that both models answer on the page
 
 
@@ -43,12 +44,12 @@ class Options:
     reads: ClassVar[dict[str, tuple[str, ...]]] = {"judge": ("judge_model",)}
     sources: tuple[str, ...] = ()  # files, folders or globs of documents: HTML, PDF, Markdown, text and others
     base_model: str = ""  # model to start from: a folder or a name on the hub
-    out: str = ""  # folder for examples, adapter and page; default: runs/ and the name of the first source
+    out: str = ""  # folder for examples, adapter and page; default: runs/NAME-assistant, named after the first source
     time: str = "3m"  # how long to train
     lora: Size = 16  # rank of the adapter
-    quantize: Literal["int4", "int8", "none"] = "int4"  # the frozen weights of the base as integers (QLoRA)
+    quantize: Literal["int4", "int8", "none"] = "int4"  # precision of the base's frozen weights (QLoRA)
     learning_rate: float | None = None  # peak learning rate; default: that of onward finetune
-    examples: SizeOrZero = 0  # number of examples at most; 0: one for each passage
+    examples: SizeOrZero = 0  # maximum number of examples; 0: one for each passage
     judge: str = ""  # address (up to /v1) of an OpenAI-compatible model that writes the questions; default: the base
     judge_model: str = ""  # name of this model
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
@@ -117,7 +118,7 @@ def settle(options: Options, out: Path) -> None:
 
 
 def examples_of(options: Options, out: Path) -> dict[str, Any]:
-    """Make the examples, unless they are there."""
+    """Make the examples, unless they already exist."""
     from onward.api.asking import ask
     from onward.cli.shared.progress import progress_bars
     from onward.data.reading import Reading
@@ -153,7 +154,7 @@ def trained(options: Options, out: Path) -> int:
         return 0
     if (adapter / "run.json").exists():
         return status_of(options, "finetune", ["--resume", str(adapter)])
-    shutil.rmtree(adapter, ignore_errors=True)  # killed before its first step
+    shutil.rmtree(adapter, ignore_errors=True)  # the run was killed before its first step
     from onward.api.asking import ROW, TEMPLATE
     from onward.checkpoint.load import open_source
     from onward.hub.folder import locate
@@ -165,7 +166,7 @@ def trained(options: Options, out: Path) -> int:
     rank = str(options.lora)
     if not tokenizer.templates:
         words += ["--template", TEMPLATE]
-        # such a model has rarely seen the end of an answer
+        # a model without a chat template has rarely seen the end of an answer
         rank = f"lora(rank={rank}, tokens=({tokenizer.eos_id},))" if tokenizer.eos_id is not None else rank
     words += ["--lora", rank, "--time", options.time, "--out", str(adapter), "--seed", str(options.seed)]
     words += ["--quantize", options.quantize] if options.quantize != "none" else []

@@ -20,7 +20,7 @@ NESTED = ".weight.nested_absmax", ".weight.nested_quant_map"
 def four_bits(name: str, parts: Parts, config: Config) -> StoredTensor:
     """A weight stored as bytes (n / 2, 1) of two codes, the high half first; the number of each code, `quant_map`
     (16,); the largest magnitude of each block of elements, `absmax`; and a JSON object with its shape and the sizes of
-    blocks. With double quantization, `absmax` has codes of bytes for its numbers, less their mean."""
+    blocks. With double quantization, `absmax` contains one-byte codes of its numbers minus their mean."""
     weight, absmax, numbers = parts[".weight"], parts[".weight.absmax"], parts[".weight.quant_map"]
     states = [parts[ending] for ending in STATES if ending in parts]
     try:
@@ -60,7 +60,7 @@ def four_bits(name: str, parts: Parts, config: Config) -> StoredTensor:
 
 def int8(name: str, parts: Parts, config: Config) -> StoredTensor:
     """A weight (O, I) in int8 and the largest magnitude of each row, `SCB` (O,), which stands for 127. Onward computes
-    with these integers; columns of outliers are not kept apart."""
+    with these integers; outlier columns are not treated separately."""
     weight, maxima = parts[".weight"], parts[".SCB"]
     plain = ".weight_format" not in parts or not whole(parts[".weight_format"]).any()
     if weight.dtype != "I8" or maxima.dtype not in FLOATS or maxima.shape != weight.shape[:1] or not plain:

@@ -60,7 +60,7 @@ def packed_integers(name: str, parts: Parts, config: Config) -> StoredTensor:
     if zeros and (zeros.dtype, zeros.shape) != ("I32", [math.ceil(outputs * bits / 32), groups]):
         raise refusal(f"{name}_zero_point", zeros, scales, f"zero points of {bits} bits")
     group = torch.arange(inputs) // count
-    if order and not (whole(order) < 0).any():  # -1 stands for the usual order
+    if order and not (whole(order) < 0).any():  # -1 means the default order
         group = whole(order).long()
         if group.shape != (inputs,) or group.max() >= groups:
             raise refusal(f"{name}_g_idx", order, scales, f"a group for each of {inputs} inputs in {groups} groups")

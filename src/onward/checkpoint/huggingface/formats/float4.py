@@ -73,6 +73,6 @@ def in_groups(packed: StoredTensor, scales: StoredTensor, size: int) -> bool:
 
 
 def grouped(packed: Tensor, factors: Tensor) -> Tensor:
-    """Bytes (O, I / 2) and the factors of groups (O, G) to numbers (O, I)."""
+    """Convert bytes (O, I / 2) and the factors of groups (O, G) to numbers (O, I)."""
     numbers = PAIRS[packed.int()].flatten(1).unflatten(1, (factors.size(1), -1))
     return (numbers * factors[..., None]).flatten(1)

@@ -28,7 +28,8 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {"mxfp4": exponentials, "mxfp8":
 
 
 def matrix(name: str, parts: Parts, config: Config) -> StoredTensor:
-    """A matrix (O, I) in the `mode` of the config or, in its place, of the config's table for this module."""
+    """A matrix (O, I), in the `mode` of the config's table for this module or, without a table, of the config
+    itself."""
     own = config.get(name.removesuffix(".weight"))
     table: Mapping[str, Any] = own if isinstance(own, Mapping) else config
     mode = table.get("mode", "affine")

@@ -26,7 +26,7 @@ def whole(tensor: StoredTensor) -> Tensor:
 
 
 def half(*tensors: StoredTensor) -> str:
-    """The dtype of a dequantized weight: that of its scales in 16 bits, else bf16."""
+    """The dtype of a dequantized weight: fp16 if its scales are in fp16, otherwise bf16."""
     return next((tensor.dtype for tensor in tensors if tensor.dtype == "F16"), "BF16")
 
 

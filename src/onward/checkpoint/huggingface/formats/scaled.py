@@ -19,7 +19,7 @@ EXPONENTS = "U8", "F8_E8M0"  # scales that are powers of two, E8M0 of OCP Micros
 
 
 def fp8(name: str, parts: Parts, config: Config) -> StoredTensor:
-    """A matrix, or one for each expert, in fp8 with the scales `_scale_inv` of blocks; those at the edges may be
+    """A matrix, or one for each expert, in fp8 with the scales `_scale_inv` of blocks; blocks at the edges may be
     smaller. Without weight_block_size there is one scale."""
     weight, scales = parts[""], parts["_scale_inv"]
     match config.get("weight_block_size", [128, 128]):
@@ -37,7 +37,7 @@ def fp8(name: str, parts: Parts, config: Config) -> StoredTensor:
 
 def elements(name: str, parts: Parts, config: Config) -> StoredTensor:
     """A matrix of fp8 or int8 with scales `weight_scale`, and for int8 zero points `weight_zero_point`. The shape of
-    the scales tells which elements share one; config.json has the sizes of blocks and groups."""
+    the scales determines which elements share a scale; config.json has the sizes of blocks and groups."""
     weight, scales, zeros = parts[".weight"], parts[".weight_scale"], parts.get(".weight_zero_point")
     kind = "fp8 or int8 with a scale for all elements, each output or each block"
     shape = scales.shape if len(scales.shape) > 1 else [*scales.shape, 1, 1][:2]

@@ -44,7 +44,7 @@ def gptq(name: str, parts: Parts, config: Config) -> StoredTensor:
     def read(start: int, end: int) -> Tensor:
         integers = fields(whole(weight)[:, start:end], bits, 0)
         first = start * bits // 32
-        columns = whole(zeros)[:, first : math.ceil(end * bits / 32)] + ones  # which version 1 subtracts from each word
+        columns = whole(zeros)[:, first : math.ceil(end * bits / 32)] + ones  # version 1 stores each point minus 1
         points = fields(columns, bits, 1)[:, start - first * 32 // bits :][:, : end - start]
         return ((integers - points[group]) * whole(scales)[:, start:end].float()[group]).mT
 
@@ -52,7 +52,7 @@ def gptq(name: str, parts: Parts, config: Config) -> StoredTensor:
 
 
 def group_of_inputs(name: str, parts: Parts, config: Config, inputs: int, groups: int) -> Tensor:
-    """The group of each input, (I,): stored, or a number of neighbors each."""
+    """The group of each input, (I,): as stored or, if none is stored, in groups of consecutive inputs."""
     if stored := parts.get(".g_idx"):
         group = whole(stored).long()
         if group.shape == (inputs,) and group.min() >= 0 and group.max() < groups:
@@ -62,7 +62,7 @@ def group_of_inputs(name: str, parts: Parts, config: Config, inputs: int, groups
         )
     size = config.get("group_size", -1)
     size = size if isinstance(size, int) and size > 0 else inputs
-    if config.get("dynamic") and inputs % groups == 0:  # layers may have sizes of their own
+    if config.get("dynamic") and inputs % groups == 0:  # layers may have different group sizes
         size = inputs // groups
     if math.ceil(inputs / size) != groups:
         raise refusal(name, parts[".qweight"], parts[".scales"], f"of {inputs} inputs in groups of {size}")
