@@ -138,7 +138,7 @@ class PrefixFiles:
         name = state.hexdigest()
         if self.read(name) is None:
             if key.partition(" ")[0] != fingerprint(self.model):  # another process would load stale keys
-                raise UserError("the weights have changed in a way that PyTorch does not count, such as through `data`")
+                raise UserError("the weights have changed in a way that PyTorch does not track, such as through `data`")
             states = manager.cache.states.snapshot(row, len(tokens))
             vectors = manager.dump(row, len(tokens)) | {STATE + name: t for name, t in states.items()}
             vectors = {name: t.cpu() for name, t in vectors.items()}
