@@ -153,8 +153,7 @@ def reason(task: str, failure: Exception) -> str:
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
         return (
-            f"Cannot run {task}, which runs generated programs without a sandbox: "
-            "use --tasks programs:FILE --run-code"
+            f"Cannot run {task}, which runs generated programs without a sandbox: use --tasks programs:FILE --run-code"
         )
     if (repository := REPOSITORY.search(text)) and isinstance(failure, OSError):
         from datasets import config
