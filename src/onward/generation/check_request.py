@@ -17,7 +17,7 @@ from onward.model.decoder import check_ids, described
 
 class PromptError(UserError):
     """Raised if a prompt cannot be continued by a model: it is empty, has a token that the model lacks, or is too long.
-    `index` is its index among the prompts of the call, if there are several."""
+    `index` is the prompt's index among the prompts of the call, if there are several."""
 
     index: int | None = None
 

@@ -44,8 +44,8 @@ def constraint(
     """Return the constraint for the options' `regex`, `json_schema` or `grammar`, over the token ids below `size`; None
     if all are empty.
 
-    Regular expressions are those of Rust's regex crate, and must match the entire answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. A grammar may name control tokens, which are allowed nowhere else. Raises
+    Regular expressions use the syntax of Rust's regex crate, and must match the entire answer: Unicode classes, no
+    look-around, no back-references, no `\\b`. Control tokens are allowed only where a grammar names them. Raises
     a UserError for a schema that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
     token ids that are allowed only where the answer is complete.
     """
@@ -55,7 +55,7 @@ def constraint(
 
 def language_of(tokenizer: Tokenizer, options: GenerationOptions) -> Language | None:
     """Return the language of the options' `regex`, `json_schema` or `grammar`; None if all are empty. Raises a
-    UserError for one that cannot be used."""
+    UserError if the option cannot be used."""
     what = next((name for name in FORMS if getattr(options, name)), None)
     if what is None:
         return None
@@ -64,7 +64,7 @@ def language_of(tokenizer: Tokenizer, options: GenerationOptions) -> Language | 
 
 
 def started(language: Language, vocab: Vocabulary, end: Collection[int]) -> TextConstraint:
-    """Return the constraint of an empty answer. Raises a UserError for one that no tokens can meet."""
+    """Return the constraint of an empty answer. Raises a UserError if no tokens can meet the constraint."""
     first = TextConstraint(language.start(vocab), vocab, sorted(end), language.schema, language.what)
     any_allowed = bool(first.mask.any())
     if not (any_allowed and first.state.possible):
@@ -374,7 +374,7 @@ def lark_of(grammar: str) -> str:
 
 
 def reason(message: str) -> str:
-    """Shorten `message`, an error message of llguidance, to one sentence, without its excerpt of the grammar."""
+    """Shorten `message`, an error message of llguidance, to one sentence, and leave out the excerpt of the grammar."""
     if LIMITS.search(message.partition("\n")[0]):
         return TOO_LARGE
     match = re.search(r"^error: (.*)", message, re.MULTILINE)

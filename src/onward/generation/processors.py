@@ -1,4 +1,4 @@
-"""Logits processors: changes of the logits before a token is sampled, one function per sampling option.
+"""Logits processors: functions that change the logits before a token is sampled, one per sampling option.
 
 Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and one value of its option per row.
 """

@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub in the cache of this machine. Does not import torch.
+"""Downloads models of the Hugging Face hub into the local cache. Does not import torch.
 
 `huggingface_hub` does the transfers, with its cache, progress bars, token, HF_HUB_OFFLINE and HF_ENDPOINT.
 """

@@ -46,7 +46,7 @@ def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
 
 def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
     """Return (axis of heads, number of heads) of `blocks.LAYER.SITE` for each layer that has this activation; (1, 0)
-    for an activation without heads or one whose last axis is patched as units, which is patched by position."""
+    for an activation that is patched by position, because it has no heads or its last axis has units."""
     heads = {}
     for layer in range(model.config.n_layers):
         if activation := activations(model).get(f"blocks.{layer}.{site}"):

@@ -32,10 +32,10 @@ def attend(
     slopes: Tensor | None = None,
     chunked: bool = False,
 ) -> Tensor:
-    """Compute attention with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache:
-    keys (B, S, K, E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F).
-    With `tails`, (B, S, K, R) or (blocks, S, K, R), the keys are E - R wide, followed by the tails. With `scales`,
-    (B, S, K, 1) or (blocks, S, K, 1), of keys, values and tails, these are int8 codes. Returns (B, T, H, F).
+    """Compute attention with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache: keys (B, S, K, E)
+    and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F). With `tails`, (B, S,
+    K, R) or (blocks, S, K, R), the keys are E - R wide, followed by the tails. With `scales`, (B, S, K, 1) or (blocks,
+    S, K, 1) for each of keys, values and tails, these three are int8 codes. Returns (B, T, H, F).
 
     A query sees the positions up to its own, the last `window` of them (0: all) or, with `chunked`, those in its chunk
     of `window` positions. `scale` multiplies the scores; `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,)

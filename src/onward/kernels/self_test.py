@@ -23,7 +23,7 @@ TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # largest error relat
 QUANTIZED = {torch.float32: "int4", torch.bfloat16: "int8"}  # the quantized format that is tested with each dtype
 ROWS, INPUTS, OUTPUTS = 5, 288, 259  # enough for several threads, full tiles and a remainder of each
 Random = Callable[..., Tensor]  # maps a shape to random numbers
-Result = tuple[str, Tensor, Tensor]  # the name of a kernel, its result, and that of plain PyTorch
+Result = tuple[str, Tensor, Tensor]  # the name of a kernel, its result, and the result of plain PyTorch
 
 
 def wrong_kernel() -> str:

@@ -30,7 +30,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.by_hash: OrderedDict[bytes, tuple[int, Snapshot]] = OrderedDict()
-        self.lengths: Counter[int] = Counter()  # numbers of tokens before the snapshots
+        self.lengths: Counter[int] = Counter()  # number of snapshots by the number of tokens before them
         self.bytes = 0
 
     def add(self, digest: bytes, length: int, snapshot: Snapshot, most: int) -> None:

@@ -1,4 +1,4 @@
-"""A draft that reads the model's hidden states: a small decoder that continues them.
+"""A draft that reads the model's hidden states: a small decoder that extrapolates them.
 
 Shapes: B requests, T tokens of each, D d_model of the model, V vocabulary.
 """

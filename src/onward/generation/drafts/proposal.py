@@ -18,7 +18,7 @@ class Proposal:
 
 
 def is_ours(draft: object) -> bool:
-    """Return whether a draft is one of Onward's own, which changes no model."""
+    """Return whether a draft is one of Onward's own drafts, which never change the model."""
     return type(draft).__module__.startswith("onward.")
 
 

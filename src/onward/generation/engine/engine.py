@@ -116,7 +116,7 @@ class Engine:
 
     @checked
     def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
-        """Compile decoding steps of `rows` rows now, rather than after `compile_after` uncompiled ones; the machine
+        """Compile decoding steps of `rows` rows now, rather than after `compile_after` uncompiled steps; the machine
         code is stored in `folder`, if given, for the next start.
 
         Returns "", or the reason why the steps cannot be compiled and stay uncompiled. On CUDA torch.compile makes the

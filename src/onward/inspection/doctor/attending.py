@@ -128,7 +128,7 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
     if all(variation(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
         return "", True  # a vector of the position is added to queries and keys
     if all(variation(x / x.norm(dim=-1, keepdim=True), 2) <= allowed for x in (q, k)):
-        return "", True  # only lengths change, as by a factor of the queries
+        return "", True  # only the lengths of vectors change, as with a factor of queries
     if len(moves) == 1:
         return f"only {moves[0]} change with the position; both queries and keys must", True
     scores = q @ k.mT

@@ -22,7 +22,8 @@ from onward.planning.machine import read_bandwidth, wait
 from onward.planning.parameters import cache_bytes_per_token
 
 NO_CACHE = (
-    "no cache was recognized: a parameter past_key_values, a parameter cache and a method new_cache(), or --cache"
+    "no cache was recognized, neither a parameter past_key_values nor a parameter cache and a method new_cache(): "
+    "add --cache"
 )
 PIECES = {"token by token": (1,), "in chunks of 5": (5,), "in chunks of 3 and 1": (3, 1)}
 ARRAY = 1 << 25  # bytes that are read to measure the memory bandwidth

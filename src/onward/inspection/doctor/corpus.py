@@ -30,7 +30,7 @@ class Corpus:
 def duplicates(c: Corpus) -> Outcome:
     """Check that the training text contains no passages of the validation text."""
     if c.validation is None:
-        return "not applicable", "no validation text is given: --validation"
+        return "not applicable", "no validation text is given: add --validation"
     check = apart([c.train], c.validation)
     return verdict(check.ok, check.sentence)
 

@@ -1,4 +1,4 @@
-"""The types of a check and of its finding, and small measures that checks share.
+"""The types of a check and of its finding, and small helpers that checks share.
 
 Shapes: B rows, T tokens, V vocabulary.
 """

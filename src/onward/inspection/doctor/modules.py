@@ -1,5 +1,5 @@
-"""Checks of modules whose mistakes the logits alone do not show: experts, norms, the embedding. Each compares a module
-with its own weights and inputs.
+"""Checks of modules whose mistakes the logits alone do not show: experts, norms, the embedding. Each check compares a
+module with its own weights and inputs.
 
 Shapes: B rows, T tokens, H heads, K key/value heads, E size of a head, D width.
 """
@@ -27,7 +27,7 @@ NAMES = {
 }
 SIZE_NAMES = "head_dim", "d_head", "head_size", "d_k"
 HEAD_NAMES = "n_heads", "num_heads", "n_head", "num_attention_heads", "heads", "nheads"
-NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config, as of Qwen 2 and Switch
+NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config, such as of Qwen 2 and Switch
 FIT = 0.05  # the largest relative residual of a fit
 BY = 8.0  # the factor by which the residual stream is multiplied
 

@@ -79,8 +79,8 @@ class ReachedError(BaseException):
 
 
 class Subject:
-    """The model to check, random token ids (2, T), and its logits for them; raises a UserError if it returns anything
-    but logits."""
+    """The model to check, random token ids (2, T), and its logits for them; raises a UserError if the model returns
+    anything but logits."""
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
         self.model, self.about = model.eval(), about

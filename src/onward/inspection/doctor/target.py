@@ -102,7 +102,7 @@ def corpus_of_run(folder: Path, tokenizer: Tokenizer | None) -> Corpus:
 
 
 def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
-    """Tokens of a prepared folder or of text files; their bytes without a tokenizer."""
+    """Tokens of a prepared folder or of text files; without a tokenizer, the bytes of the files."""
     if is_prepared(text) and tokenizer:
         return Tokens.join(load_tokens(Path(text)).sources)
     if tokenizer:

@@ -23,7 +23,7 @@ NOT_TRAINED = "the model is not declared as trained"
 def offset(s: Subject) -> Outcome:
     """Check that a trained model predicts the next token better than tokens at other offsets."""
     if not s.trained or not s.batches:
-        return "not applicable", NOT_TRAINED if not s.trained else "no text is given: --text, or batches"
+        return "not applicable", NOT_TRAINED if not s.trained else "no text is given: add --text or batches"
     tokens = torch.cat([batch[:1, : s.context_length or None] for batch, _ in s.batches[:1]])
     logits = s(tokens)
     values = {k: float(cross_entropy(logits, tokens, k)) for k in OFFSETS}

@@ -24,7 +24,7 @@ PASSAGE = 8  # tokens that training and validation may not share
 COMMON = 0.1  # largest share of common passages, since similar texts share phrases
 FEW = 4  # minimum number of pairs of rows for judging their order
 SAME = 0.999  # the cosine above which gradients count as equal
-NO_BATCHES = "no batches are given: --batches"
+NO_BATCHES = "no batches are given: add --batches"
 
 
 def padded(s: Subject) -> Outcome:
@@ -90,7 +90,7 @@ def held_out(s: Subject) -> Outcome:
     if not s.batches or not s.validation_batches:
         return (
             "not applicable",
-            NO_BATCHES if not s.batches else "no validation batches are given: --validation-batches",
+            NO_BATCHES if not s.batches else "no validation batches are given: add --validation-batches",
         )
     passages = lambda batches, step: {
         tuple(row[i : i + PASSAGE])
@@ -160,7 +160,7 @@ def step(s: Subject) -> Outcome:
     mode."""
     train = s.about.get("train")
     if train is None:
-        return "not applicable", "no training function is given: --train"
+        return "not applicable", "no training function is given: add --train"
     model = deepcopy(s.model).train()
     watch = GradientWatch(model)
     mode = lambda module, args: setattr(watch, "eval", watch.eval or not module.training)

@@ -28,9 +28,9 @@ class StridedProduct(Product):
 
 
 def batches(dtype: str, transposed: bool) -> Emit:
-    """Return the function that emits the code of a kernel for y = x W of each pair of matrices, x (N, B, I) and W
-    (N, I, O), stored as (N, O, I) if `transposed`; B is `rows`. The kernel's arguments are BatchArguments, with the
-    distances of matrices and of rows in numbers. Rows of W and y are contiguous. Threads divide the pairs."""
+    """Return the function that emits the code of a kernel for y = x W of each pair of matrices, x (N, B, I) and W (N,
+    I, O), stored as (N, O, I) if `transposed`; B is `rows`. The kernel's arguments are BatchArguments, with the strides
+    of matrices and rows counted in numbers. Rows of W and y are contiguous. Threads divide the pairs."""
     product = StridedProduct(dtype, dtype, False, unit_for(dtype))
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:

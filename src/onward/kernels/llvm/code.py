@@ -157,7 +157,7 @@ class Code(ir.IRBuilder):
         return self.call(self.declare("llvm.fma", a.type, [a.type] * 3), [a, b, c])
 
     def fmin(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """Emit code for the smaller one of two numbers, or NaN if `a` is NaN."""
+        """Emit code for the smaller of two numbers, or NaN if `a` is NaN."""
         return self.select(self.fcmp_ordered("<", b, a), b, a)
 
     def sum(self, vector: ir.Value) -> ir.Value:
