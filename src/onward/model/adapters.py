@@ -83,7 +83,7 @@ class Selection:
         numbers.copy_(torch.tensor([index[name] for name in self.rows]))
 
 
-DOT = "\u2024"  # stands for a dot in the name of a module
+DOT = "\u2024"  # replaces a dot in the name of a module
 
 
 class Adapter(nn.Module):
@@ -274,7 +274,7 @@ def adapter_names(model: nn.Module) -> list[str]:
 
 
 def check_adapter(name: str, known: Sequence[str]) -> None:
-    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" stands for no
+    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" means no
     adapter and is accepted."""
     if name and name not in known:
         hint = nearest(name, known) if known else "the model has none: load one with adapter"

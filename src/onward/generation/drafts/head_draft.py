@@ -140,7 +140,8 @@ class PacedHead(HeadDraft):
         return super().propose(requests, fitting)
 
     def time(self, length: int, rows: int) -> float:
-        """Estimate the time of a step with proposals of `length` tokens, in units of a plain step with as many rows."""
+        """Estimate the time of a step with proposals of `length` tokens, in units of a plain step with the same number
+        of rows."""
         verifying = (1 + COST * (rows * (1 + length) - 1)) / (1 + COST * (rows - 1))
         return verifying + self.around + length * self.one
 

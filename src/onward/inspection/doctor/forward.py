@@ -122,7 +122,7 @@ def causal(s: Subject) -> Outcome:
     with s.outputs() as after:
         difference = s.leak(s.logits, s(s.later))
     of = largest(s.logits)
-    # scores near 0 may hide a leak, such as that of a mask after the softmax, whose sum includes later keys
+    # scores near 0 may hide a leak, such as from a mask after the softmax, whose sum includes later keys
     if difference <= s.allowed:
         with loud(s):
             with s.outputs() as loudly:
