@@ -178,7 +178,7 @@ def test_a_task_that_runs_programs_in_no_sandbox_is_refused(tiny_run: Path, tmp_
     file.write_text(file.read_text() + "\nunsafe_code: true\n")
     found = run_harness(onward.load(tiny_run), [str(file), str(few_questions(tmp_path, "good"))], examples=0, limit=2)
     assert [row["task"] for row in found.rows] == ["good"]
-    assert "ask by --tasks programs:FILE --run-code" in "".join(found.failures.values())
+    assert "use --tasks programs:FILE --run-code" in "".join(found.failures.values())
 
 
 def test_without_the_library_its_command_is_named(
