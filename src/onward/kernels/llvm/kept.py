@@ -71,7 +71,7 @@ def unsafe(place: Path, private: bool) -> str:
 
 def warn(reason: str) -> None:
     warnings.warn(
-        NotKept(f"the code of compiled steps is not stored, but compiled at each start: {reason}"), stacklevel=4
+        NotKept(f"the code of compiled steps is not kept, so it is compiled at each start: {reason}"), stacklevel=4
     )
 
 
