@@ -90,7 +90,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
     "half a seed": (lambda lm: lm.generate("The", 5, seed=1.5), "seed is 1.5: it takes int"),
     "a stop that is no text": (lambda lm: lm.generate("The", 5, stop=5), "stop is 5"),
     "an empty stop text": (lambda lm: lm.generate("The", 5, stop=""), "stop has an empty text"),
-    "a function as stop": (lambda lm: lm.generate("The", 5, stop=len), "give it as stop_when"),
+    "a function as stop": (lambda lm: lm.generate("The", 5, stop=len), "pass it as stop_when"),
     "a text as stop_when": (lambda lm: lm.generate("The", 5, stop_when="."), "stop_when is '.': it takes Callable"),
     "a stop token as text": (
         lambda lm: lm.generate("The", 5, stop_token_ids=["a"]),

@@ -152,7 +152,7 @@ def test_adapters_and_gguf_files_are_evaluated(tiny_run: Path, tmp_path: Path) -
 FILES = {  # the text of a .yaml file, and the sentence about it
     "task: bad\n  dataset_path: json\n": "bad.yaml, line 2: mapping values are not allowed here",
     "task: bad\ndataset_path: json\ndoc_to_txt: a\n": "line 3: doc_to_txt is not a field of a task: did you mean",
-    "- a\n": "bad.yaml holds no task",
+    "- a\n": "bad.yaml defines no task",
     "task: bad\ndataset_path: json\ndataset_kwargs: {data_files: {test: gone.jsonl}}\ntest_split: test\n": "gone.jsonl",
     "task: bad\ndataset_path: someone/questions\ntest_split: test\n": "because someone/questions",
 }
@@ -178,7 +178,7 @@ def test_a_task_that_runs_programs_in_no_sandbox_is_refused(tiny_run: Path, tmp_
     file.write_text(file.read_text() + "\nunsafe_code: true\n")
     found = run_harness(onward.load(tiny_run), [str(file), str(few_questions(tmp_path, "good"))], examples=0, limit=2)
     assert [row["task"] for row in found.rows] == ["good"]
-    assert "ask by --tasks programs:FILE --run-code" in "".join(found.failures.values())
+    assert "use --tasks programs:FILE --run-code" in "".join(found.failures.values())
 
 
 def test_without_the_library_its_command_is_named(

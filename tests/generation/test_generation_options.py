@@ -15,7 +15,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a schema that contains itself": ({"json_schema": CYCLE}, "json_schema is not JSON"),
     "a schema with a surrogate": ({"json_schema": '{"const": "\ud800"}'}, "json_schema holds half a character"),
     "an expression with a surrogate": ({"regex": "a\ud800"}, "regex holds half a character"),
-    "a token id that is a fraction": ({"logit_bias": {5.7: 1}}, "logit_bias is not a table of numbers by token ids"),
+    "a token id that is a fraction": ({"logit_bias": {5.7: 1}}, "logit_bias is not a mapping of token ids to numbers"),
     "a bias that fp32 cannot hold": ({"logit_bias": {5: 1e39}}, "logit_bias holds"),
     "a bias below all that fp32 can hold": ({"logit_bias": {5: -1e39}}, "logit_bias holds"),
     "a frequency penalty that fp32 cannot hold": ({"frequency_penalty": 1e39}, "frequency_penalty is 1e\\+39"),

@@ -121,5 +121,5 @@ def test_command_prints_the_findings(tiny_run: Path, capsys: pytest.CaptureFixtu
 def test_model_that_is_not_finite_is_one_sentence() -> None:
     model = decoder(DECODERS["llama"])
     torch.nn.init.constant_(model.embed.weight, torch.nan)
-    with pytest.raises(UserError, match="Cannot compare logits, because the model's are NaN or infinite"):
+    with pytest.raises(UserError, match="Cannot compare logits, because the model's logits are NaN or infinite"):
         failing(model)

@@ -216,7 +216,7 @@ MISSING: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "bias": (
         {"position": Bare.OfSlopes()},
-        r"OfSlopes has slopes and no bias: .* score_bias\(config, slope, query, key\)",
+        r"OfSlopes has slopes but no bias: .* score_bias\(config, slope, query, key\)",
     ),
 }
 

@@ -1,4 +1,4 @@
-"""Checks of requests, caches and masks of tokens against the model that answers."""
+"""Checks of requests, caches and token masks against the model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from onward.model.decoder import check_ids, described
 
 class PromptError(UserError):
     """Raised if a prompt cannot be continued by a model: it is empty, has a token that the model lacks, or is too long.
-    `index` is its index among the prompts of the call, if there are several."""
+    `index` is the prompt's index among the prompts of the call, if there are several."""
 
     index: int | None = None
 
@@ -27,8 +27,8 @@ class ContextOverflow(PromptError):
 
 
 def check_request(request: Request, config: DecoderConfig, length: int, slide: bool | None) -> None:
-    """Raise a UserError if a request cannot be answered by a model with `config` within a context of `length` tokens: a
-    PromptError because of its prompt.
+    """Raise a UserError if a request cannot be answered by a model with `config` within a context of `length` tokens; a
+    PromptError if the prompt is the reason.
 
     `slide`: whether the oldest tokens are dropped when the context is full; None: they are kept, and the message does
     not suggest dropping them.
@@ -60,8 +60,8 @@ def check_request(request: Request, config: DecoderConfig, length: int, slide: b
 
 
 def check_cache(cache: KVCache, config: DecoderConfig, rows: int, num_draft_tokens: int) -> None:
-    """Raise a UserError if an engine cannot answer `rows` requests at a time in a cache, for a model with `config`,
-    or not verify `num_draft_tokens` draft tokens of each."""
+    """Raise a UserError if an engine for a model with `config` cannot answer `rows` requests at a time with this cache,
+    or cannot verify `num_draft_tokens` draft tokens of each."""
     if not 1 <= rows <= cache.rows:
         raise UserError(f"rows is {rows}: it must be at least 1, and at most the rows of the cache")
     if len(cache.layers) != config.n_layers:
@@ -80,7 +80,7 @@ def check_cache(cache: KVCache, config: DecoderConfig, rows: int, num_draft_toke
 
 def check_mask(allowed: Tensor | None, *shapes: Sequence[int]) -> None:
     """Raise a UserError unless `allowed`, the mask of the tokens that may be generated, is None or a bool tensor with
-    one of these shapes."""
+    one of `shapes`."""
     if allowed is not None and not (allowed.dtype == torch.bool and allowed.shape in shapes):
         wanted = " or ".join(str(tuple(shape)) for shape in shapes)
         raise UserError(f"allowed is {described(allowed)}: give bool {wanted}")

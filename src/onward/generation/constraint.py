@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ALL_TOKENS = '%llguidance {"no_forcing": true}\n'  # allow every tokenization of a text, not only the tokenizer's
-OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes, or characters with the flag u
+OF_BYTES = '%llguidance {"allow_invalid_utf8": true}\n'  # expressions match bytes or, with the flag u, characters
 MOST_STATES = 50_000  # states of a constraint's expressions; each takes 1 to 2 kB
 TOO_LARGE = "it is too large: use fewer alternatives, optional properties and nested repetitions"
 LIMITS = re.compile(
     r"fuel|too (many|large|complex|big)|limit|exceeded|max is", re.IGNORECASE
-)  # in messages of llguidance
+)  # llguidance's messages about its limits
 CHECKED = 1000  # the most allowed tokens for which endings are searched in one step
 NAMED = re.compile(  # texts, comments and expressions of a Lark grammar, or the name of a token between them
     r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/(?:\\.|[^/\\\n])+/|<(?P<name>[^\s<>\[\]"]+)>'
@@ -44,8 +44,8 @@ def constraint(
     """Return the constraint for the options' `regex`, `json_schema` or `grammar`, over the token ids below `size`; None
     if all are empty.
 
-    Regular expressions are those of Rust's regex crate, and must match the entire answer: Unicode classes, no
-    look-around, no back-references, no `\\b`. A grammar may name control tokens, which are allowed nowhere else. Raises
+    Regular expressions use the syntax of Rust's regex crate, and must match the entire answer: Unicode classes, no
+    look-around, no back-references, no `\\b`. Control tokens are allowed only where a grammar names them. Raises
     a UserError for a schema that cannot be used, and for a constraint that no tokens of the model can meet. `end` are
     token ids that are allowed only where the answer is complete.
     """
@@ -55,7 +55,7 @@ def constraint(
 
 def language_of(tokenizer: Tokenizer, options: GenerationOptions) -> Language | None:
     """Return the language of the options' `regex`, `json_schema` or `grammar`; None if all are empty. Raises a
-    UserError for one that cannot be used."""
+    UserError if the option cannot be used."""
     what = next((name for name in FORMS if getattr(options, name)), None)
     if what is None:
         return None
@@ -64,7 +64,7 @@ def language_of(tokenizer: Tokenizer, options: GenerationOptions) -> Language | 
 
 
 def started(language: Language, vocab: Vocabulary, end: Collection[int]) -> TextConstraint:
-    """Return the constraint of an empty answer. Raises a UserError for one that no tokens can meet."""
+    """Return the constraint of an empty answer. Raises a UserError if no tokens can meet the constraint."""
     first = TextConstraint(language.start(vocab), vocab, sorted(end), language.schema, language.what)
     any_allowed = bool(first.mask.any())
     if not (any_allowed and first.state.possible):
@@ -119,9 +119,9 @@ class Language:
         return State(matcher, search)
 
     def spelled_by(self, spelling: Spelling) -> bool:
-        """Return whether a vocabulary that cannot spell every text still never leads into a dead end: whatever its
-        tokens have spelled within the grammar, they can complete it to an allowed text. `spelling` describes the texts
-        that these tokens can spell."""
+        """Return whether a vocabulary that cannot spell every text still never reaches a dead end: its tokens can
+        complete every prefix that they spell to an allowed text. `spelling` describes the texts that these tokens can
+        spell."""
         if self.what == "regex":
             return spelling.prefix_free
         return self.what == "json_schema" and spelling.covers(self.text)
@@ -147,8 +147,8 @@ class Language:
         return matcher
 
     def unspelled(self, vocab: Vocabulary) -> list[str]:
-        """Return the characters, as few as possible, that the tokens of `vocab` lack to spell an allowed text; an error
-        message names them.
+        """Return a smallest set of characters that the tokens of `vocab` lack to spell an allowed text, for an error
+        message.
 
         Only characters of the expression or schema (and, for a schema, of JSON) are tried; the list is empty if they do
         not suffice.
@@ -294,7 +294,7 @@ class Vocabulary:
             bos_token_id, eos_token_id, special_token_ids = None, len(pieces), (len(pieces),)
 
             def __call__(self, text: str) -> list[int]:
-                return []  # called only if a grammar forces tokens
+                return []  # llguidance calls this only if a grammar forces tokens
 
         self.inner = LLTokenizer(Tokens())  # type: ignore[arg-type]
         self.size, self.spaced, self.spelling, self.pieces = len(pieces), list(spaced), Spelling(pieces), pieces
@@ -322,7 +322,7 @@ def claims_of(schema: Prepared | None, pieces: Iterable[bytes]) -> list[Claim]:
 
 
 def check_of(claims: Callable[[Sequence[int]], list[Claim]]) -> Callable[[Sequence[int]], None]:
-    """Return the function that checks the tokens of a complete answer, and raises a UserError for the first claim that
+    """Return a function that checks the tokens of a complete answer and raises a UserError for the first claim that
     does not hold."""
 
     def check(tokens: Sequence[int]) -> None:
@@ -342,14 +342,14 @@ def read_schema(text: str) -> Any:
 
 
 def terminal(tokenizer: Tokenizer, text: str) -> str:
-    """Return the expression of a Lark grammar for `text`: its token, if it is a control token, or else a string."""
+    """Return `text` as an expression of a Lark grammar: a token id if it is a control token, else a quoted string."""
     token = tokenizer.inner.token_to_id(text)
     return f"<[{token}]>" if token in tokenizer.special else json.dumps(text)
 
 
 def with_ids(grammar: str, tokenizer: Tokenizer) -> str:
     """Return a Lark grammar in which the names of tokens, such as <|im_start|>, are replaced by their ids, as in <[5]>.
-    Raises a UserError for a name that no token has."""
+    Raises a UserError for an unknown name."""
 
     def with_id(match: re.Match[str]) -> str:
         if not match["name"]:
@@ -364,7 +364,7 @@ def with_ids(grammar: str, tokenizer: Tokenizer) -> str:
 
 def lark_of(grammar: str) -> str:
     """Return a grammar in Lark's syntax; a `grammar` in GBNF, the syntax of llama.cpp, is converted. Raises a UserError
-    for GBNF with a mistake."""
+    for invalid GBNF."""
     from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
 
     try:
@@ -374,11 +374,11 @@ def lark_of(grammar: str) -> str:
 
 
 def reason(message: str) -> str:
-    """Shorten `message`, an error message of llguidance, to one sentence, without the excerpt of its grammar."""
+    """Shorten `message`, an error message of llguidance, to one sentence, and leave out the excerpt of the grammar."""
     if LIMITS.search(message.partition("\n")[0]):
         return TOO_LARGE
     match = re.search(r"^error: (.*)", message, re.MULTILINE)
     first = message.partition("\n")[0]
-    if first.startswith("panic"):  # a mistake of the library
+    if first.startswith("panic"):  # a bug of the library
         return "llguidance fails on it"
     return match[1] if match else re.sub(r"^at \d+\(\d+\): (failed to compile JSON schema: )?", "", first)

@@ -15,7 +15,7 @@ from onward.model.decoder import Decoder
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
-NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors of this request leave none"
+NOTHING_ALLOWED = "no token may come next: the constraint, bans and processors of this request exclude every token"
 
 
 class NotANumber(Exception):
@@ -44,7 +44,7 @@ def first_nan(model: Decoder, tokens: Tensor) -> str:
         if not names and bool(activation.isnan().any()):
             names.append(name)
 
-    large = "scores", "attn.weights"  # the output of the heads shows their NaN
+    large = "scores", "attn.weights"  # not traced: NaN in them also reaches the heads' output
     with trace(model, *(name for name in activation_names(model) if not name.endswith(large)), keep=note):
         model(tokens)
-    return names[0] if names else "a call that could not be repeated"
+    return names[0] if names else "a call that could not be reproduced"

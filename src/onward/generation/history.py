@@ -44,7 +44,7 @@ class NgramIndex:
 
 
 class TokenCounts:
-    """Counts of tokens for repetition, frequency and presence penalties, kept on the device from step to step: which
+    """Token counts for repetition, frequency and presence penalties, kept on the device across steps: which
     tokens are in the prompt of each request, and how often each token was generated."""
 
     def __init__(self) -> None:
@@ -74,10 +74,10 @@ class TokenCounts:
 
 class RequestHistory(History):
     """The earlier tokens of each row of logits in an engine: prompt and answer of a request and, in speculative
-    decoding, the draft tokens proposed before the row. Penalties and n-gram bans are computed from it.
+    decoding, the draft tokens proposed before the row. Used for penalties and n-gram bans.
 
     `prefixes` holds, for each row of logits, the index of its request and these draft tokens. `counts` and `ngrams` are
-    kept from step to step.
+    kept across steps.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ StopCondition = Callable[[str], bool]  # the text of an answer so far -> whether
 @named
 @dataclass(frozen=True)
 class GenerationOptions(Sampling):
-    """Answers to a prompt: their length, end, form and number, in addition to the sampling."""
+    """Options of generation: sampling, and the length, end, form and number of answers."""
 
     max_new_tokens: SizeOrZero | None = None  # maximum number of tokens in an answer; default: 256, or as many as fit
     min_new_tokens: SizeOrZero = 0  # minimum number of new tokens before a stop token can be generated
@@ -36,7 +36,7 @@ class GenerationOptions(Sampling):
     grammar: str = ""  # grammar that the answer must conform to, in GBNF or llguidance's variant of Lark's syntax
     n: Annotated[int, Range(1, MAX_ANSWERS)] = 1  # number of answers for each prompt
     seed: int | None = None  # random seed; the same seed produces the same text; default: a random seed
-    adapter: str | None = None  # name of an adapter of the model, or "" for only the base; default: the adapter in use
+    adapter: str | None = None  # name of an adapter of the model, or "" for the base model; default: the adapter in use
     logprobs: SizeOrZero | None = None  # report each token's log-probability and this many alternatives; default: none
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class GenerationOptions(Sampling):
         if isinstance(schema, Mapping):
             object.__setattr__(self, "json_schema", schema_text(schema))
         if callable(self.stop):
-            raise UserError("stop is a function: give it as stop_when, and texts as stop")
+            raise UserError("Cannot use a function as stop: pass it as stop_when, and give stop only texts")
         super().__post_init__()
         if len(forms := [name for name in FORMS if getattr(self, name)]) > 1:
             raise UserError(f"{forms[0]} and {forms[1]} are both given: choose one")
@@ -52,7 +52,7 @@ class GenerationOptions(Sampling):
             if SURROGATE.search(getattr(self, name)):
                 raise UserError(f"{name} holds half a character, which UTF-8 cannot encode: leave it out")
         if not all(self.stop):
-            raise UserError("stop has an empty text: leave it out")
+            raise UserError("stop has an empty text: remove it")
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:
@@ -65,8 +65,8 @@ def schema_text(schema: Mapping[str, Any]) -> str:
 def split(
     keywords: Mapping[str, Any], own: type, default: GenerationOptions
 ) -> tuple[GenerationOptions, dict[str, Any]]:
-    """Split keyword arguments into GenerationOptions, whose fields replace those of the argument `options` or else of
-    `default`, and the others, which the TypedDict `own` declares. None counts as not given."""
+    """Split keyword arguments into GenerationOptions and the arguments that the TypedDict `own` declares. Given fields
+    override those of the argument `options` or, without it, of `default`. None counts as not given."""
     base = keywords.get("options", default)
     if not isinstance(base, GenerationOptions):
         raise UserError(f"options is {shown(base)}: it takes GenerationOptions")

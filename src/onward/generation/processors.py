@@ -1,4 +1,4 @@
-"""Logits processors: changes of the logits before a token is sampled, one function per sampling option.
+"""Logits processors: functions that change the logits before a token is sampled, one per sampling option.
 
 Shapes: B rows, V vocabulary. Each takes logits (B, V) in fp32 and one value of its option per row.
 """
@@ -22,8 +22,8 @@ def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.flo
 
 
 def penalize_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
-    """In the logits (B, V), divide the positive logits of tokens that `seen` (B, V) marks by the `penalty` of their
-    row, and multiply negative ones by it (CTRL, Keskar et al. 2019, section 4.1)."""
+    """For tokens marked in `seen` (B, V), divide positive logits (B, V) by the `penalty` of their row, and multiply
+    negative logits by it (CTRL, Keskar et al. 2019, section 4.1)."""
     p = column(penalty, logits)
     return torch.where(seen, torch.where(logits > 0, logits / p, logits * p), logits)
 
@@ -88,14 +88,14 @@ def keep_top_p(logits: Tensor, p: Sequence[float]) -> Tensor:
 
 
 def keep_min_p(logits: Tensor, share: Sequence[float]) -> Tensor:
-    """Keep the tokens whose probability is at least `share` of their row times that of the row's likeliest token; set
-    the logits of others to -inf (Nguyen et al. 2024)."""
+    """Keep the tokens whose probability is at least the row's `share` times the probability of the row's likeliest
+    token; set the logits of others to -inf (Nguyen et al. 2024)."""
     shares = logits.softmax(-1)
     return logits.masked_fill(shares < column(share, logits) * shares.amax(-1, keepdim=True), -math.inf)
 
 
 def keep_typical(logits: Tensor, p: Sequence[float]) -> Tensor:
-    """Keep the logits of the tokens whose surprise, the negative log-probability, is nearest to the entropy, until
+    """Keep the logits of the tokens whose negative log-probability is nearest to the entropy, until
     their total probability reaches the row's `p`; set the others to -inf (Meister et al. 2023)."""
     surprise = -logits.log_softmax(-1)
     shares = logits.softmax(-1)

@@ -23,7 +23,7 @@ DEFAULT_NEW_TOKENS = 256
 
 
 class StartedConstraint(Protocol):
-    """The constraint of an empty answer, as `constraint.TextConstraint`."""
+    """Interface of the constraint of an empty answer, such as `constraint.TextConstraint`."""
 
     def after(self, text: str) -> Constraint: ...
 
@@ -59,9 +59,9 @@ def requests_for(
     """Make options.n requests for each prompt, to be added to an engine; returns each request with its Answer, whose
     text grows as the engine steps. The engine is not changed, so that any thread may call this while it steps.
 
-    `form` is the constraint of the options, if it is made already. Request i, counted over all prompts, has the seed
-    options.seed + i, or a random one. Requests with one prompt share its prefill. By default an answer has at most
-    DEFAULT_NEW_TOKENS tokens, or as many as the context has room for.
+    `form` is the constraint of the options, if it has already been created. Request i, counted over all prompts, has
+    the seed options.seed + i, or a random one. Requests with the same prompt share its prefill. By default an answer
+    has at most DEFAULT_NEW_TOKENS tokens, or fewer if the context has less room.
     """
     if form is None and any(getattr(options, name) for name in FORMS):
         ends = {*engine.stop_token_ids, *options.stop_token_ids}
@@ -94,7 +94,7 @@ def requests_for(
 
 def schema_note(options: GenerationOptions) -> str:
     """Return a sentence about the keywords of the options' JSON schema that are checked only on the complete answer; ""
-    without any."""
+    if there are none."""
     return prepared(read_schema(options.json_schema)).note if options.json_schema else ""
 
 
@@ -102,8 +102,8 @@ def submit(
     engine: Engine, tokenizer: Tokenizer, prompts: Sequence[Prompt], options: GenerationOptions
 ) -> dict[Request, Answer]:
     """Make requests for the prompts as `requests_for` does, and add them to an engine; returns each request with its
-    Answer. Of several requests, one that can never be answered fails alone, with `Request.error` set; the error of an
-    only request is raised. A SchemaWarning names keywords of a JSON schema that are checked only at the end."""
+    Answer. If one of several requests can never be answered, only it fails, with `Request.error` set; with a single
+    request, its error is raised. A SchemaWarning names keywords of a JSON schema that are checked only at the end."""
     answers = requests_for(engine, tokenizer, prompts, options)
     if note := schema_note(options):
         warnings.warn(note, SchemaWarning, stacklevel=2)

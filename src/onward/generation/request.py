@@ -17,8 +17,8 @@ from onward.generation.sampling import Sampling
 
 @runtime_checkable
 class Constraint(Protocol):
-    """The interface of a constraint on the text of one answer, such as a regular expression. The object is the
-    constraint's state after the tokens so far."""
+    """The interface of a constraint on the text of one answer, such as a regular expression. An object holds the
+    constraint's state after the tokens generated so far."""
 
     def allowed(self) -> Tensor:
         """Return a mask (V,) that is True for the tokens that are allowed next."""
@@ -56,23 +56,23 @@ class Request:
     stop_token_ids: frozenset[int] = frozenset()
     seed: int = field(default_factory=random_seed)
     num_logprobs: int | None = None  # alternatives per token in `logprobs`; None: no logprobs
-    adapter: str | None = None  # name of the adapter, "": only the base; None: the one in use at `Engine.add`
+    adapter: str | None = None  # adapter name; "": the base model; None: the adapter in use at `Engine.add`
     check: Callable[[Sequence[int]], None] | None = None  # called with the tokens of a complete answer; may raise
-    calls_user: bool = True  # whether its functions run code of the user, which may change the model
+    calls_user: bool = True  # whether its functions run user code, which may change the model
     tokens: list[int] = field(default_factory=list)  # generated tokens, without the stop token
     logprobs: list[TokenLogprob] = field(default_factory=list)  # one for each generated token, if num_logprobs is given
     finish_reason: str = ""  # stop (stop token, stop text or completed constraint), length, cancelled or error
-    error: Exception | None = None  # why the request failed: a UserError, or the exception of a user's function
+    error: Exception | None = None  # why the request failed: a UserError, or an exception of a user function
     start: int = 0  # index in prompt + tokens where the context begins
     num_cached: int = 0  # number of tokens of the context whose keys and values are in the cache
-    last_length: int = 0  # number of tokens of the context up to which the row can be continued
+    last_length: int = 0  # length of the context beyond which the row must be prefilled again
     num_shared: int = 0  # number of prompt tokens that were in the cache when the request was admitted
     computed_by: str | None = None  # key of the model and adapter that cached these tokens; None: not shared
     num_draft_cached: int = 0  # number of tokens of the context whose keys and values are in the draft's cache
     arrival: int = 0  # arrival order: number of earlier requests of the engine
     steps: int = 0  # number of steps that sampled at least one token for this request
-    num_drafted: int = 0  # drafted tokens that were verified
-    num_accepted: int = 0  # drafted tokens that were accepted
+    num_drafted: int = 0  # draft tokens that were verified
+    num_accepted: int = 0  # draft tokens that were accepted
 
     def __post_init__(self) -> None:
         check(types_of({"stop_token_ids": Collection[int]}), vars(self))

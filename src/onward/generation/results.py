@@ -9,11 +9,11 @@ from onward.generation.logprobs import TokenLogprob
 
 @dataclass(frozen=True)
 class Completion:
-    """An answer to a prompt, as text and tokens, with the reason why it ended and the numbers of its decoding steps and
+    """An answer to a prompt, as text and tokens, with the reason why it ended and its counts of decoding steps and
     draft tokens."""
 
     text: str
-    tokens: list[int]  # without the stop token, but including the tokens of a stop text
+    tokens: list[int]  # without the stop token, but with the tokens of a stop text
     finish_reason: str  # stop (stop token, stop text or completed constraint), length, cancelled or error
     seed: int  # seed that reproduces this answer with the same prompt and options
     logprobs: list[TokenLogprob]  # one for each token; empty unless `logprobs` is given

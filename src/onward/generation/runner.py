@@ -26,15 +26,16 @@ from onward.model.attachments import ATTACHMENTS
 from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
-MAX_VIEWS = 64  # views that are kept
+MAX_VIEWS = 64  # maximum number of cached views
 Pieces = Sequence[Sequence[int]]  # tokens of each row
 COMPILE_AFTER = 16  # plain steps of a kind before a step is compiled
-PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # so far, by kind
+PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDictionary()  # by kind
 
 
 class Runner:
-    """The calls of a model over the rows of a KV cache. With the model's `state`, a decoding step is compiled after
-    `compile_after` plain steps with as many rows, tokens of each, and the same adapters; None: never.
+    """Calls a model on rows of a KV cache. If the model's `state` is given, a decoding step is compiled after
+    `compile_after` plain steps with the same number of rows, tokens per row and adapters; with None, it is never
+    compiled.
 
     Views of the cache are made once per range of rows and rounded length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
@@ -51,7 +52,7 @@ class Runner:
     ) -> None:
         self.model, self.cache, self.state = model, cache, state
         self.compile_after = None if state is None else compile_after
-        self.compiled: CompiledSteps | None = None  # made when the first step is to be compiled
+        self.compiled: CompiledSteps | None = None  # created when the first step is compiled
         self.num_plain = PLAIN_STEPS.setdefault(model, Counter())
         self.capacity = cache.capacity
         self.views: dict[tuple[int, int, int], CacheView] = {}
@@ -59,12 +60,13 @@ class Runner:
         self.starts: list[int] = []  # the positions of their last tokens
         self.sampled_for: list[Request] = []  # the requests of the tokens in `sampled`
         self.selection: Selection | None = None  # None while the model has no adapters
-        self.positions = self.sampled = torch.empty(0)  # on the device: these positions, the sampled tokens; (B,)
+        self.positions = self.sampled = torch.empty(0)  # on the device, (B,): `starts`, sampled tokens
 
     def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
         """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`, rounded
-        up so that views can be reused. `counts` of each row are tokens, which change its states."""
-        if self.capacity != self.cache.capacity:  # a cache that grew has other tensors
+        up so that views can be reused. Only the first counts[i] tokens of row i change its recurrent states; the others
+        are padding."""
+        if self.capacity != self.cache.capacity:  # a cache that has grown has new tensors
             self.views.clear()
             self.capacity = self.cache.capacity
         key = first, end, -(-length // BUCKET) * BUCKET
@@ -77,8 +79,8 @@ class Runner:
         return self.views[key]
 
     def adapter(self, name: str | None) -> str:
-        """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter that the model uses
-        at present. Raises a UserError if the model does not have it."""
+        """Return the name of the LoRA adapter that a request uses: `name` or, for None, the adapter that the model
+        currently uses. Raises a UserError if the model has no adapter `name`."""
         known = adapter_names(self.model) if ATTACHMENTS in vars(self.model) else []
         self.selection = selection(self.model) if known else None
         if name is None:
@@ -87,8 +89,8 @@ class Runner:
         return name
 
     def using(self, adapters: Sequence[str]) -> AbstractContextManager[None]:
-        """Return a context in which the model applies the adapter named in `adapters` to each row; if `adapters` is
-        empty, the adapter that the model uses at present."""
+        """Return a context manager in which the model applies to each row the adapter named in `adapters`; if
+        `adapters` is empty, the adapter that the model currently uses."""
         return self.selection.use(adapters) if self.selection and adapters else nullcontext()
 
     def forward_rows(
@@ -96,7 +98,7 @@ class Runner:
     ) -> Tensor:
         """Run the model on `pieces`, the next tokens of each row from row `first` on; piece i begins at position
         starts[i]. Returns the hidden states (B, T, D). `adapters` names the adapter of each row; empty: the adapter
-        that the model uses at present. The pieces in `idle` are padding, which their rows do not keep."""
+        that the model currently uses. The pieces in `idle` are padding, which is not kept in their rows."""
         width, lengths = max(map(len, pieces)), [0 if i in idle else len(piece) for i, piece in enumerate(pieces)]
         # padding repeats a row's own last token: NaN from a token never reaches another row
         tokens, positions = self.inputs([[*piece, *[piece[-1]] * (width - len(piece))] for piece in pieces], starts)
@@ -126,7 +128,8 @@ class Runner:
 
     def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step.
-        None if the caller must compute a plain one, as before `compile_after` steps of the kind."""
+        Returns None if the caller must run a plain step, for example before `compile_after` plain steps of this
+        kind."""
         if self.compile_after is None:
             return None
         kind = tokens.size(0), min(tokens.size(1), 2), *(self.selection.in_use if self.selection else ())
@@ -137,7 +140,8 @@ class Runner:
         return steps.run(tokens, positions, length) if steps else None
 
     def compiled_steps(self) -> CompiledSteps | None:
-        """Return the compiled steps of this model over this cache; None, from then on, if none are possible."""
+        """Return the compiled steps of this model over this cache; None if steps cannot be compiled, which also
+        disables later attempts."""
         if self.compiled is None and self.state is not None and self.compile_after is not None:
             if unsupported(self.model, self.cache):
                 self.compile_after = None
@@ -146,18 +150,18 @@ class Runner:
         return self.compiled
 
     def compile(self, rows: int, folder: Path | None) -> None:
-        """Compile steps of `rows` rows now, with the adapter that the model uses; `folder` keeps their code. Raises
-        NotCompilable if they cannot be compiled."""
+        """Compile steps of `rows` rows now, with the adapter that the model currently uses; their machine code is
+        stored in `folder`. Raises NotCompilable if they cannot be compiled."""
         if self.compile_after is None or (steps := self.compiled_steps()) is None:
             raise NotCompilable(unsupported(self.model, self.cache) or "compile_after is None")
-        self.adapter(None)  # the selection, which the first request would read
+        self.adapter(None)  # sets `selection`, which otherwise the first request sets
         steps.compile(rows, folder)
         kind = rows, 1, *(self.selection.in_use if self.selection else ())
         self.num_plain[kind] = max(self.num_plain[kind], self.compile_after)
 
     def logits(self, hidden: Tensor, adapters: Sequence[str] = ()) -> Tensor:
-        """Compute the logits (N, V) of hidden states (N, D), each row with the adapter named for it in `adapters`
-        (empty: the adapter that the model uses at present)."""
+        """Compute the logits (N, V) of hidden states (N, D), each row with its adapter named in `adapters` (empty: the
+        adapter that the model currently uses)."""
         with self.using(adapters):
             return self.model.logits(hidden[None])[0]
 
@@ -166,8 +170,8 @@ class Runner:
         self.sampled_for, self.sampled = list(requests), sampled
 
     def follows(self, requests: Sequence[Request], starts: Sequence[int]) -> bool:
-        """Return whether the tokens kept on the device are the inputs of this decoding step: the requests are those of
-        the last step, and each of their positions in `starts` is one higher. If so, also advances the positions kept on
+        """Return whether the tokens kept on the device are the inputs of this decoding step: the requests are the same
+        as in the last step, and their positions, `starts`, are one higher. If so, also advances the positions kept on
         the device."""
         if self.decoding != list(requests) or self.sampled_for != self.decoding:
             return False

@@ -13,7 +13,7 @@ from onward.base.errors import UserError
 from onward.config.ranges import Share, SizeOrZero
 
 SMALLEST, LARGEST = 1e-15, 1e15  # limits of penalties and biases, whose products fit in fp32
-PositiveShare = Annotated[float, Range(SMALLEST, 1)]  # a share that is not 0
+PositiveShare = Annotated[float, Range(SMALLEST, 1)]  # greater than 0, at most 1
 Penalty = Annotated[float, Range(SMALLEST, LARGEST)]
 Bias = Annotated[float, Range(-LARGEST, LARGEST)]
 Processor = Callable[..., Any]  # (tokens of prompt and answer, logits (V,)) -> logits (V,)
@@ -25,7 +25,7 @@ class Sampling:
     """Sampling: how logits become the distribution of the next token.
 
     The names are those of the OpenAI API and of transformers; `next_token_distribution` lists the order in which they
-    are applied. Raises a UserError for values of a wrong type, out of range or in contradiction.
+    are applied. Raises a UserError for values that have a wrong type, are out of range or contradict each other.
     """
 
     temperature: Annotated[float, Range(0, 1e30)] = 0.8  # below 1 sharpens, above 1 flattens; 0: the most likely token
@@ -50,7 +50,7 @@ class Sampling:
         try:
             bias = {token_id(token): float(value) for token, value in self.logit_bias.items()}
         except (TypeError, ValueError, AttributeError, OverflowError):
-            raise UserError("logit_bias is not a table of numbers by token ids: write it as {50256: -100}") from None
+            raise UserError("logit_bias is not a mapping of token ids to numbers: write it as {50256: -100}") from None
         if not all(abs(value) <= LARGEST or value == -math.inf for value in bias.values()):  # nan is not
             raise UserError(
                 f"logit_bias holds NaN or a number beyond {LARGEST}: use a smaller number, or -inf to ban a token"

@@ -18,11 +18,11 @@ from onward.text.regular import compiled, matches
 
 Errors = Iterator[Any]
 SECONDS = 2.0  # time limit of the check of an answer
-DEADLINE = ContextVar("DEADLINE", default=float("inf"))  # deadline of the check in progress, by perf_counter
+DEADLINE = ContextVar("DEADLINE", default=float("inf"))  # deadline of the current check, a time of perf_counter
 TYPES = "string", "number", "integer", "boolean", "null", "array", "object"
 
 
-UNCHECKED = {  # keywords that the check does not have, or not in a bounded time
+UNCHECKED = {  # keywords that the check does not support, or not in bounded time
     "$dynamicRef": "is not supported: use $ref",
     "$recursiveRef": "is not supported: use $ref",
     "unevaluatedProperties": "cannot be combined with patternProperties: use additionalProperties",
@@ -30,8 +30,8 @@ UNCHECKED = {  # keywords that the check does not have, or not in a bounded time
 
 
 class Conformance:
-    """The check of JSON texts against `schema`, of any draft or OpenAPI. Raises a UserError that begins with `what` for
-    a schema that is malformed, or cannot be checked."""
+    """Checks JSON texts against `schema`, a JSON Schema of any draft or of OpenAPI. Raises a UserError that begins with
+    `what` for a schema that is malformed or cannot be checked."""
 
     def __init__(self, schema: Any, what: str) -> None:
         import jsonschema
@@ -53,7 +53,7 @@ class Conformance:
         self.validator = jsonschema.validators.extend(base, keywords)(form)
 
     def problem(self, text: str) -> str:
-        """Return a sentence with the reason why a text does not conform to the schema; "" if it conforms."""
+        """Return a sentence that explains why a text does not conform to the schema; "" if it conforms."""
         import jsonschema
 
         token = DEADLINE.set(perf_counter() + SECONDS)
@@ -82,8 +82,8 @@ def number(text: str) -> int | float:
 
 
 def timed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function of a keyword, changed to raise a TimeoutError after the deadline: alternatives within
-    alternatives can take exponential time."""
+    """Wrap the function of a keyword to raise a TimeoutError after the deadline, because nested alternatives can take
+    exponential time."""
 
     def run(*arguments: Any) -> Any:
         if perf_counter() > DEADLINE.get():
@@ -125,7 +125,7 @@ def pointer(path: Any) -> str:
 
 
 def standard(node: Any, path: str = "#") -> Any:
-    """Return a schema of an older draft or of OpenAPI in the keywords of draft 2020-12."""
+    """Convert a schema of an older draft or of OpenAPI to the keywords of draft 2020-12."""
     if not isinstance(node, Mapping):
         return node
     result = children(with_null(node), path, standard)
@@ -154,7 +154,7 @@ def found(expression: str, text: str) -> bool:
 
 
 def pattern(validator: Any, expression: str, value: Any, schema: Any) -> Errors:
-    """Yield the errors of a text by the keyword `pattern`; matching takes a bounded time."""
+    """Yield errors for a string that violates `pattern`; matching takes a bounded time."""
     from jsonschema import ValidationError
 
     if isinstance(value, str) and not found(expression, value):
@@ -162,7 +162,7 @@ def pattern(validator: Any, expression: str, value: Any, schema: Any) -> Errors:
 
 
 def pattern_properties(validator: Any, rules: Mapping[str, Any], value: Any, schema: Any) -> Errors:
-    """Yield the errors of an object by the keyword `patternProperties`."""
+    """Yield errors for an object that violates `patternProperties`."""
     if isinstance(value, dict):
         for expression, rule in rules.items():
             for name in value:
@@ -171,7 +171,7 @@ def pattern_properties(validator: Any, rules: Mapping[str, Any], value: Any, sch
 
 
 def additional_properties(validator: Any, rule: Any, value: Any, schema: Any) -> Errors:
-    """Yield the errors of an object by the keyword `additionalProperties`."""
+    """Yield errors for an object that violates `additionalProperties`."""
     if isinstance(value, dict):
         for name in value:
             if name in schema.get("properties", {}):
@@ -181,7 +181,7 @@ def additional_properties(validator: Any, rule: Any, value: Any, schema: Any) ->
 
 
 def unique_items(validator: Any, unique: bool, value: Any, schema: Any) -> Errors:
-    """Yield the errors of a list by the keyword `uniqueItems`."""
+    """Yield errors for an array that violates `uniqueItems`."""
     from jsonschema import ValidationError
 
     if unique and isinstance(value, list) and len(set(map(canonical, value))) < len(value):
@@ -189,7 +189,7 @@ def unique_items(validator: Any, unique: bool, value: Any, schema: Any) -> Error
 
 
 def multiple_of(validator: Any, step: Any, value: Any, schema: Any) -> Errors:
-    """Yield the errors of a number by the keyword `multipleOf`, in exact arithmetic."""
+    """Yield errors for a number that violates `multipleOf`, in exact arithmetic."""
     from jsonschema import ValidationError
 
     if isinstance(value, bool) or not isinstance(value, int | float) or value in (inf, -inf):

@@ -21,7 +21,7 @@ SINGLE = frozenset(  # keywords that hold a subschema
 )
 DEFINITIONS = frozenset({"$defs", "definitions"})
 BRANCHES = frozenset({"then", "else"})
-SAME = DEFINITIONS | {  # keywords that the grammar takes as they are, or with their subschemas rewritten
+SAME = DEFINITIONS | {  # keywords that are passed to the grammar unchanged or with rewritten subschemas
     *("$ref", "$id", "$anchor", "x-guidance", "type", "enum", "const", "allOf", "anyOf", "oneOf"),
     *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "minLength", "maxLength"),
     *("items", "prefixItems", "additionalItems", "minItems", "maxItems"),
@@ -41,7 +41,7 @@ NAMES = {  # patterns of property names, by their format
     "date-time": f"^{DATE}T{TIME}(Z|[+-]([01]\\d|2[0-3]):[0-5]\\d)$",
     "uuid": "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$",
 }
-MANY = 200  # alternatives that are compared with each other
+MANY = 200  # maximum number of alternatives that are compared with each other
 BOUNDS = "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"
 FAR = 1e18
 REFERENCES = 8  # the longest chain of references that is followed to compare alternatives
@@ -79,7 +79,7 @@ def escaped(key: str) -> str:
 
 
 def with_null(node: Node) -> Node:
-    """Return a schema without OpenAPI's keyword `nullable`, which becomes a type or an alternative."""
+    """Replace OpenAPI's keyword `nullable` in a schema by a type or an alternative."""
     if node.get("nullable") is not True:
         return node
     if "type" in node:
@@ -91,18 +91,18 @@ def with_null(node: Node) -> Node:
 
 
 class Weakened:
-    """A JSON schema `root`, rewritten for a grammar: attribute `schema`. `later` are the JSON paths of keywords that
-    the grammar does not enforce, or not completely; unknown keywords and formats are annotations and left out. A
-    property that OpenAPI's `discriminator` names is required."""
+    """A JSON schema `root`, rewritten for a grammar in the attribute `schema`. `later` are the JSON paths of keywords
+    that the grammar enforces only partly or not at all. Unknown keywords and formats are treated as annotations and
+    left out. A property that OpenAPI's `discriminator` names is required."""
 
     def __init__(self, root: Any) -> None:
         self.root, self.later = root, list[str]()
-        self.tags: dict[int, str] = {}  # properties that alternatives have, by the id of the subschema
+        self.tags: dict[int, str] = {}  # discriminator property of each alternative, by the id of its subschema
         self.tags = {id(one): tag for _, node in subschemas(root) for one, tag in self.tags_of(node)}
         self.schema = self.subschema(root, "#")
 
     def subschema(self, node: Any, path: str) -> Any:
-        """Return a subschema, at this JSON path, as the grammar takes it."""
+        """Return the grammar's form of a subschema at this JSON path."""
         if not isinstance(node, Mapping):
             return {} if node is True else node
         tag, node = self.tags.get(id(node)), with_null(node)
@@ -133,8 +133,8 @@ class Weakened:
                     yield alternative, str(tag)
 
     def texts(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for texts in `result`, the grammar's form of schema `node`; return the names of those that
-        the grammar does not enforce."""
+        """Set the keywords for strings in `result`, the grammar's form of schema `node`; return the names of keywords
+        that the grammar does not enforce."""
         kept = []
         if isinstance(node.get("pattern"), str):
             (result["pattern"], *others), exact = expressible(node["pattern"])
@@ -142,7 +142,7 @@ class Weakened:
                 result["allOf"] = [*result.get("allOf", ()), *({"pattern": pattern} for pattern in others)]
             kept += ["pattern"] * (not exact)
         elif "pattern" in node:
-            kept.append("pattern")  # malformed, which the check reports
+            kept.append("pattern")  # malformed; the check reports this
         form = node.get("format")
         if not isinstance(form, str | None) or (
             form and (form := UUID.sub("uuid", form)) in FORMATS and agrees(form, result)
@@ -151,8 +151,8 @@ class Weakened:
         return kept
 
     def names(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for the names of properties in `result`, the grammar's form of schema `node`; return the
-        names of those that the grammar does not enforce."""
+        """Set the keywords for property names in `result`, the grammar's form of schema `node`; return the names of
+        keywords that the grammar does not enforce."""
         by_pattern = result.get("patternProperties")
         if isinstance(by_pattern, Mapping):
             forms = {pattern: expressible(pattern) for pattern in by_pattern}
@@ -179,8 +179,8 @@ class Weakened:
         return ["propertyNames"]
 
     def arrays(self, node: Node, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for lists in `result`, the grammar's form of schema `node`; return the names of those that
-        the grammar does not enforce."""
+        """Set the keywords for arrays in `result`, the grammar's form of schema `node`; return the names of keywords
+        that the grammar does not enforce."""
         kept = ["contains"] * ("contains" in node and (node.get("minContains") != 0 or "maxContains" in node))
         if not node.get("uniqueItems"):
             return kept
@@ -191,8 +191,8 @@ class Weakened:
         return kept + ["uniqueItems"] * (result.get("maxItems") not in (0, 1))
 
     def unevaluated(self, node: Node, path: str, result: dict[str, Any]) -> list[str]:
-        """Set the keywords for all other properties and items in `result`, the grammar's form of schema `node` at a
-        JSON path; return the names of those that the grammar does not enforce."""
+        """Set the keywords for unevaluated properties and items in `result`, the grammar's form of schema `node` at a
+        JSON path; return the names of keywords that the grammar does not enforce."""
         kept = []
         rest = "additionalItems" if isinstance(node.get("items"), list) else "items"
         for name, simple in ("unevaluatedProperties", "additionalProperties"), ("unevaluatedItems", rest):
@@ -205,7 +205,8 @@ class Weakened:
         return kept
 
     def resolved(self, node: Any) -> Any:
-        """Return the subschema that a reference within the document names, if `node` is nothing else; else `node`."""
+        """Return the subschema that `node` refers to, if `node` is only a reference within the document; else
+        `node`."""
         for _ in range(REFERENCES):
             if not isinstance(node, Mapping) or asserted(node) != {"$ref"}:
                 break
@@ -218,7 +219,7 @@ class Weakened:
         return len(facts) <= MANY and all(differ(a, b) or differ(b, a) for i, a in enumerate(facts) for b in facts[:i])
 
     def facts(self, node: Any) -> Facts:
-        """Return the properties of the values that conform to a subschema."""
+        """Return facts about the values that conform to a subschema."""
         kinds, values, tags, required = TYPES, None, dict[str, frozenset[str]](), frozenset[str]()
         waiting = [(node, REFERENCES)]
         while waiting:
@@ -245,7 +246,7 @@ class Weakened:
 
 
 def agrees(form: str, result: Node) -> bool:
-    """Return whether texts of a format, which is an annotation, can conform to the other keywords of a schema."""
+    """Return whether texts of a format can conform to the other keywords of a schema."""
     if "enum" in result or "const" in result:
         return False
     patterns = [part for part in result.get("allOf", ()) if isinstance(part, Mapping) and {*part} == {"pattern"}]
@@ -254,7 +255,7 @@ def agrees(form: str, result: Node) -> bool:
 
 
 def far_bounds(result: dict[str, Any]) -> list[str]:
-    """Remove bounds of numbers of FAR or more from a schema, which no grammar can express; return their names."""
+    """Remove the bounds that no grammar can express, of magnitude FAR or more, from a schema; return their names."""
     bounds = [name for name in BOUNDS if isinstance(result.get(name), int | float) and abs(result[name]) >= FAR]
     removed = [] if result.get("type") == "integer" else bounds
     for name in removed:
@@ -264,8 +265,8 @@ def far_bounds(result: dict[str, Any]) -> list[str]:
 
 @dataclass(frozen=True)
 class Facts:
-    """The properties of the values that conform to a schema: their types, the values (as JSON; None: any) of them and
-    of their properties, and the properties that they have."""
+    """Facts about all values that conform to a schema: their types, the possible values (as JSON; None: any), the
+    possible values of their properties, and their required properties."""
 
     kinds: frozenset[str]
     values: frozenset[str] | None
@@ -274,7 +275,8 @@ class Facts:
 
 
 def differ(a: Facts, b: Facts) -> bool:
-    """Return whether no value can conform to both of two schemas, as far as `a` shows."""
+    """Return whether these facts prove that no value conforms to both schemas; only the properties that `a` requires
+    are compared."""
     if not a.kinds & b.kinds or (a.values is not None and b.values is not None and not a.values & b.values):
         return True
     shared = a.required & a.tags.keys() & b.tags.keys()
@@ -288,7 +290,7 @@ def asserted(node: Node) -> set[str]:
 
 
 def is_any(node: Any) -> bool:
-    """Return whether every value conforms to a schema, because it is True or has annotations only."""
+    """Return whether a schema allows every value, because it is True or has only annotations."""
     return node is True or (isinstance(node, Mapping) and not asserted(node) and "nullable" not in node)
 
 
@@ -302,7 +304,8 @@ def listed(node: Node) -> list[Any] | None:
 
 
 def name_pattern(rule: Node) -> str:
-    """Return the pattern of the names that `rule`, a schema of property names, allows; "" if none expresses them."""
+    """Return the pattern of the names that `rule`, a schema of property names, allows; "" if no pattern expresses
+    them."""
     names = asserted(rule) - {"type"}
     if names == {"pattern"} and isinstance(rule["pattern"], str):
         expressions, exact = expressible(rule["pattern"])
@@ -315,7 +318,7 @@ def name_pattern(rule: Node) -> str:
 
 
 def with_pointers(root: Any) -> Any:
-    """Return a schema in which references by name, such as #anchor, are JSON pointers."""
+    """Replace references by name, such as #anchor, in a schema by JSON pointers."""
     anchors = {f"#{node['$anchor']}": path for path, node in subschemas(root) if "$anchor" in node}
 
     def rewritten(node: Any, path: str) -> Any:
@@ -346,8 +349,9 @@ def target(root: Any, reference: Any) -> Any:
 
 
 def circular(root: Any) -> str:
-    """Return the JSON path of a reference to a schema that consists of itself; "" if there is none."""
-    done = set[int]()  # ids of schemas that are no part of themselves
+    """Return the JSON path of a circular reference, which leads back to the same schema for the same value; "" if there
+    is none."""
+    done = set[int]()  # ids of schemas that do not contain themselves
 
     def within(node: Any, outer: tuple[int, ...]) -> bool:
         if not isinstance(node, Mapping) or id(node) in done:

@@ -1,4 +1,5 @@
-"""Patterns of JSON schemas, in ECMAScript's notation, as expressions of a grammar. Does not import torch."""
+"""Conversion of patterns in JSON schemas, regular expressions in ECMAScript's notation, to expressions of a grammar.
+Does not import torch."""
 
 from __future__ import annotations
 
@@ -16,10 +17,10 @@ PIECE = re.compile(
 )
 LITERALS = re.compile(
     r"\\.|\[:\w+:\]|[\[&~]", re.DOTALL
-)  # parts of a set, among them those with another meaning in Rust
+)  # parts of a set: escapes, and characters with a special meaning in Rust
 ANYTHING = r"[\s\S]"
 EVERY = {"[^]": ANYTHING, "[]": r"[^\s\S]"}
-CLASSES = {  # in other engines these are of Unicode, match line breaks, or match before a last one
+CLASSES = {  # other engines: Unicode classes, . matches line breaks, $ matches before a final line break
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
     r"\w": "[A-Za-z0-9_]",
@@ -33,7 +34,7 @@ def expressible(pattern: str) -> tuple[list[str], bool]:
     """Return (expressions, exact) for a pattern: a text that matches the pattern matches all expressions and, if
     `exact`, the reverse holds too. No expression has look-around, word boundaries or back-references.
 
-    Positive look-ahead at the start of a pattern becomes a separate expression. Other assertions are left out, and
+    Positive lookahead at the start of a pattern becomes a separate expression. Other assertions are left out, and
     a back-reference becomes any text.
     """
     pieces = [(str(match.lastgroup), match[0]) for match in PIECE.finditer(pattern)]
@@ -51,7 +52,7 @@ def expressible(pattern: str) -> tuple[list[str], bool]:
 
 
 def plain(pieces: list[tuple[str, str]]) -> tuple[str, bool]:
-    """Return (expression, exact) for the `pieces` of a pattern, pairs (kind, text), without assertions."""
+    """Return (expression, exact), with assertions left out, for the `pieces` of a pattern, pairs (kind, text)."""
     result, exact, index = list[str](), True, 0
     while index < len(pieces):
         kind, text = pieces[index]
@@ -88,7 +89,7 @@ def translated(kind: str, text: str) -> str:
 
 
 def alternatives(pieces: list[tuple[str, str]]) -> bool:
-    """Return whether `pieces` of a pattern, pairs (kind, text), hold a `|` outside of groups."""
+    """Return whether `pieces` of a pattern, pairs (kind, text), contain a `|` outside of groups."""
     depth = 0
     for kind, text in pieces:
         depth += (kind in ("open", "look")) - (text == ")")
@@ -109,7 +110,7 @@ def group_end(pieces: list[tuple[str, str]], start: int) -> int:
 
 
 def searchable(pattern: str) -> str:
-    """Return a pattern in the notation that `onward.text.regular` matches, with the same meaning."""
+    """Convert a pattern to the equivalent in the notation of `onward.text.regular`."""
     result = ""
     for match in PIECE.finditer(pattern):
         text = match[0]

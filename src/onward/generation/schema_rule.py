@@ -1,4 +1,4 @@
-"""JSON schemas as rules of a grammar of llguidance. Does not import torch."""
+"""Conversion of JSON schemas to rules of llguidance grammars. Does not import torch."""
 
 from __future__ import annotations
 

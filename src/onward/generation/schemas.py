@@ -1,8 +1,8 @@
 """JSON schemas of answers: the part that a grammar enforces while a model writes, and the part that is checked on the
 complete answer. Does not import torch.
 
-A schema is first rewritten (`schema_grammar`). If llguidance still rejects it, the keyword at fault is searched for,
-and is left to the check, or the schema is refused and the error names the keyword.
+A schema is first rewritten (`schema_grammar`). If llguidance still rejects the schema, the responsible keyword is found
+by bisection. It is then left to the check, or an error names it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from onward.generation.schema_grammar import (
 )
 from onward.generation.schema_rule import rejection, rule
 
-MOST = 10  # keywords that are left to the check because llguidance rejects them
-WITH = {  # keywords that have another meaning without this one
+MOST = 10  # maximum number of keywords that are left to the check because llguidance rejects them
+WITH = {  # keywords whose meaning depends on the key
     "properties": ("additionalProperties",),
     "patternProperties": ("additionalProperties",),
     "prefixItems": ("items",),
 }
-WHOLE = MAPS | LISTS | {"type", "additionalProperties", "additionalItems", "$ref"}  # keywords that are left out last
-KEPT = DEFINITIONS | {"$id", "$anchor", "x-guidance"}  # keywords that are never at fault
+WHOLE = MAPS | LISTS | {"type", "additionalProperties", "additionalItems", "$ref"}  # removed last
+KEPT = DEFINITIONS | {"$id", "$anchor", "x-guidance"}  # never removed
 DEFINED = tuple(f"#/{name}/" for name in DEFINITIONS)
-SHOWN = 5  # keywords in a note
-MISSING, CIRCULAR = "does not exist", "circular references"  # in messages of llguidance, as the next
+SHOWN = 5  # maximum number of keywords in a note
+MISSING, CIRCULAR = "does not exist", "circular references"  # parts of llguidance's messages
 UNSATISFIABLE = "Unsatisfiable schema: "
 Keyword = tuple[str, str]  # JSON path of a subschema, and a key in it
 
@@ -47,7 +47,7 @@ class SchemaWarning(UserWarning):
 
 
 class Prepared:
-    """A JSON schema, ready to constrain answers. Errors call it `what`, such as "json_schema".
+    """A JSON schema, ready to constrain answers. Error messages name the schema by `what`, such as "json_schema".
 
     `schema` is the part that the grammar enforces: it allows every value that conforms to the schema `original`.
     `later` are the JSON paths of the keywords that the grammar does not enforce, which `problems` checks. Raises a
@@ -72,7 +72,7 @@ class Prepared:
                 )
         self.later = tuple(dict.fromkeys(later))
         if later:
-            _ = self.conformance  # raises the error of a malformed schema now
+            _ = self.conformance  # a malformed schema raises its error now
 
     @cached_property
     def conformance(self) -> Conformance:
@@ -87,7 +87,7 @@ class Prepared:
         more = f" and {len(self.later) - SHOWN} more" if len(self.later) > SHOWN else ""
         return (
             f"{self.what}: {', '.join(self.later[:SHOWN])}{more} cannot be enforced while an answer is "
-            "written: an answer that breaks it ends with an error"
+            "written: an answer that violates it ends with an error"
         )
 
     def claims(self, text: str) -> list[Claim]:
@@ -95,8 +95,8 @@ class Prepared:
         return [Claim(self, text)] if self.later else []
 
     def check(self, message: str, path: str, name: str) -> None:
-        """Raise a UserError if the keyword `name` at a JSON path, which llguidance rejects with `message`, is
-        malformed, names a missing schema or allows no value, rather than being unsupported."""
+        """Raise a UserError if the keyword `name` at a JSON path, which llguidance rejects with `message`, is not
+        merely unsupported but malformed, names a missing schema or allows no value."""
         check_schema(self.original, self.what)
         at, reason = f"{path}/{escaped(name)}" if name else path, message.partition("\n")[0]
         if UNSATISFIABLE in reason and name != "format":
@@ -132,26 +132,28 @@ def prepared_text(text: str, what: str) -> Prepared:
 
 
 def json_rule(schema: Any, what: str = "json_schema") -> str:
-    """Return the rule of a Lark grammar for JSON that conforms to a schema, which has its own root for references.
-    Raises a UserError as `prepared` does; the keywords in `prepared(schema, what).later` are not enforced."""
+    """Return the rule of a Lark grammar for JSON that conforms to a schema; references in the schema are relative to
+    its own root. Raises a UserError as `prepared` does; the keywords in `prepared(schema, what).later` are not
+    enforced."""
     return rule(prepared(schema, what).schema)
 
 
 class Claim(NamedTuple):
-    """A complete text that is to conform to a schema."""
+    """A complete text that must conform to a schema."""
 
     schema: Prepared
     text: str
 
     def problem(self) -> str:
-        """Return a sentence with the reason why the text does not conform to the schema; "" if it conforms."""
+        """Return a sentence that explains why the text does not conform to the schema; "" if it conforms."""
         return self.schema.conformance.problem(self.text)
 
 
 def culprit(schema: Any, message: str) -> Keyword:
-    """Return the keyword that makes llguidance reject a schema with `message`; its name is "" if there is none.
-    Of several keywords that contradict each other, a format comes first, and those that hold subschemas last. Of these,
-    definitions come first: an alternative that allows anything would hide the mistake of another one."""
+    """Return the keyword that makes llguidance reject a schema with `message`; its name is "" if there is none. Of
+    several keywords that contradict each other, a format is blamed first, and keywords that contain subschemas last.
+    Within each group, keywords inside definitions are blamed first, because an alternative that allows anything would
+    hide the error of another alternative."""
     found = [(path, name) for path, node in subschemas(schema) for name in node if name not in KEPT]
     found.sort(key=lambda keyword: (keyword[1] != "format", keyword[1] in WHOLE, not keyword[0].startswith(DEFINED)))
     low, high = 0, len(found)  # without the first `low` keywords, the message is the same

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher
 
 BYTES_OF_TEXT = frozenset(bytes([b]) for b in range(0xF5)) - {b"\xc0", b"\xc1"}  # the bytes that occur in UTF-8
-CONTINUATION = frozenset(bytes([b]) for b in range(0x80, 0xC0))  # bytes after the first of a character
+CONTINUATION = frozenset(bytes([b]) for b in range(0x80, 0xC0))  # bytes of a character after its first
 JSON = '{}[]:,"-.0123456789truefalsn'  # characters that any JSON may need
 BEYOND = re.compile(r"\\\\[pPuUx]|\[\^|format|x-guidance")  # schemas that may need further characters
 FIRST, LAST = (
     '"}],:',
     "{[ \t\r\n",
-)  # characters that end JSON soon, and that make it longer, in order
+)  # characters that end JSON early, and characters that extend it, in order of preference
 SPACE_COST = 4
-TRIES = 500  # the most states that a search looks at
-STEPS = (1 / 64, 1 / 4, 4)  # the cost of a token in three searches: for long endings, shorter ones and the shortest
+TRIES = 500  # maximum number of states that a search visits
+STEPS = (1 / 64, 1 / 4, 4)  # token costs of three searches: the first allows long endings, the last finds the shortest
 
 
 class Spelling:
@@ -48,8 +48,8 @@ class Spelling:
 
     @cached_property
     def prefix_free(self) -> bool:
-        """Whether no token in `generators` (those that are not sequences of shorter tokens) begins with another one, so
-        that a text divides into generators in only one way."""
+        """Whether no token in `generators` (those that are not sequences of shorter tokens) begins with another of
+        them, so that a text divides into generators in only one way."""
         ranked = sorted(self.generators)
         return not any(second.startswith(first) for first, second in pairwise(ranked))
 
@@ -106,9 +106,9 @@ class Search:
 
     def after(self, matcher: LLMatcher, token: int, known: Sequence[int]) -> Sequence[int] | None:
         """Return tokens that complete the answer after `token`, which `matcher` has not consumed yet; None if the
-        search finds none. The matcher is not changed. `known` are tokens that complete the answer before `token` is
-        added."""
-        for guess in (known[1:], known):  # the token is the first known one, or one of a run of equal tokens
+        search finds none. The matcher is not changed. `known` are tokens that complete the answer from the present
+        state of the matcher."""
+        for guess in (known[1:], known):  # `token` is the first of `known`, or part of a run of equal tokens
             if matcher.validate_tokens([token, *guess, self.end]) == len(guess) + 2:
                 return guess
         following = matcher.deep_copy()
@@ -116,16 +116,16 @@ class Search:
         return self.find(following)
 
     def find(self, matcher: LLMatcher) -> list[int] | None:
-        """Return a list of tokens that completes the answer after the tokens that `matcher` has consumed. Returns None
-        if none of the searches, each limited to TRIES states, finds one; there may still be one."""
+        """Return tokens that complete the answer after the tokens that `matcher` has consumed. Returns None if no
+        search finds such tokens within TRIES states, although they may exist."""
         return next((path for step in STEPS if (path := self.best_first(matcher, step)) is not None), None)
 
     def best_first(self, matcher: LLMatcher, step: float) -> list[int] | None:
         """Search for tokens that complete the answer, cheapest first; returns None if TRIES states of the grammar do
         not suffice.
 
-        A token costs `step`, plus its rank among the allowed tokens, in order of preference from 0 on; for white space
-        the rank is multiplied by SPACE_COST.
+        A token costs `step` plus its rank, counted from 0, among the allowed tokens in order of preference; for white
+        space the rank is multiplied by SPACE_COST.
         """
         order = count(0, -1)  # among states of equal cost, the latest comes first
         states: list[tuple[float, int, float, LLMatcher, list[int], np.ndarray, int]] = []
@@ -153,5 +153,6 @@ class Search:
 
 
 def allowed_tokens(matcher: LLMatcher) -> np.ndarray:
-    """Return a mask (V,) of bool: True for the tokens that a grammar allows next, without its own end token."""
+    """Return a mask (V,) of bool: True for the tokens that a grammar allows next; the grammar's own end token is left
+    out."""
     return np.frombuffer(matcher.compute_logit_bias(), np.uint8)[:-1] > 0

@@ -1,6 +1,6 @@
 """The command of lm-evaluation-harness, `lm_eval`, with the model "onward": python -m onward.harness --model onward ...
 
-The library has no plugins: a model is known once its module is imported.
+The library has no plugins: importing a module registers its models.
 """
 
 from lm_eval.__main__ import cli_evaluate

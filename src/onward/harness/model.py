@@ -1,4 +1,4 @@
-"""A model of Onward, as lm-evaluation-harness calls it."""
+"""The model "onward" of lm-evaluation-harness."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from onward.generation.options import GenerationOptions
 from onward.text.chat import Message, chat_of
 from onward.text.tokenizer import utf8
 
-READ = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "temperature"})  # options of generation
+READ = frozenset({"top_p", "top_k", "min_p", "repetition_penalty", "temperature"})  # supported options
 SEED = 1234  # seed of sampled answers; the library's default
 
 
@@ -37,7 +37,7 @@ class Truncated(UserWarning):
 
 @register_model("onward")
 class HarnessModel(TemplateLM):
-    """A model of Onward behind the model interface of lm-evaluation-harness.
+    """An Onward model with the model interface of lm-evaluation-harness.
 
     `path` is a folder, a GGUF file, the folder of an adapter, a name on the hub, or a loaded model; `dtype`, `device`,
     `quantize`, `adapter_folder`, `rope` and `revision` are those of `onward.load`. `kept` stores results: requests that
@@ -54,14 +54,14 @@ class HarnessModel(TemplateLM):
         rope: str | None = None,
         revision: str = "",
         device: str | None = None,
-        batch_size: int | str | None = None,  # batches are chosen by their tokens
+        batch_size: int | str | None = None,  # ignored: batches are formed by their number of tokens
         max_batch_size: int | None = None,
         kept: Kept | None = None,
         progress: Progress | None = None,
     ) -> None:
         super().__init__()
         if device == "cuda:0" and not torch.cuda.is_available():
-            device = None  # the default of the command `lm_eval`, whose models then run on the CPU
+            device = None  # default of the command `lm_eval`, which falls back to the CPU
         if isinstance(path, str):
             path = load(
                 path,
@@ -74,10 +74,10 @@ class HarnessModel(TemplateLM):
             )
         self.lm, self.kept, self.progress = path, kept or Kept(), progress or Bars()
         self.text = self.lm.text()
-        # as the library's other models, and unlike Onward, it reads control tokens that are written in a text
+        # like the library's other models, but unlike Onward, it converts control tokens that are written in a text
         self.inner = tokenizers.Tokenizer.from_str(self.text.inner.to_str())
         self.inner.encode_special_tokens = False
-        self.encoded = lru_cache(maxsize=256)(self.encode)  # the context of a question is encoded for each choice
+        self.encoded = lru_cache(maxsize=256)(self.encode)  # the library encodes a question's context once per choice
 
     @property
     def max_length(self) -> int:
@@ -86,12 +86,13 @@ class HarnessModel(TemplateLM):
     @property
     def eot_token_id(self) -> int:
         if self.text.eos_id is None:
-            raise UserError("the tokenizer has no token that ends texts, which lm-evaluation-harness needs: add one")
+            raise UserError("the tokenizer has no end-of-text token, which lm-evaluation-harness needs: add one")
         return self.text.eos_id
 
     @property
     def prefix_token_id(self) -> int:
-        """The token before a text without context: the beginning-of-text token, or else the one that ends texts."""
+        """The token before a text without context: the beginning-of-text token or, if the tokenizer has none, the
+        end-of-text token."""
         return self.eot_token_id if self.text.prefix_id is None else self.text.prefix_id
 
     @property
@@ -100,12 +101,12 @@ class HarnessModel(TemplateLM):
         return f"onward-{self.text.vocab_size}"
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The chat template, written into results; None if no template is to be applied."""
+        """The chat template, written into results; None without `chat_template`."""
         return self.text.templates.get("default", "") if chat_template else None
 
     def apply_chat_template(self, chat_history: Sequence[Message], add_generation_prompt: bool = True) -> str:
-        """Messages as text. Without `add_generation_prompt`, the text ends right after the last message's content.
-        System messages are left out if the template refuses them."""
+        """Convert messages to text. Without `add_generation_prompt`, the text ends right after the last message's
+        content. System messages are left out if the template refuses them."""
         chat, last = chat_of(self.text), str(chat_history[-1]["content"]).strip()
         try:
             text = chat.text(chat_history, add_generation_prompt)
@@ -118,11 +119,12 @@ class HarnessModel(TemplateLM):
         return str.__getitem__(text, slice(end))
 
     def encode(self, text: str, special: bool) -> list[int]:
-        """Unlike Onward, read control tokens that are written in the text."""
+        """Encode a text; unlike Onward, converts control tokens that are written in it."""
         return self.text.encoded(self.inner.encode, utf8(text), add_special_tokens=special).ids
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """As lm-evaluation-harness calls it; by default, control tokens are added unless the text begins with one."""
+        """Encode a text for lm-evaluation-harness; by default, adds control tokens unless the text already begins with
+        one."""
         if add_special_tokens is None:
             add_special_tokens = not string.startswith(self.text.piece(self.prefix_token_id))
         return self.encoded(string, add_special_tokens)
@@ -170,7 +172,7 @@ class HarnessModel(TemplateLM):
         return [results[i] for i in range(len(requests))]
 
     def options(self, given: dict[str, Any]) -> GenerationOptions:
-        """A task's generation options as Onward's; raises a UserError for one that Onward does not support."""
+        """Convert a task's generation options to GenerationOptions; raises a UserError for an unsupported option."""
         values = dict(normalize_gen_kwargs(given, 256))
         values.pop("do_sample", None)
         most = min(values.pop("max_gen_toks"), self.max_length - 1)
@@ -217,7 +219,7 @@ class StopTexts:
 
 
 class Bars:
-    """One tqdm bar, as of lm-evaluation-harness, for each kind of request."""
+    """Shows a tqdm progress bar for each kind of request, as lm-evaluation-harness does."""
 
     def __init__(self) -> None:
         self.bar: Any = None

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on a model of Onward, one after the other."""
+"""Runs tasks of lm-evaluation-harness on an Onward model, one after the other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from onward.evaluation.tasks import Task
 from onward.harness.model import HarnessModel
 
 KEYS = frozenset(field.name for field in fields(TaskConfig)) | {"include", "class", "dataset_name"}
-GROUP = frozenset({"group", "task_list"})  # keys of a file that does not define a task by itself
+GROUP = frozenset({"group", "task_list"})  # keys of a file that defines a group or a list of tasks
 REPOSITORY = re.compile(r"'?([\w.-]+/[\w.-]+)'? (?:on the Hub|is not cached|doesn't exist)|dataset '([^']+)'")
 ENDINGS = ".yaml", ".yml"
 
@@ -53,9 +53,10 @@ def run_harness(
 ) -> HarnessResults:
     """Run tasks of lm-evaluation-harness, given by name or as .yaml files, on a model.
 
-    `limit` is the maximum number of questions per task, `examples` the number of solved questions before each; `chat`
-    asks the questions in the chat template. With `graded`, the questions and their grades are also returned. `kept`
-    stores results: requests that it contains are not computed again. Raises a UserError for an unknown name.
+    `limit` is the maximum number of questions per task, `examples` the number of solved examples before each question;
+    with `chat`, questions are asked in the chat template. With `graded`, the questions and their grades are also
+    returned. `kept` stores results: requests that it contains are not computed again. Raises a UserError for an unknown
+    name.
     """
     manager = TaskManager(include_defaults=not all(task.endswith(ENDINGS) for task in tasks))
     known = set(manager.all_tasks)
@@ -68,7 +69,7 @@ def run_harness(
     kept = kept or Kept()
 
     def ask(task: str) -> None:
-        # answers are kept under their tokens: the library's cache ignores the weights, and is a database of pickles
+        # `kept` caches answers by their tokens; the library's cache ignores the weights, and is a database of pickles
         model = HarnessModel(lm, kept=kept, progress=partial(under, task, progress))
         outcome = run_one(model, task, manager, examples, limit, chat, graded)
         own = [row for name, metrics in outcome["results"].items() for row in rows_of(name, metrics, examples)]
@@ -85,7 +86,7 @@ def run_harness(
 
 
 def under(task: str, progress: Progress, kind: str, done: int, total: int) -> None:
-    # as a partial of task and progress, a callback that ignores the kind of requests
+    # with task and progress bound, a callback that ignores the kind of request
     progress(task, done, total)
 
 
@@ -110,7 +111,7 @@ def run_one(
         )
     except UserError:
         raise
-    except Exception as failure:  # the library raises any
+    except Exception as failure:  # the library raises exceptions of any type
         raise UserError(reason(task, failure)) from failure
     return {"results": {}, "samples": {}, **(outcome or {})}
 
@@ -127,8 +128,8 @@ def rows_of(task: str, metrics: Mapping[str, Any], examples: int) -> list[dict[s
 
 
 def graded_of(row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> GradedQuestions | None:
-    """The questions behind a row, each with its grade and all texts of its document; None if the metric is not a mean
-    of grades."""
+    """The questions that a row summarizes, each with its grade and all texts of its document; None if the metric is not
+    a mean of grades."""
     first = [one for one in samples if one["filter"] == samples[0]["filter"]]
     grades = [float(grade) for one in first if isinstance(grade := one.get(row["metric"]), int | float)]
     if not grades or len(grades) < len(first):
@@ -151,7 +152,9 @@ def reason(task: str, failure: Exception) -> str:
     """The error message of a task, with a remedy where one is known."""
     text = " ".join(str(failure).split())[:300] or type(failure).__name__
     if "marked as unsafe" in text:
-        return f"Cannot run {task}, which runs programs in no sandbox: ask by --tasks programs:FILE --run-code"
+        return (
+            f"Cannot run {task}, which runs generated programs without a sandbox: use --tasks programs:FILE --run-code"
+        )
     if (repository := REPOSITORY.search(text)) and isinstance(failure, OSError):
         from datasets import config
 
@@ -173,7 +176,7 @@ def check_file(file: Path) -> None:
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"Cannot read {file} ({' '.join(str(error).split())}): give a YAML file") from None
     if not isinstance(root, yaml.MappingNode):
-        raise UserError(f"{file} holds no task: write `task: NAME` and the other fields, one a line")
+        raise UserError(f"{file} defines no task: write `task: NAME` and the other fields, one per line")
     keys = {str(key.value): key.start_mark.line + 1 for key, _ in root.value}
     if GROUP & keys.keys():
         return

@@ -1,5 +1,5 @@
-"""The cache of `huggingface_hub`: files are compared with the checksums that the hub announces, and its requests have
-time limits. Does not import torch."""
+"""The cache of `huggingface_hub`: files are verified by the checksums that the hub announces, and requests have time
+limits. Does not import torch."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ def cached(name: str, path: str, commit: str) -> str:
 
 
 def unverified(name: str, commit: str) -> Path:
-    """A JSON list in the cache, which may not exist, of downloaded files that have not been compared with the hub's
-    checksums yet."""
+    """Path of a JSON file in the cache that lists the downloaded files not yet verified by the hub's checksums; the
+    file may not exist."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", f"unverified-{commit}.json")
 
 
 def discard_wrong(name: str, commit: str) -> list[str]:
-    """Compare the files that have not been compared yet, and delete and return those that differ."""
+    """Verify the downloaded files that are not verified yet; delete and return files with a wrong checksum."""
     note, wrong = unverified(name, commit), list[str]()
     if not note.exists():
         return wrong
@@ -73,7 +73,7 @@ def discard_wrong(name: str, commit: str) -> list[str]:
 
 def is_announced(file: Path) -> bool:
     """Whether a cached file has the checksum that is its name: SHA-256 of large files, SHA-1 of a Git blob of others.
-    True for a file under another name, as in a cache without links."""
+    True if the name is not a checksum, as in a cache without links."""
     announced = file.resolve().name
     if not CHECKSUM.fullmatch(announced):
         return True
@@ -104,7 +104,7 @@ def cached_models() -> list[CachedRepoInfo]:
 
 
 def cached_names() -> list[str]:
-    """Read from the names of folders, since a complete scan of the cache takes long."""
+    """Names of the cached models, read from folder names, since a complete scan of the cache takes long."""
     from huggingface_hub import constants
 
     folder = Path(constants.HF_HUB_CACHE)

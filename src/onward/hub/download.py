@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub in the cache of this machine. Does not import torch.
+"""Downloads models of the Hugging Face hub into the local cache. Does not import torch.
 
-Transfers are done by `huggingface_hub`: its cache, its progress bars, its token, HF_HUB_OFFLINE and HF_ENDPOINT.
+`huggingface_hub` does the transfers, with its cache, progress bars, token, HF_HUB_OFFLINE and HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ def print_message(text: str) -> None:
 
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
-    """Download the files whose paths match, unless they are in the cache; return their folder. The hub is asked for the
-    revision's commit and, only if files are missing, for the files. `local`: the name could also have been a folder."""
+    """Download the files whose paths match `files`, unless they are in the cache; return their folder. Asks the hub for
+    the revision's commit, and for files only if some are missing. `local`: whether the name may have been meant as a
+    local folder."""
     begun = False
     try:
         with time_limits():
@@ -53,10 +54,10 @@ def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> P
 
 
 def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping[str, RepoFile]) -> Path:
-    """Download files into the cache; `missing` are those that the cache lacks. Returns their folder.
+    """Download files into the cache; `missing` are the files that the cache lacks. Returns their folder.
 
     Each downloaded file is compared once with the hub's checksum, and deleted if it differs; a list in the cache names
-    the files that are not yet compared, even after an interrupted download."""
+    the files that are not yet compared, so that an interrupted download is checked later."""
     from huggingface_hub import snapshot_download
 
     note = unverified(model.name, commit)
@@ -73,8 +74,8 @@ def download(model: HubName, commit: str, paths: Iterable[str], missing: Mapping
 
 
 def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
-    """(hash of the revision's commit, whether only the cache may be used: HF_HUB_OFFLINE is set, or the hub cannot be
-    reached)."""
+    """Return the commit hash of the revision, and whether only the cache may be used, because HF_HUB_OFFLINE is set or
+    the hub cannot be reached."""
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RevisionResolutionError
 
@@ -99,7 +100,8 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """(paths of the files that match or are weights, the hub's entries of those that are not in the cache)."""
+    """Return the paths of the files that match or hold weights, and the hub's entries of the files that are not in the
+    cache."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -139,7 +141,7 @@ def shards(model: HubName, commit: str, entries: Mapping[str, RepoFile]) -> list
 
 
 def check(model: HubName, paths: Collection[str], there: Collection[str], files: re.Pattern[str]) -> None:
-    """Refuse a model that Onward does not read; `there` are the paths of all its files."""
+    """Raise a UserError if Onward cannot load the model; `there` are the paths of all its files."""
     endings = {Path(path).suffix for path in there}
     if "config.json" not in paths:
         kind = "an adapter" if "adapter_config.json" in there else "GGUF files" if ".gguf" in endings else "other files"
@@ -170,11 +172,11 @@ def first_line(error: BaseException) -> str:
 
 
 def reason(model: HubName, error: Exception, local: bool, begun: bool = False) -> str:
-    """The message for an exception of looking up or downloading a model. `local`: the name could also have been a
-    folder."""
+    """The error message for an exception raised while a model was looked up or downloaded. `local`: whether the name
+    may have been meant as a local folder."""
     from huggingface_hub import constants, errors
 
-    hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # by their causes
+    hidden = errors.LocalEntryNotFoundError, errors.RevisionResolutionError  # their causes say more
     cause = error.__cause__ if isinstance(error, hidden) and error.__cause__ else error
     status = getattr(getattr(cause, "response", None), "status_code", None)
     missing = f"there is no folder {model}" if local else f"hf://{model}"

@@ -1,4 +1,4 @@
-"""Models by name: the folder of a model that is on this machine or on the Hugging Face hub. Does not import torch."""
+"""Finds the folder of a model by name, on this machine or on the Hugging Face hub. Does not import torch."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def locate(
     say: Say = print_message,
 ) -> Path:
     """Return the path of a model: `name` itself if it exists, else the folder in the cache of `huggingface_hub` to
-    which the model of this name is downloaded, in its `revision` (a branch, tag or commit; "": main). `only` restricts
-    the download: "" takes all files that a model needs, "config" or "tokenizer" only their files, "pickles" takes .bin
+    which the model of this name is downloaded. `revision` is a branch, tag or commit ("": main). `only` restricts the
+    download: "" takes all files that a model needs, "config" or "tokenizer" only their files, "pickles" takes .bin
     weights in place of safetensors. `say` is called with a message before a download.
 
     An existing path takes precedence over a name on the hub; hf://NAME is always a name on the hub. Raises a UserError
@@ -52,7 +52,7 @@ def locate(
             full = re.sub(r"^(\w\w+):/(?=[^/])", r"\1://", text)
             raise UserError(
                 f"{full} is a URL and not the name of a model on the hub: download the model's files into a folder, "
-                "and name that"
+                "and give its path"
             )
         raise UserError(f"there is no folder {text}: {ADVICE}")
     parent = Path(text).parent

@@ -1,4 +1,4 @@
-"""Names on the Hugging Face hub: of models, and of the files that a model needs. Does not import torch."""
+"""Names of models on the Hugging Face hub, and of the files that a model needs. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from onward.base.errors import UserError
 
-ADDRESS = re.compile(r"(?:hf:/+|https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/)(.+)")  # a Path keeps one slash
+ADDRESS = re.compile(r"(?:hf:/+|https?:/+(?:www\.)?(?:huggingface\.co|hf\.co)/)(.+)")  # `Path` drops a slash
 NAME = re.compile(r"([\w-][\w.-]*(?:/[\w.-]+)?)(?:@([\w./-]+)|/tree/([\w./-]+))?/?")
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER = (
@@ -27,15 +27,16 @@ ADVICE = "name the folder of a model, such as runs/mybook, or a model on the Hug
 
 @dataclass(frozen=True)
 class HubName:
-    """A model on the Hugging Face hub, org/name, and a revision; the oldest, such as gpt2, have no organization."""
+    """A model on the Hugging Face hub, org/name, and a revision; the oldest models, such as gpt2, have no
+    organization."""
 
     name: str
     revision: str  # a branch, a tag or a commit
 
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
-        """Parse org/name, name, org/name@revision, or these after hf:// or as the address of the model's page; None if
-        the text is none of these. `revision` (default: main) is used if the text has none."""
+        """Parse org/name, name or org/name@revision, with or without hf://, or the URL of a model's page; returns None
+        for any other text. `revision` (default: main) is used if the text names no revision."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):
@@ -50,7 +51,7 @@ class HubName:
 
 
 def size_of(count: int) -> str:
-    """Bytes for people: 2.2 GB."""
+    """A number of bytes as readable text, such as 2.2 GB."""
     for unit, factor in ("GB", 1e9), ("MB", 1e6), ("kB", 1e3):
         if count >= factor:
             return f"{count / factor:.3g} {unit}" if count < 1000 * factor else f"{count / factor:,.0f} {unit}"

@@ -1,4 +1,4 @@
-"""A folder of this machine as a model on the Hugging Face hub. Does not import torch."""
+"""Upload of a local folder as a model on the Hugging Face hub. Does not import torch."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def model_files(folder: Path) -> list[str]:
 def upload(
     model: HubName, files: Mapping[str, Path | bytes], *, private: bool = False, say: Say = print_message
 ) -> str:
-    """Upload files, by their paths on the hub, as one commit, which also deletes former weight files; return its web
-    address. A model card given as bytes was generated, and does not replace an existing card."""
+    """Upload files, by their paths on the hub, as one commit, which also deletes stale weight files; return the URL of
+    the commit. A model card given as bytes is a generated card, which does not replace an existing card."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api, new = HfApi(library_name="onward"), dict(files)
@@ -57,6 +57,6 @@ def upload_reason(model: HubName, error: Exception) -> str:
             return reason(model, error, local=False)
     if status in (401, 403):
         who = "log in with hf auth login, or set HF_TOKEN" if status == 401 else "give another token, or another name"
-        return f"the hub does not let you write to {model.name}: {who} (to a token with the right to write)"
+        return f"the hub does not let you write to {model.name}: {who} (with a token that has write access)"
     why = f"the hub answers {status}: {first_line(error)}" if status else first_line(error)
     return f"{model} cannot be uploaded ({why}): the model on the hub is unchanged; try again"

@@ -23,8 +23,8 @@ from onward.tracing.listening import unheard
 from onward.tracing.names import activation_names
 from onward.tracing.trace import trace
 
-# how far the sum of the contributions may be from the logit, as a share of the sum of their absolute values or, if that
-# is greater, of the norm of the hidden state times the norm of the direction
+# largest difference between the sum of the contributions and the logit, relative to the sum of their absolute values or
+# to the norm of the hidden state times the norm of the direction, whichever is greater
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 2e-2}
 
 
@@ -39,10 +39,10 @@ class LogitAttribution:
     against: int | None  # id of the token whose logit is subtracted; None: no token
     logit: float  # logit before any scale or cap
     embedding: float  # contribution of the token's embedding and of the position, if positions are added
-    heads: Tensor  # (L, H), H of the layer with the most heads, 0 beyond a layer's heads; a layer without heads has one
+    heads: Tensor  # (L, H), padded with 0 to the largest number of heads; a layer without heads counts as one
     attention_bias: Tensor  # (L,), contribution of the bias of the output projection
     mlps: Tensor  # (L,)
-    constant: float  # contribution of the biases of norms and head
+    constant: float  # contribution of the biases of the norms and of the output head
 
 
 @torch.no_grad()
@@ -70,13 +70,13 @@ def logit_attribution(
         last = hidden[:, position, None]
         logit, direction = logit_and_direction(model, last, target, against)
     size = exact(last).norm() * direction.norm()
-    constant = logit - float(exact(last)[0, 0] @ direction)  # contribution of the head's bias
+    constant = logit - float(exact(last)[0, 0] @ direction)  # contribution of the output head's bias
     at = lambda name: exact(t[name][0, position])
     modules = dict(model.named_modules())
 
     def before(name: str, direction: Tensor) -> Tensor:
         nonlocal constant
-        norm = modules.get(name, nn.Identity())  # a block without this norm
+        norm = modules.get(name, nn.Identity())  # the identity if the block has no such norm
         constant += norm_constant(norm, direction)
         return direction if isinstance(norm, nn.Identity) else before_norm(norm, direction, at(f"{name}.scale"))
 
@@ -130,7 +130,7 @@ def logit_and_direction(model: Decoder, hidden: Tensor, target: int, against: in
 def contributions_of_heads(out: nn.Module, z: Tensor, direction: Tensor) -> tuple[Tensor, Tensor]:
     """Contributions (H,) of heads through the output projection `out`, and of its bias; `z` (H, E) are the outputs of
     heads, and `direction` (D,) is the gradient at the projection's output. The projection is called with one head at a
-    time, the others set to 0, and with zeros alone."""
+    time, the others set to 0, and once with all heads set to 0."""
     alone = torch.eye(len(z), dtype=z.dtype, device=z.device)[:, :, None] * z
     inputs = torch.cat([alone.flatten(1), torch.zeros_like(alone[:1]).flatten(1)])
     with unheard(), without_dropout(out):
@@ -172,7 +172,7 @@ class Rollout:
 @torch.no_grad()
 def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0.5) -> Rollout:
     """Compute attention rollout of a text: the product of the attention weights of all layers up to each layer,
-    averaged over heads and mixed with the identity, which stands for the residual stream and has the share `residual`
+    averaged over heads and mixed with the identity, which represents the residual stream and has weight `residual`
     (Abnar and Zuidema 2020). A layer with only a feed-forward moves no information between tokens. Raises a UserError
     if another layer has no attention weights, such as a recurrent one."""
     names = attention_weights_of(model)
@@ -181,7 +181,7 @@ def attention_rollout(model: Decoder, tokens: Sequence[int], residual: float = 0
         if name is None and not isinstance(part, NoAttention):
             raise UserError(
                 f"Cannot follow attention through layer {layer}, because its part {part.kind} has no attention weights:"
-                " look at layers alone, such as by attention_maps"
+                " inspect single layers instead, for example by attention_maps"
             )
     wanted = [name for name in names if name]
     with without_dropout(model), trace(model, "embed", *wanted, keep=lambda _, w: exact(w)[0].mean(0)) as t:

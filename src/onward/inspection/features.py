@@ -1,4 +1,4 @@
-"""Sparse autoencoders: an activation as a sum of a few features.
+"""Sparse autoencoders, which describe an activation as a sum of a few features.
 
 Shapes: N tokens, T tokens of a text, D width of the activation, F features.
 """
@@ -29,7 +29,7 @@ class SparseAutoencoder(nn.Module):
 
     The features f are the `active` largest entries of relu((x - b) Eᵀ + c), the others 0; the reconstruction is f W +
     b. The rows of W are the normalized rows of a parameter, so that features can be compared by size. The gradient of
-    the parameter has no component along its rows, since their lengths change nothing.
+    the parameter has no component along its rows, since the lengths of its rows have no effect.
     """
 
     def __init__(self, width: int, features: int, active: int = 16, seed: int = 0) -> None:
@@ -43,7 +43,7 @@ class SparseAutoencoder(nn.Module):
 
     @property
     def decoder(self) -> Tensor:
-        return F.normalize(self.directions)  # on use, so that any training loop keeps their length at 1
+        return F.normalize(self.directions)  # normalized on use, so that any training loop keeps unit-length rows
 
     def encode(self, x: Tensor) -> Tensor:
         """Compute the features (..., F), at most `active` of them nonzero, of activation vectors x (..., D)."""
@@ -76,7 +76,7 @@ class ReconstructionLoss(Loss):
     name: str
 
     def __call__(self, autoencoder: SparseAutoencoder, batch: Batch) -> tuple[Tensor, Tensor]:
-        """The sum over targets to minimize, and the same sum detached, to report."""
+        """Return the sum over targets to minimize, and the same sum, detached, to report."""
         with torch.no_grad(), without_dropout(self.model), trace(self.model, self.name) as t:
             self.model.hidden(batch.tokens, batch.positions)
         x = exact(t[self.name]).flatten(0, 1)
@@ -87,7 +87,7 @@ class ReconstructionLoss(Loss):
 
 def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
     """Create an untrained SparseAutoencoder for the activation `name` (B, T, D) of a model, with `features` features
-    (0: 8 D), of which at most `active` are nonzero at a token. `seed` is that of the initial weights. Raises a
+    (0: 8 D), of which at most `active` are nonzero at a token. `seed` initializes the weights. Raises a
     UserError if no activation has this name, or if it has another shape."""
     known, name = activations(model), full_name(name)
     resolve(known, [name])
@@ -119,9 +119,9 @@ def feature_effect(
     position: int = -1,
     top: int = 3,
 ) -> FeatureEffect:
-    """Measure the effect of the feature of index `feature`, which a sparse autoencoder finds in the activation `name`,
-    on the next-token prediction after a position (negative: from the end) of a text, with the `top` tokens whose
-    probabilities it raises and lowers most."""
+    """Measure the effect of the feature of index `feature`, of a sparse autoencoder of the activation `name`, on the
+    next-token prediction after a position (negative: from the end) of a text. The result has the `top` tokens whose
+    probabilities the feature raises and lowers most."""
     position = check_position(position, tokens)
     p = exact(logits(model, tokens)[position]).softmax(-1)
     with edit(model, {name: autoencoder.changing(feature, 0.0)}):

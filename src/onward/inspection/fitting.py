@@ -19,15 +19,15 @@ from onward.tracing.names import full_name
 from onward.training.step.loss import Loss
 from onward.training.step.trainer import Step, StepPlan, Trainer
 
-STEPS, ROWS, WINDOW = 500, 8, 128  # steps at most, windows of a step, tokens of a window at most
-RATE = 0.6  # the learning rate at the start, times the width of the activation
+STEPS, ROWS, WINDOW = 500, 8, 128  # maximum number of steps, windows per step, maximum number of tokens per window
+RATE = 0.6  # initial learning rate times the width of the activation
 
 
 def windows_of(model: Decoder, tokens: Tokens, seed: int = 0) -> Windows:
-    """Cut the tokens of a text into windows of at most WINDOW tokens that fit into the model's context, shuffled by the
-    seed, to train a lens or an autoencoder on them. Raises a UserError for a text of fewer than two tokens."""
+    """Cut the tokens of a text into windows that train a lens or an autoencoder: at most WINDOW tokens each, within the
+    model's context, shuffled by `seed`. Raises a UserError for a text of fewer than two tokens."""
     if len(tokens) < 2:
-        raise UserError("Cannot train on a text of fewer than two tokens: name a longer one")
+        raise UserError("Cannot train on a text of fewer than two tokens: give a longer one")
     return Windows([tokens], min(WINDOW, model.config.context_length, len(tokens) - 1), seed)
 
 

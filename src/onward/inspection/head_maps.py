@@ -18,9 +18,9 @@ from onward.tracing.trace import trace
 def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
     """Return the attention weights (H, T, T) of each layer for one sequence of token ids, without dropout.
 
-    Row q, column k: the weight with which token q attends to token k. Rows sum to 1 (to less with sinks); weights above
-    the diagonal, of later tokens, are exactly 0. A layer without attention weights, such as a recurrent one, has no
-    heads.
+    Row q, column k is the weight with which token q attends to token k. Rows sum to 1 (to less with sinks); weights
+    above the diagonal, of later tokens, are exactly 0. A layer without attention weights, such as a recurrent one, has
+    no heads.
     """
     names = attention_weights_of(model)
     with trace(model, "embed", *(name for name in names if name)) as t:
@@ -30,8 +30,8 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:
-    """Score how selective each row of attention `maps`, one (H, T, T) per layer, is, from 0 to 1; returns the scores
-    (L, H, T), where H is the greatest number of heads of a layer, and heads that a layer lacks have 0.
+    """Score from 0 to 1 how selective each row of the attention `maps` is, which are one (H, T, T) per layer. Returns
+    the scores (L, H, T), where H is the greatest number of heads of a layer; layers with fewer heads are padded with 0.
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
     the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to token t itself and
@@ -46,7 +46,7 @@ def head_scores(maps: Sequence[Tensor]) -> Tensor:
 
 
 def most_selective(maps: Sequence[Tensor]) -> int:
-    """Layer with the greatest mean of `head_scores`, which pictures show by default."""
+    """The layer with the greatest mean of `head_scores`, which plots show by default."""
     return int(head_scores(maps).mean((1, 2)).argmax())
 
 

@@ -21,14 +21,15 @@ from onward.inspection.inputs import as_row, attention_weights_of, exact
 from onward.model.decoder import Decoder, without_dropout
 from onward.tracing.trace import trace
 
-DISTANCES = (1, 2, 3)  # to earlier tokens, of the roles previous and back
-MIN_SCORE = 0.3  # the least score for which a map names a role
+DISTANCES = (1, 2, 3)  # distances to earlier tokens for the roles previous and back
+MIN_SCORE = 0.3  # smallest score for which `map` names a role
 
 
 @dataclass(frozen=True)
 class HeadRoles:
     """The score of every attention head for each role, such as induction, as {role: scores (L, H)}: from 0 to 1, except
-    for `rare` from -1 to 1. H is the greatest number of heads of a layer; a head that a layer lacks has -1."""
+    for `rare` from -1 to 1. H is the greatest number of heads of a layer; layers with fewer heads are padded with
+    -1."""
 
     scores: dict[str, Tensor]
 
@@ -63,14 +64,14 @@ def weights_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[int, Tensor]]:
 def mean_weight(weights: Tensor, offset: int, first: int = 0) -> Tensor:
     """Mean weight (H,) on the token `offset` before the query, over texts and queries from `first` on; weights are (B,
     H, T, T)."""
-    diagonal = weights.diagonal(-offset, 2, 3)  # entry i is row i + offset
+    diagonal = weights.diagonal(-offset, 2, 3)  # entry i belongs to query i + offset
     return diagonal[..., max(0, first - offset) :].mean((0, 2)).cpu()
 
 
 def repeated_tokens(model: Decoder, length: int = 0, texts: int = 4, seed: int = 0) -> Tensor:
     """Return random token ids (texts, 2 length), drawn from a seed: each text repeats the same `length` tokens,
     distinct if the vocabulary is large enough. `length` is by default 50, or fewer if half the context or the
-    vocabulary is smaller. Raises a UserError if they do not fit into the context."""
+    vocabulary is smaller. Raises a UserError if the text does not fit into the context."""
     c, generator = model.config, torch.Generator().manual_seed(seed)
     length = length or min(50, c.context_length // 2, c.vocab_size)
     if 2 * length > c.context_length or length < 2:
@@ -95,7 +96,7 @@ def head_roles(
     On random tokens repeated once (the second half of `repeated_tokens` with this length and seed), as in Olsson et al.
     2022:
 
-    previous     mean weight on the token before (and `back 2`, `back 3` on those before it)
+    previous     mean weight on the token before (`back 2`, `back 3`: 2 and 3 tokens before)
     self         mean weight on the token itself
     first        mean weight on the first token of the text (a sink)
     duplicate    mean weight on the same token in the first half

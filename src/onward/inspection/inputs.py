@@ -1,4 +1,5 @@
-"""Inputs of the functions in this folder: a text as token ids (1, T), and a model with frozen weights.
+"""Helpers of the functions in this folder: a text as token ids (1, T), checked indices, and a model with frozen
+weights.
 
 Shapes: T tokens, V vocabulary.
 """
@@ -17,7 +18,7 @@ from onward.tracing.names import activation_names
 
 
 def as_row(model: Decoder, tokens: Sequence[int]) -> Tensor:
-    """Token ids (1, T) on the model's device; raises a UserError for an empty text, or beyond the context."""
+    """Token ids (1, T) on the model's device; raises a UserError if the text is empty or longer than the context."""
     length = model.config.context_length
     if not len(tokens):
         raise UserError("the text has no tokens: give at least one")
@@ -57,7 +58,7 @@ def check_layer(layer: int, model: Decoder) -> int:
 
 
 def check_index(index: int, count: int, name: str) -> int:
-    """The index of a layer or head, which may count from the end; an error calls it `name`."""
+    """The index of a layer or head, which may count from the end; error messages call it `name`."""
     if not -count <= index < count:
         raise UserError(f"{name} {index} does not exist: the model has {name}s 0 to {count - 1}")
     return index % count
@@ -65,7 +66,7 @@ def check_index(index: int, count: int, name: str) -> int:
 
 @contextmanager
 def frozen(model: Decoder) -> Iterator[None]:
-    """No gradients of parameters inside the `with` block."""
+    """Disable gradients of the model's parameters inside the `with` block."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     for parameter in parameters:
         parameter.requires_grad_(False)

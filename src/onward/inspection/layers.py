@@ -72,7 +72,7 @@ def units(
     encode: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> Units:
     """Measure how often and where each unit of an activation (B, T, F) called `name`, such as blocks.3.mlp.post, is
-    active over texts of token ids, with the `top` texts in which each is most active.
+    active over texts of token ids, and find the `top` texts in which each unit is most active.
 
     `encode` turns the activation of a text (T, D) into features (T, F), such as those of a sparse autoencoder. Raises a
     UserError without texts, and for an activation of another shape.
@@ -98,9 +98,9 @@ def units(
 
 
 def singular_values(model: Decoder, pattern: str = "*") -> dict[str, Tensor]:
-    """Compute the singular values, in descending order, of each weight matrix whose name matches `pattern`, in which *
-    stands for any characters, adapters such as LoRA included. Returns {name: singular values}, (X, values) for stacks
-    of X experts. Raises a UserError if no matrix matches."""
+    """Compute the singular values, in descending order, of each weight matrix whose name matches `pattern`, where *
+    matches any characters; adapters such as LoRA are included. Returns {name: singular values}; stacks of X experts
+    have values (X, ...). Raises a UserError if no matrix matches."""
     targets, result = weights(model), dict[str, Tensor]()
     for name, p in model.named_parameters():
         if p.ndim >= 2 and fnmatchcase(name, pattern):
@@ -128,7 +128,7 @@ def router_load(model: Decoder, texts: Sequence[Sequence[int]], kind: Callable[[
     a token id to the name of its kind. Raises a UserError for a model without experts."""
     names = [n for n in activation_names(model) if n.endswith("router.choices")]
     if not names:
-        raise UserError("Cannot look at routers, because this model has no experts")
+        raise UserError("Cannot measure the load of routers, because this model has no experts")
     experts = max(int(activation_names(model)[n.replace("router.choices", "shares")].split()[-1][:-1]) for n in names)
     labels = {token: kind(token) for text in texts for token in text}
     kinds = sorted({*labels.values()})
@@ -170,7 +170,8 @@ def unit_activations(model: Decoder, tokens: Sequence[int], layer: int) -> Tenso
 
 @torch.no_grad()
 def expert_shares(model: Decoder, tokens: Sequence[int]) -> dict[int, Tensor]:
-    """Weights (T, X) of experts in the sum at each token, 0 if not chosen, by layer with experts."""
+    """Weights (T, X) with which expert outputs are summed at each token, 0 for experts that are not chosen, by layer
+    with experts."""
     names = [name for name in activation_names(model) if name.endswith("mlp.shares")]
     if not names:
         raise UserError("this model has no experts: choose another view")

@@ -48,7 +48,7 @@ def logit_lens(
     through the model's own final norm and head (nostalgebraist 2020).
 
     `top` is the number of likeliest tokens to list; `tuned`, called with (layer, residual stream (T, D)), such as a
-    TunedLens, first translates the stream into the one after the last block.
+    TunedLens, first translates the stream into the residual stream after the last block.
     """
     streams = residuals(model, as_row(model, tokens))
     top = min(top, model.config.vocab_size)
@@ -56,7 +56,7 @@ def logit_lens(
     final = exact(last).log_softmax(-1)
     ids, probabilities, following, divergence = [], [], [], []
     following_ids = torch.tensor(list(tokens)[1:], device=model.device, dtype=torch.long)[:, None]
-    for layer, x in enumerate(streams):  # one after the other: (T, V) is in memory once
+    for layer, x in enumerate(streams):  # one at a time, so that only one tensor (T, V) is in memory
         x = x if tuned is None else tuned(layer, x)
         log_p = exact(model.logits(model.norm(x)))[0].log_softmax(-1)
         best = log_p.topk(top)
@@ -71,8 +71,8 @@ def logit_lens(
 
 class TunedLens(nn.Module):
     """One affine map for each layer that translates its residual stream into the one after the last block (Belrose et
-    al. 2023), so that the model's head can read it: x (..., D) -> x + x Wᵀ + b. W and b begin at 0, where the tuned
-    lens equals the logit lens."""
+    al. 2023), so that the model's head can read it: x (..., D) -> x + x Wᵀ + b. W and b are initialized to 0, for which
+    the tuned lens equals the logit lens."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -95,8 +95,8 @@ class TunedLens(nn.Module):
 
 @dataclass(frozen=True)
 class LensLoss(Loss):
-    """The loss of a TunedLens in training: the KL divergence from the lens's prediction to the model's own, summed over
-    tokens and averaged over the streams."""
+    """The training loss of a TunedLens: the KL divergence KL(model || lens) of the next-token distributions, summed
+    over tokens and averaged over the streams."""
 
     model: Decoder
 

@@ -21,14 +21,14 @@ from onward.tracing.sites import activations
 from onward.tracing.trace import trace
 
 Metric = Callable[[Tensor], Tensor]  # logits (B, T, V) -> a number for each text, (B,)
-TOGETHER = 32  # texts in one call
+TOGETHER = 32  # number of texts in one call
 
 
 @dataclass(frozen=True)
 class Patching:
     """The result of activation patching: for each place, the effect of replacing an activation of a `corrupted` text by
-    that of a `clean` text, as a share of the difference of a metric: 0 keeps the metric of the corrupted text, 1
-    restores that of the clean text."""
+    the activation of a `clean` text. Effects are shares of the difference of a metric: 0 keeps the metric of the
+    corrupted text, 1 restores the metric of the clean text."""
 
     clean: list[int]
     corrupted: list[int]
@@ -45,8 +45,8 @@ def logit_difference(right: int, wrong: int, position: int = -1) -> Metric:
 
 
 def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
-    """(axis of heads, heads) of `blocks.LAYER.SITE`, by layer that has it; (1, 0): it has no heads, or its last axis
-    has the units, and is patched by position."""
+    """Return (axis of heads, number of heads) of `blocks.LAYER.SITE` for each layer that has this activation; (1, 0)
+    for an activation that is patched by position, because it has no heads or its last axis has units."""
     heads = {}
     for layer in range(model.config.n_layers):
         if activation := activations(model).get(f"blocks.{layer}.{site}"):
@@ -57,7 +57,7 @@ def heads_of(model: Decoder, site: str) -> dict[int, tuple[int, int]]:
 
 
 def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Both texts as tensors (1, T); raises a UserError if their lengths differ."""
+    """Return both texts as tensors (1, T); raises a UserError if their lengths differ."""
     if len(clean) != len(corrupted):
         raise UserError(
             f"Cannot patch between texts of {len(clean)} and {len(corrupted)} tokens: give texts of the same length"
@@ -66,7 +66,7 @@ def rows_of(model: Decoder, clean: Sequence[int], corrupted: Sequence[int]) -> t
 
 
 def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
-    """Both metrics; raises a UserError if they are equal, since there is no effect to measure."""
+    """Return both metrics; raises a UserError if they are equal, since there is no effect to measure."""
     if float(good) == float(bad):
         raise UserError(
             "Cannot measure an effect, because the metric is the same for both texts: choose other texts, or "
@@ -79,10 +79,10 @@ def differing(good: Tensor, bad: Tensor) -> tuple[float, float]:
 def activation_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "in"
 ) -> Patching:
-    """Measure how far replacing one activation in the run of the corrupted text by that of the clean text restores the
-    clean text's `metric`, a function of logits (B, T, V): for `blocks.LAYER.SITE` (`site` is SITE, such as "in") of
-    each layer, exactly, by one run for each (layer, position) or, if the activation has heads, each (layer, head). Both
-    texts are token ids of the same length.
+    """Measure how far replacing one activation in the forward pass of the corrupted text by that of the clean text
+    restores the clean text's `metric`, a function of logits (B, T, V). The activations are `blocks.LAYER.SITE` of each
+    layer, where `site` is SITE, such as "in". Each effect is exact: one forward pass for each (layer, position) or, if
+    the activation has heads, each (layer, head). Both texts are token ids of the same length.
 
     (Causal tracing, Meng et al. 2022; path-free activation patching, Wang et al. 2022.)
     """
@@ -104,8 +104,8 @@ def activation_patching(
 
 
 def patched(clean: Tensor, indices: Tensor, axis: int, x: Tensor) -> Tensor:
-    """A copy of x (B, ...), the corrupted text in B rows, whose row i has slice indices[i] along `axis` of `clean` (1,
-    ...)."""
+    """Return a copy of x (B, ...), the activation of the corrupted text in B rows, in which row i has slice indices[i]
+    along `axis` from `clean` (1, ...)."""
     x = x.clone()
     for row, index in enumerate(indices.tolist()):
         x[row].select(axis - 1, index).copy_(clean[0].select(axis - 1, index))
@@ -116,8 +116,8 @@ def attribution_patching(
     model: Decoder, clean: Sequence[int], corrupted: Sequence[int], metric: Metric, site: str = "attn.heads"
 ) -> Patching:
     """Estimate the effects of `activation_patching`, with the same arguments, for all (layer, position), or (layer,
-    head, position), by two runs and one backward pass: (clean - corrupted activation) · gradient of the metric (Nanda
-    2023)."""
+    head, position), by two forward passes and one backward pass: (clean - corrupted activation) · gradient of the
+    metric (Nanda 2023)."""
     clean_row, row = rows_of(model, clean, corrupted)
     names = f"blocks.*.{site}"
     with without_dropout(model), frozen(model):

@@ -20,9 +20,9 @@ from onward.base.errors import UserError
 from onward.checkpoint.gguf.header import read_header
 from onward.model.decoder import Decoder
 
-F32 = 0  # llama.cpp's number of the type of keys and values
-STREAM, LAST = "l_out-", "result_norm"  # llama.cpp's names of a block's result and of the final norm's
-ROUNDING = {"F32": 2e-5, "F16": 1e-2, "BF16": 5e-2, "Q8_0": 1e-1}  # tolerance by weight type, of the largest logit
+F32 = 0  # llama.cpp's id of fp32, the dtype of keys and values
+STREAM, LAST = "l_out-", "result_norm"  # llama.cpp's names of the outputs of a block and of the final norm
+ROUNDING = {"F32": 2e-5, "F16": 1e-2, "BF16": 5e-2, "Q8_0": 1e-1}  # relative to the largest logit, by weight type
 QUANTIZED = 0.5  # tolerance for all other types
 
 
@@ -44,7 +44,8 @@ class Reference:
 
 
 def transformers_reference(folder: Path, model: Decoder, name: str) -> Reference:
-    """The model in `folder` in transformers, without code from the folder, in dtype and device of `model`."""
+    """The model in `folder`, computed by transformers with the dtype and on the device of `model`; code in the folder
+    is not run."""
     try:
         from transformers import AutoModelForCausalLM, logging
     except ImportError:
@@ -80,8 +81,8 @@ def llama_cpp_reference(path: Path, model: Decoder) -> Reference:
 
 
 def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder) -> Computed:
-    """Each row of token ids (B, T) in its own context, with keys and values in fp32; `library` is the module
-    llama_cpp."""
+    """Compute each row of token ids (B, T) in its own llama.cpp context, with keys and values in fp32; `library` is the
+    module llama_cpp."""
     rows = [read_row(library, path, row.tolist(), model) for row in tokens]
     names = rows[0][1].keys()
     return Computed(
@@ -91,7 +92,7 @@ def llama_cpp_computes(library: Any, path: Path, tokens: Tensor, model: Decoder)
 
 
 def read_row(library: Any, path: Path, row: list[int], model: Decoder) -> tuple[Tensor, dict[int, Tensor]]:
-    """Logits (T, V) and residual streams (T, D), by the number of blocks before them, of one text."""
+    """Logits (T, V) of one text, and its residual streams (T, D) by the number of preceding blocks."""
     streams: dict[int, Tensor] = {}
     ggml = import_module("llama_cpp._ggml").libggml
     width, blocks = model.config.d_model, model.config.n_layers
@@ -138,7 +139,7 @@ def opened(library: Any, path: Path, model: Decoder, length: int, callback: Any)
         theirs = library.llama_vocab_n_tokens(library.llama_model_get_vocab(loaded)), library.llama_model_n_embd(loaded)
         if theirs != (ours := (model.config.vocab_size, model.config.d_model)):
             raise UserError(
-                f"Cannot compare with {path}, which holds another model: its vocabulary and width are "
+                f"Cannot compare with {path}, which contains another model: its vocabulary and width are "
                 f"{theirs} instead of {ours}"
             )
         options = library.llama_context_default_params()

@@ -21,7 +21,7 @@ from onward.inspection.inputs import exact, logits
 from onward.model.decoder import Decoder, without_dropout
 from onward.text.tokenizer import Tokenizer
 
-STEPS = {  # the fields of a Sampling that belong to a step, in the order of the steps
+STEPS = {  # the fields of Sampling that each step uses, in the order of the steps
     "bias": ("logit_bias",),
     "penalties": ("repetition_penalty", "frequency_penalty", "presence_penalty"),
     "bans": ("no_repeat_ngram_size", "suppress_tokens", "forced_tokens"),
@@ -33,8 +33,8 @@ STEPS = {  # the fields of a Sampling that belong to a step, in the order of the
 
 @dataclass(frozen=True)
 class SamplingSteps:
-    """The probabilities of the likeliest next tokens, as the model predicts them and after each step of sampling
-    (temperature, top-k, ...) in turn."""
+    """The probabilities of the likeliest next tokens, first as the model predicts them, then after each sampling step
+    (temperature, top-k, ...)."""
 
     candidates: list[int]  # token ids (C,), sorted by the model's probability, highest first
     steps: list[str]  # "model", then each step that changes the probabilities
@@ -44,7 +44,7 @@ class SamplingSteps:
 
 
 def sampling_steps(model: Decoder, tokens: Sequence[int], sampling: Sampling, top: int = 10) -> SamplingSteps:
-    """Compute the effect of each step of sampling (temperature, top-k, ...) on the distribution of the next token after
+    """Compute the effect of each sampling step (temperature, top-k, ...) on the distribution of the next token after
     a text, for the `top` likeliest tokens."""
     last = exact(logits(model, tokens)[-1:])
     neutral, given, steps = Sampling(temperature=1.0), dict[str, object](), {"model": last.softmax(-1)}
@@ -94,7 +94,7 @@ class PositionLoss:
 
     loss: Tensor  # (T,) in nats per token; entry t is for the token at position t + 1
     windows: int  # number of windows in the mean
-    trained: int  # context length of the model; positions from here on were never trained
+    trained: int  # context length of the model; later positions were never trained
 
 
 @torch.inference_mode()
@@ -142,7 +142,7 @@ class Alternatives:
 
     @property
     def best(self) -> str:
-        """The answer with the greatest log-probability per byte, as acc_norm of lm-evaluation-harness counts."""
+        """The answer with the greatest log-probability per byte, the criterion of acc_norm in lm-evaluation-harness."""
         return self.texts[max(range(len(self.texts)), key=self.per_byte.__getitem__)]
 
 
@@ -158,8 +158,8 @@ def score_alternatives(
     alternative adds no token to the question, or if question and answer exceed the context.
 
     `examples` are pairs (question, answer) that precede the question, each followed by `separator`: none for zero-shot
-    scoring, one for one-shot. Each answer follows its question directly: a space between them belongs to one of the
-    two.
+    scoring, one for one-shot. Each answer follows its question directly, so a space between them must be part of one of
+    the two.
     """
     if not alternatives:
         raise UserError("there are no alternatives: give at least one")
@@ -169,7 +169,7 @@ def score_alternatives(
     for text in alternatives:
         ids = tokenizer.begin(tokenizer.encode(prompt + text))
         first = next((i for i, (a, b) in enumerate(zip(before, ids)) if a != b), min(len(before), len(ids)))
-        first = max(1, first)  # no token precedes the first
+        first = max(1, first)  # the first token has no preceding token
         if len(ids) <= first:
             raise UserError(f"the alternative {text!r} adds no token to the question: give a longer one")
         if len(ids) > model.config.context_length:

@@ -1,5 +1,5 @@
-"""Exactness measured on a model: with caches, batches, drafts or another program, its logits equal those of the plain
-forward.
+"""Measures exactness on a model: whether its logits with caches, batches, drafts or in another program equal those of
+the plain forward pass.
 
 Shapes: B rows, T tokens, S tokens in one call, V vocabulary, D d_model.
 """
@@ -33,8 +33,8 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.model.paged import PagedKVCache
 from onward.text.tokenizer import Tokenizer
 
-TOKENS, NEW, CHUNK = 48, 24, 7  # tokens of a row, tokens that are generated, and tokens in a call
-TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of the largest
+TOKENS, NEW, CHUNK = 48, 24, 7  # number of tokens in a row, of generated tokens, and of tokens in a call
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}  # of logits
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class VerifiedModel:
         return self.model(tokens, positions, manager.cache.view())
 
     def in_chunks(self, chunk: int, kind: str = "contiguous", wrong: bool = False) -> Tensor:
-        """Logits (2, T, V) by calls of at most `chunk` tokens. With `wrong`, each follows one with wrong tokens at the
-        same positions, which it overwrites."""
+        """Logits (2, T, V), computed by calls of at most `chunk` tokens. With `wrong`, wrong tokens are fed before each
+        call at the same positions, and the call overwrites them."""
         manager, pieces = self.manager(kind, chunk), []
         for start in range(0, self.tokens.size(1), chunk):
             piece = self.tokens[:, start : start + chunk]
@@ -112,7 +112,8 @@ class VerifiedModel:
         return requests[0].tokens
 
     def generated(self, promise: str, **options: Any) -> PromiseFinding:
-        """The largest gap, in a plain forward, between the logit of a generated token and the greatest."""
+        """Measure the largest gap, in a plain forward pass, between the greatest logit and the logit of a generated
+        token."""
         tokens, half = self.generate(**options), self.tokens.size(1) // 2
         row = torch.tensor([[*self.tokens[0, :half].tolist(), *tokens]], device=self.tokens.device)
         logits = self.model(row)[0, half - 1 : -1].float()
@@ -166,7 +167,7 @@ PROMISES: dict[str, Callable[[VerifiedModel], PromiseFinding]] = {
     "streamed": streamed,
     "has rows": with_rows,
 }
-OF_TOKENIZERS = {"streamed", "has rows"}  # promises of models with a tokenizer
+OF_TOKENIZERS = {"streamed", "has rows"}  # promises that need a tokenizer
 
 
 @checked
@@ -187,7 +188,7 @@ def verify(
     with without_dropout(model):
         subject = VerifiedModel(model, tokenizer, hf or {})
         if not subject.plain.isfinite().all():
-            raise UserError(f"Cannot compare logits, because the model's are NaN or infinite in {model.dtype}")
+            raise UserError(f"Cannot compare logits, because the model's logits are NaN or infinite in {model.dtype}")
         for name, measure in PROMISES.items():
             if name not in OF_TOKENIZERS or tokenizer is not None:
                 yield measure(subject)
@@ -203,7 +204,7 @@ def against(subject: VerifiedModel, reference: Reference) -> PromiseFinding:
     tolerance = max(ours, reference.tolerance)
     finding = replace(finding, allowed=finding.allowed * tolerance / ours)
     *streams, last = residuals(subject.model, subject.tokens)
-    streams = [*streams, subject.model.norm(last)]  # in transformers, it is also after the norm
+    streams = [*streams, subject.model.norm(last)]  # the last stream of transformers is also after the norm
     share = {
         i: float((streams[i].float() - x.float()).abs().max() / x.float().abs().max().clamp(min=1e-6))
         for i, x in theirs.streams.items()

@@ -1,4 +1,4 @@
-"""Whether kernels can be used on this machine: they can be compiled, and give right results."""
+"""Checks whether kernels can be used on this machine: whether they compile and give correct results."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import cache
 
 from onward.kernels.requirements import lacking
 
-TESTED = "x86_64", "AMD64"  # architectures on which kernels have been run; elsewhere each process tests some of them
+TESTED = "x86_64", "AMD64"  # architectures on which kernels were tested; elsewhere each process tests some kernels
 
 
 class NoCompiler(UserWarning):
-    """The warning that kernels cannot be used on this machine, so that decoding is slower."""
+    """Warning that kernels cannot be used on this machine, so that decoding is slower."""
 
 
 @cache
@@ -24,10 +24,10 @@ def unavailable() -> str:
 
 
 def wrong() -> str:
-    """The first kernel that gives wrong results on this machine, in words; "" if none does."""
+    """A phrase that names the first kernel that gives wrong results on this machine; "" if none does."""
     if platform.machine() in TESTED:
         return ""
-    from onward.kernels.self_test import wrong_kernel  # it compiles kernels
+    from onward.kernels.self_test import wrong_kernel  # imported here because it compiles kernels
 
     kernel = wrong_kernel()
     return kernel and f"on this processor ({platform.machine()}) the kernel for {kernel} differs from PyTorch"

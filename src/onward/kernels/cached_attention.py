@@ -1,9 +1,8 @@
-"""Attention that reads the visible positions of a cache in its memory, without gathering keys and values.
+"""Attention that reads the visible positions of a cache in place, without gathering keys and values.
 
 In a contiguous cache, position p of row b is in slot p % S of row b. In a paged cache, whose blocks have S slots, it is
-in slot p % S of block table[b, p // S].
-Shapes: B rows, T tokens in a call, S slots, P blocks of a row, H heads, K key/value heads, E d_head, F d_value; R last
-elements of the keys that are in an entry of their own, the tails.
+in slot p % S of block table[b, p // S]. Shapes: B rows, T tokens in a call, S slots, P blocks of a row, H heads, K
+key/value heads, E d_head, F d_value; R last elements of each key, stored in a separate cache entry, the tails.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ def attend(
     slopes: Tensor | None = None,
     chunked: bool = False,
 ) -> Tensor:
-    """Compute attention with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache:
-    keys (B, S, K, E) and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F).
-    With `tails`, (B, S, K, R) or (blocks, S, K, R), the keys are E - R wide, followed by the tails. With `scales`,
-    (B, S, K, 1) or (blocks, S, K, 1), of keys, values and tails, these are int8 codes. Returns (B, T, H, F).
+    """Compute attention with queries q (B, T, H, E) at positions (B, T) to the entries of a KV cache: keys (B, S, K, E)
+    and values (B, S, K, F) or, with a block table (B, P), (blocks, S, K, E) and (blocks, S, K, F). With `tails`, (B, S,
+    K, R) or (blocks, S, K, R), the keys are E - R wide, followed by the tails. With `scales`, (B, S, K, 1) or (blocks,
+    S, K, 1) for each of keys, values and tails, these three are int8 codes. Returns (B, T, H, F).
 
     A query sees the positions up to its own, the last `window` of them (0: all) or, with `chunked`, those in its chunk
     of `window` positions. `scale` multiplies the scores; `softcap` c replaces scores s by c * tanh(s / c); `sinks` (H,)
-    are one more score per head, without a value; `slopes` (H,) times the distance of query and key are subtracted from
-    the scores (ALiBi). The queries are in the dtype of the cache or of its scales. Raises Unreadable for tensors that
-    the kernel cannot read.
+    are one additional score per head, without a value; `slopes` (H,) times the distance between query and key are
+    subtracted from the scores (ALiBi). The queries are in the dtype of the cache or of its scales. Raises Unreadable
+    for tensors that the kernel cannot read.
     """
     (rows, tokens, heads, d_head), threads, dtype = q.shape, torch.get_num_threads(), q.dtype
     slots, kv_heads, d_value = keys.size(1), keys.size(2), values.size(-1)
@@ -55,7 +54,7 @@ def attend(
     pairs = [rows_address(entry, entry_dtype, cached, slots, kv_heads, width) for entry, width in entries]
     of_scales = [rows_address(one, dtype, cached, slots, kv_heads, 1) for one in scales]
     if heads % kv_heads or len({row_slots for _, row_slots in pairs + of_scales}) > 1:
-        raise Unreadable("queries, keys and values of other forms")
+        raise Unreadable("queries, keys and values of other layouts")
     addresses = [[start for start, _ in each] + [0] * (3 - len(each)) for each in (pairs, of_scales)]
     blocks = (0, 0) if table is None else rows_address(table, torch.int64, rows, table.size(1))
     y, target = buffer((rows, tokens, heads, d_value), dtype)

@@ -1,4 +1,4 @@
-"""Causal self-attention of windows in training: one kernel for the forward, one for the gradients.
+"""Causal self-attention over windows in training: one kernel for the forward pass, one for the gradients.
 
 Shapes: B windows, T tokens of each, H heads, K key/value heads, E d_head.
 """
@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 from onward.kernels.memory import DTYPES, address, buffer, fits, strided_address
 from onward.kernels.operations import is_worth, kernels_can_read
 
-LANES = 16  # tokens and numbers of a head are multiples of it
+LANES = 16  # number of tokens and head size are multiples of it
 
 
 def takes_kernel(q: Tensor, k: Tensor, v: Tensor) -> bool:
@@ -67,7 +67,8 @@ class CausalAttention(torch.autograd.Function):
 
 
 def with_tokens(x: Tensor) -> Tensor:
-    """x (B, T, H, E), or a copy, in a layout that the kernel reads: contiguous heads, all tokens equally far apart."""
+    """Return x (B, T, H, E), or a copy of it, in a layout that the kernel can read: contiguous heads, all tokens
+    equally far apart."""
     rows, tokens, heads, width = x.shape
     of_row, of_token, of_head, of_number = x.stride()
     heads_are_contiguous = of_number == 1 and (of_head == width or heads == 1)

@@ -20,7 +20,8 @@ MAX_ROWS = {torch.bfloat16: 128}  # number of rows per expert from which PyTorch
 
 
 def max_assignments(dtype: torch.dtype, experts: int) -> int:
-    """The most assignments of tokens to experts for which the kernel is at least as fast as one product per expert."""
+    """The largest number of assignments of tokens to experts for which the kernel is at least as fast as one matmul per
+    expert."""
     rows = max_rows(dtype)
     return experts * min(rows, MAX_ROWS.get(dtype, rows))
 
@@ -31,9 +32,9 @@ def takes_kernel(tokens: Tensor, experts: Tensor, count: int) -> bool:
 
 
 def plain_chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-    """Multiply rows of x (N, I) with the weights of their experts in plain PyTorch: `experts` (A,) are the ids of the
-    first row's A / N experts, then those of the second row's and so on; `weights` (X, O, I) and `biases` (X, O) are
-    those of all experts. Returns (A, O), with NaN for an id that is not below X."""
+    """Multiply rows of x (N, I) with the weights of their experts in plain PyTorch: `experts` (A,) are the ids of the A
+    / N experts of each row, row by row; `weights` (X, O, I) and `biases` (X, O) belong to all X experts. Returns (A,
+    O), with NaN for an id that is not below X."""
     rows = x.repeat_interleave(len(experts) // len(x), 0)
     y = x.new_full((len(experts), weights.size(1)), math.nan)
     for expert, weight in enumerate(weights):
@@ -43,7 +44,7 @@ def plain_chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Ten
 
 
 def chosen_linear(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None) -> Tensor:
-    """`plain_chosen_linear`, on a CPU by a kernel that reads only the weights of the chosen experts."""
+    """Compute `plain_chosen_linear`; on a CPU, a kernel reads only the weights of the chosen experts."""
     if takes_kernel(x, experts, len(weights)):
         with suppress(Unreadable):
             return by_kernel(x, experts, weights, biases)
@@ -73,6 +74,6 @@ def by_kernel(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None
     return y
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # as a single operation, this is one record of a decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # a single operation, recorded once per decoding step
 LIBRARY.define("chosen_linear(Tensor x, Tensor experts, Tensor weights, Tensor? biases) -> Tensor")
 LIBRARY.impl("chosen_linear", chosen_linear, "CompositeExplicitAutograd")

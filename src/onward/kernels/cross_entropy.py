@@ -20,7 +20,8 @@ MIN_KERNEL = 1 << 18  # number of logits from which compiling a kernel (about 50
 
 
 def plain_cross_entropy(logits: Tensor, targets: Tensor, ignored: int, reduction: str = "sum") -> Tensor:
-    """`cross_entropy` in at least fp32, or each of them (N,) if `reduction` is "none"."""
+    """Compute `cross_entropy` by PyTorch in at least fp32; with `reduction` "none", return the cross-entropy of each
+    row (N,)."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits, targets, ignore_index=ignored, reduction=reduction)
 
@@ -35,7 +36,7 @@ def cross_entropy(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 def cross_entropies(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
-    """The cross-entropies (N,) of which `cross_entropy` is the sum, without a gradient."""
+    """The cross-entropy of each row (N,), without a gradient; `cross_entropy` is their sum."""
     with torch.no_grad():
         if takes_kernel(logits, targets, ignored):
             return by_kernel(logits, targets, ignored)
@@ -43,7 +44,8 @@ def cross_entropies(logits: Tensor, targets: Tensor, ignored: int) -> Tensor:
 
 
 def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
-    """Whether a kernel reads these logits (N, V). Targets outside the vocabulary are left to PyTorch, which raises."""
+    """Whether the kernel can be used for these logits (N, V). Targets outside the vocabulary are left to PyTorch, which
+    raises."""
     if logits.numel() < MIN_KERNEL or logits.dtype not in DTYPES or logits.dim() != 2:
         return False
     if not kernels_can_read(logits) or not fits(targets, torch.int64, len(logits)) or unavailable():
@@ -54,8 +56,8 @@ def takes_kernel(logits: Tensor, targets: Tensor, ignored: int) -> bool:
 def by_kernel(
     logits: Tensor, targets: Tensor, ignored: int, gradient: tuple[Tensor, int] | tuple[None, int] = (None, 0)
 ) -> Tensor:
-    """The cross-entropies (N,); the kernel also writes the gradient of their sum to `gradient`, a tensor (N, V) and its
-    address; (None, 0): no gradient."""
+    """The cross-entropies (N,), by the kernel. It also writes the gradient of their sum to `gradient`, a pair of a
+    tensor (N, V) and its address; (None, 0) computes no gradient."""
     from onward.kernels.llvm import cross_entropy as kernels
 
     logits, targets = logits.contiguous(), targets.contiguous()

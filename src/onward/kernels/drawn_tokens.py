@@ -1,4 +1,4 @@
-"""The draw of next tokens as an operation of PyTorch: one record of a step that is compiled, see `compiled/`.
+"""The draw of next tokens as a PyTorch operation, which a compiled step records as one operation, see `compiled/`.
 
 Shapes: B rows, V vocabulary.
 """
@@ -13,7 +13,8 @@ from onward.kernels.draws import draw, draw_by_kernel
 
 def drawn_tokens(logits: Tensor, factors: Tensor, seeds: Tensor, index: Tensor) -> Tensor:
     """Draw token ids (B,) as `draw_by_kernel` does, from the softmax of logits (B, V) times the inverse temperatures
-    `factors` (B,) in fp32, 0 for the likeliest token, with the seeds and token indices (B,) in int64."""
+    `factors` (B,) in fp32 (0 selects the likeliest token); `seeds` and `index`, the token indices, are (B,) in
+    int64."""
     drawn = draw_by_kernel(logits, None, factors.tolist(), seeds.tolist(), index.tolist())
     if drawn is not None:
         return drawn

@@ -20,13 +20,13 @@ def draw(probabilities: Tensor, seeds: Tensor, index: Tensor, purpose: int) -> T
     """Draw token ids (B,) from probabilities (B, V), normalized or not, as a pure function of a seed and a token index
     per row, `seeds` and `index` (B,), and of `purpose`, which separates draws with the same seed and index.
 
-    Each token v gets an exponential number e_v of its own, and the token with the greatest p_v / e_v is drawn (the
-    Gumbel-max trick). Where p is rounded otherwise, as in another batch, this changes the token only if two ratios
-    nearly tie. A draw by cumulated probabilities changes near each of its V borders.
+    Each token v gets its own exponentially distributed random number e_v, and the token with the greatest p_v / e_v is
+    drawn (the Gumbel-max trick). If p is rounded differently, as in another batch, the token changes only if two ratios
+    nearly tie. A draw by cumulative probabilities would change near each of its V boundaries.
     """
     tokens = torch.arange(probabilities.size(1), device=probabilities.device)
     bits = scramble(counter_hash(seeds, index, purpose)[:, None] + tokens * signed(GOLDEN))
-    e = shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()  # from numbers strictly between 0 and 1
+    e = shift_right(bits, 12).double().add_(0.5).mul_(2.0**-52).log_().neg_()  # uniform numbers are strictly in (0, 1)
     return (probabilities / e).argmax(-1)
 
 
@@ -60,8 +60,8 @@ def draw_by_kernel(
     """Draw token ids (B,) from the softmax of logits (B, V) times an inverse temperature per row (`factors`), in one
     pass on a CPU; the tokens are those of `draw` for these seeds and token indices (`index`) and purpose 0.
 
-    Factor 0 takes the likeliest token; `allowed` (V,) is False for tokens that are never drawn. A row whose logits give
-    no distribution gets -1. Returns None if no kernel can read the logits.
+    Factor 0 selects the likeliest token; `allowed` (V,) is False for tokens that are never drawn. A row whose logits
+    give no distribution gets -1. Returns None if no kernel can read the logits.
     """
     if logits.dtype not in DTYPES or unavailable():
         return None

@@ -1,4 +1,5 @@
-"""RMSNorms, rotary positions and gates of many tokens: one kernel for the forward of each, others for the gradients.
+"""RMSNorms, rotary positions and gates of many tokens: one kernel for the forward pass of each, other kernels for the
+gradients.
 
 Shapes: B batch, T tokens, H heads, E d_head.
 """
@@ -58,7 +59,7 @@ class Rotation(Function):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate queries or keys x (B, T, H, E) as `plain_rotate` does, without support of gradients."""
+    """Rotate queries or keys x (B, T, H, E) as `plain_rotate` does, without gradient support."""
     kernel = fused.rotation(x.size(2), x.size(3), cos.size(-1), DTYPES[x.dtype])
     tables = (table.expand(len(x), -1, -1, -1).contiguous() for table in (cos, sin))
     return run(kernel, x.contiguous(), *tables, items=x.size(0) * x.size(1))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}  # of kernels
 MIN_PARALLEL = 1 << 16  # elements of a weight or an activation from which several threads are faster than one
-allocate = torch.empty  # tests put memory between guard pages in its place
+allocate = torch.empty  # tests replace it by memory between guard pages
 
 
 class Unreadable(Exception):
@@ -27,7 +27,7 @@ class Kernel:
 
     function: Callable[[Any], None]
     structure: Callable[..., Any]
-    engine: object  # the code lives as long as this
+    engine: object  # keeps the machine code alive
 
     def __call__(self, *fields: int, **named: int) -> None:
         self.function(self.structure(*fields, **named))
@@ -40,7 +40,7 @@ def buffer(shape: Sequence[int], dtype: torch.dtype) -> tuple[Tensor, int]:
 
 
 def filled(kind: str, values: Sequence[float]) -> tuple[array[Any], int]:
-    """An array of these values, of a type code of Python's `array`, and its address."""
+    """An array of these values, with `kind` a type code of Python's `array`, and its address."""
     return (numbers := array(kind, values)), numbers.buffer_info()[0]
 
 
@@ -51,7 +51,7 @@ def in_memory(tensor: Tensor) -> bool:
         tensor.is_cpu
         and (type(tensor) is Tensor or type(tensor) is nn.Parameter)
         and tensor.layout is torch.strided
-        and not tensor.is_neg()  # the sign of the elements is not in memory
+        and not tensor.is_neg()  # the memory lacks the sign of a lazily negated tensor
     )
 
 
@@ -72,8 +72,8 @@ def address(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int:
 
 def rows_address(tensor: Tensor, dtype: torch.dtype, rows: int, *shape: int) -> tuple[int, int]:
     """The address of a tensor of at least `rows` rows, each contiguous and of shape `shape` = (S, ...), and the
-    distance of two rows in memory, as a number of vectors (...), S if rows are adjacent. Raises Unreadable for any
-    other tensor."""
+    distance between rows in memory, counted in vectors of shape (...), which is S if rows are adjacent. Raises
+    Unreadable for any other tensor."""
     if len(tensor) < rows or not rows:
         raise Unreadable(f"{rows} rows are needed, but the tensor has {len(tensor)}")
     start, size = address(tensor[0], dtype, *shape), math.prod(shape[1:])

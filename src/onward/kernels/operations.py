@@ -1,6 +1,7 @@
-"""The operations of a plain decoder, each by a kernel where one exists and saves time, otherwise in plain PyTorch.
+"""The operations of a plain decoder, each computed by a kernel if one exists and saves time, otherwise in plain
+PyTorch.
 
-Kernels, and the compiler with them, are loaded when the first is needed. Shapes: N rows, I inputs, O outputs.
+Kernels and their compiler are loaded when a kernel is first needed. Shapes: N rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float, dtype: torch.
 
 def plain_rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate element i of each head of x (B, T, H, E) with element i + half, by angles with these cosines and sines,
-    each (B or 1, T, 1, half); elements from 2 * half on stay."""
+    each (B or 1, T, 1, half); elements from 2 * half on stay unchanged."""
     half = cos.size(-1)
     a, b, rest = x.split([half, half, x.size(-1) - 2 * half], -1)
     rotated = [(a * cos - b * sin).type_as(x), (b * cos + a * sin).type_as(x)]
@@ -102,9 +103,9 @@ def gate(x: Tensor, y: Tensor, activation: ActivationName) -> Tensor:
 
 
 def attention_kernel(q: Tensor, entries: Sequence[Tensor], slots: int) -> Callable[..., Tensor] | None:
-    """The function `cached_attention.attend` if the CPU kernel can compute attention of queries q (B, T, H, E), each of
-    which sees up to `slots` positions, to these entries of a KV cache, contiguous or paged: keys and values or, in a
-    quantized cache, their scales; else None."""
+    """The function `cached_attention.attend` if the CPU kernel can compute the attention of queries q (B, T, H, E),
+    each of which sees up to `slots` positions, to a contiguous or paged KV cache; else None. `entries` are the keys and
+    values or, in a quantized cache, their scales."""
     if q.numel() * slots < MIN_WORK or q.dtype not in DTYPES or any(entry.dtype != q.dtype for entry in entries):
         return None
     if not takes_kernels(q) or unavailable():
@@ -120,13 +121,13 @@ def has_few_rows(x: Tensor) -> bool:
 
 @cache
 def max_rows(dtype: torch.dtype) -> int:
-    """The most rows of x for which the CPU kernel for unquantized weights is at least as fast as PyTorch; 0 in dtypes
-    without a kernel."""
+    """The largest number of rows of x for which the CPU kernel for unquantized weights is at least as fast as PyTorch;
+    0 in dtypes without a kernel."""
     cpu = torch.cpu.get_capabilities()
     if dtype == torch.bfloat16 and cpu.get("avx512_bf16"):
         return 64 if cpu.get("amx_tile") else ANY
     if dtype == torch.float32 and cpu.get("avx512_f") and str(cpu.get("cpu_name", "")).startswith("AMD"):
-        return ANY  # PyTorch's library (MKL) computes with half of the vectors' width there
+        return ANY  # MKL, PyTorch's library, uses half of the vector width there
     return {torch.float32: 32, torch.bfloat16: 4}.get(dtype, 0)
 
 
@@ -173,7 +174,7 @@ def kernels_can_read(x: Tensor) -> bool:
 
 def is_watched() -> bool:
     """Whether a tracer, mode or transform (torch.compile, vmap, a FLOP counter, ...) sees the operations of PyTorch
-    now. It would miss the work of kernels and compiled decoding steps, which are then not used."""
+    now. Kernels and compiled decoding steps are then not used, since it would not see their work."""
     return bool(
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()  # such as a counter of FLOPs, or fake tensors
@@ -187,7 +188,7 @@ def is_watched() -> bool:
 @cache
 def plain_keys() -> frozenset[int]:
     """The dispatch key sets (as numbers) of plain dense tensors in the memory of a CPU; a subclass, a sparse or nested
-    layout, a wrapper of a transform, or lazy negation has another."""
+    layout, a wrapper of a transform, or lazy negation has a different set."""
     with torch.inference_mode(False):
         keys = [torch._C._dispatch_keys(torch.empty(0, device="cpu", dtype=torch.float32)).raw_repr()]
     with torch.inference_mode():

@@ -15,5 +15,5 @@ def is_recorded() -> bool:
 
 
 def unrecorded() -> AbstractContextManager[object]:
-    """A context whose results are constants of a decoding step that is being recorded."""
+    """A context manager whose operations are not recorded: their results are constants of a recorded decoding step."""
     return torch._C._DisableTorchDispatch() if is_recorded() else nullcontext()

@@ -1,4 +1,4 @@
-"""Requirements of a machine for compiling kernels. Any other error of the compiler is a defect, and is raised."""
+"""Requirements of a machine for compiling kernels. Any other compiler error is a bug, and is raised."""
 
 from __future__ import annotations
 

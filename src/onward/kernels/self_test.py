@@ -1,6 +1,6 @@
 """A test of the kernels on the CPU of this machine: results of a few kernels are compared with plain PyTorch.
 
-Shapes: N rows, I inputs, O outputs. Those of attention are in `cached_attention.py`.
+Shapes: N rows, I inputs, O outputs. The shapes of attention are described in `cached_attention.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from onward.kernels.memory import DTYPES, address, multiply
 from onward.kernels.quantized import GROUP, dequantize_weight, weight_addresses
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # largest error relative to the greatest number of a result
-QUANTIZED = {torch.float32: "int4", torch.bfloat16: "int8"}  # the format that is tested with each dtype
+QUANTIZED = {torch.float32: "int4", torch.bfloat16: "int8"}  # the quantized format that is tested with each dtype
 ROWS, INPUTS, OUTPUTS = 5, 288, 259  # enough for several threads, full tiles and a remainder of each
-Random = Callable[..., Tensor]  # from a shape to random numbers
-Result = tuple[str, Tensor, Tensor]  # the name of a kernel, its result, and that of plain PyTorch
+Random = Callable[..., Tensor]  # maps a shape to random numbers
+Result = tuple[str, Tensor, Tensor]  # the name of a kernel, its result, and the result of plain PyTorch
 
 
 def wrong_kernel() -> str:

@@ -1,10 +1,10 @@
-"""The code of a page: its blocks run in order, and their output is compared with the output that the page shows.
+"""Runs the code blocks of a page in order, and compares their output with the output that the page shows.
 
 A block of ```python or ```sh may be followed by a block of ```text, its output. A comment between them loosens the
 comparison: `<!-- within 10 % -->` for numbers of a training run, `<!-- varies -->` for times and sampled texts. A
 comment `<!-- holds: kept < hacked -->` states a claim of the prose: an expression of the page's variables, and of the
-printed `output`, that must be true. A comment `<!-- interactive: 09-samplers.json -->` stands for the interactive
-figure that is the value of the block's last line; the file has its numbers.
+printed `output`, that must be true. A comment `<!-- interactive: 09-samplers.json -->` marks an interactive figure,
+which is the value of the block's last line; the file has its numbers.
 """
 
 import ast
@@ -29,7 +29,7 @@ WITHIN = re.compile(r"<!-- within ([\d.]+) % -->")
 FIGURE = re.compile(r"<!-- interactive: ([\w-]+\.json) -->")
 CLAIM = re.compile(r"<!-- holds: (.+) -->")
 NUMBER = re.compile(r"([-+−]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)")
-BAR = "▇"  # its length repeats the adjacent number
+BAR = "▇"  # its length shows the adjacent number
 PERCENT = 1.0  # tolerance of a number, unless a page gives another one
 
 
@@ -73,8 +73,8 @@ def cells(text: str) -> list[Cell]:
 
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
-    """Run a block and return its status. Python code shares `names`, where `_` is the value of a block's last line; of
-    shell code, `onward` and `python` run until one ends with status 2, a mistake of the user."""
+    """Run a block and return its status. Python code shares `names`, where `_` is the value of a block's last line. In
+    shell code, the commands `onward` and `python` run until one exits with status 2, a user error."""
     if cell.kind == "python":
         names["_"] = value(cell.code, names)
         return 0
@@ -106,13 +106,13 @@ def value(code: str, names: dict[str, object]) -> object:
 
 
 def fails(cell: Cell, status: int) -> bool:
-    """Whether a block made a mistake (2) that its page does not demonstrate."""
+    """Whether a block ended with status 2, a user error, although its page shows no output."""
     return status == 2 and not cell.output
 
 
 def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
     """Run a block of code from a page, with the arguments of `run`; return the text that it prints on standard output,
-    and the error message of a mistake that the page demonstrates. Raises a RuntimeError if the block fails
+    and the error message of a user error that the page shows. Raises a RuntimeError if the block fails
     unexpectedly, or if a claim after it is false."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
@@ -128,7 +128,7 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
 
 def difference(cell: Cell, got: str) -> str:
     """The first difference between the output that a page shows and `got`, as a sentence. White space and bars may
-    differ, and numbers by the block's `percent` or one unit of their last digit."""
+    differ; numbers may differ by the block's `percent` or by one unit of their last digit."""
     if cell.output is None or cell.varies:
         return ""
     shown, printed = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))

@@ -1,4 +1,4 @@
-"""The chapters of the course: Markdown files in docs/learn, which travel in the wheel as `learn/pages`."""
+"""The chapters of the course: Markdown files in docs/learn, which the wheel contains as `learn/pages`."""
 
 import re
 from base64 import b64encode
@@ -13,7 +13,7 @@ from onward.learn.glossary import find
 
 PAGES = Path(__file__).parent / "pages"
 HEADING = re.compile(r"^# (\d+)\. (.+)$", re.MULTILINE)
-LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?:(\.\./)|(?=\d))([\w./-]+\.\w+)(?:#[\w-]+)?\)")  # to a file of the repository
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\((?:(\.\./)|(?=\d))([\w./-]+\.\w+)(?:#[\w-]+)?\)")  # to a repository file
 ABOUT = re.compile(r"^\*(.+)\*$", re.MULTILINE)
 
 
@@ -34,7 +34,8 @@ class Chapter:
 
     @property
     def alone(self) -> str:
-        """Markdown for a reader without other files: links to files become paths, links to chapters plain text."""
+        """The text for readers without the other files: links to files become paths, links to chapters become plain
+        text."""
         path = lambda match: f"`{normpath(f'docs/{match[3]}')}`" if match[2] else match[1]
         return LINK.sub(path, self.text)
 
@@ -64,7 +65,7 @@ def chapters() -> Sequence[Chapter]:
 
 
 def find_chapter(name: str) -> Chapter:
-    """The chapter with this number, with these words in its title, or else that of a term of the glossary."""
+    """The chapter with this number, with these words in its title, or else the chapter of this glossary term."""
     titled = [chapter for chapter in chapters() if name == str(chapter.number) or name.lower() in chapter.title.lower()]
     taught = [chapter for entry in find(name) for chapter in chapters() if chapter.number == entry.chapter]
     if not titled + taught:

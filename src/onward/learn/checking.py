@@ -41,7 +41,7 @@ class Verdict:
 
 
 def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[Verdict]:
-    """Check the functions of a Python file. Its prints go to standard error; a function that takes longer than
+    """Check the functions of a Python file. Its output goes to standard error; a function that takes longer than
     `seconds`, or ends the process, fails. Raises a UserError if the file cannot be run or has no exercise."""
     if file.suffix != ".py":
         raise UserError(f"{file} is not a Python file: write the functions into a file such as mine.py")
@@ -51,7 +51,7 @@ def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[
     while left := checked[len(verdicts) :]:
         arguments = {"file": str(file), "names": [exercise.name for exercise in left]}
         rows, status = run_apart("onward.learn.checking", arguments, seconds, output=STDERR)
-        ended = f"has ended its process with status {status}: remove the call that does, such as sys.exit()"
+        ended = f"has ended its process with status {status}: remove the call that ends it, such as sys.exit()"
         why = f"has not returned after {seconds:g} s: look for a loop without end" if status is None else ended
         loaded, *done = rows or [{"error": f"{file} {why}"}]
         if "error" in loaded:
@@ -59,7 +59,7 @@ def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[
         verdicts += [Verdict(**row) for row in done]
         if len(done) < len(left) and (
             status is not None or not done
-        ):  # otherwise, it gets the full time in the next process
+        ):  # otherwise, the next process gives it the full time
             verdicts.append(Verdict(left[len(done)].name, left[len(done)].chapter, "failed", why))
     if all(verdict.status == "not written" for verdict in verdicts):
         raise UserError(f"{file} has no exercise yet: write one of {', '.join(one.exercise for one in verdicts)}")
@@ -70,7 +70,7 @@ def examine(exercise: Exercise, function: Any, file: str) -> Verdict:
     """Compare a reader's function, which `file` defines, with the answer in random cases."""
     cases = exercise.cases()
     got = [outcome(function, case) for case in cases] if callable(function) else [NotImplementedError()]
-    if isinstance(got[0], NotImplementedError) and not got[0].args:  # unlike that of torch for some dtypes
+    if isinstance(got[0], NotImplementedError) and not got[0].args:  # torch's own, for some dtypes, has arguments
         return Verdict(exercise.name, exercise.chapter, "not written")
     expected = [outcome(exercise.answer, case) for case in cases]
     failing = [i for i in range(len(cases)) if not same(expected[i], got[i])]
@@ -92,7 +92,7 @@ def examine(exercise: Exercise, function: Any, file: str) -> Verdict:
 
 
 def outcome(function: Callable[..., Any], case: Sequence[Any]) -> Any:
-    """The result of a function, or its error; arguments that the function changes are unchanged in `case`."""
+    """The result of a function, or the exception that it raises; the function gets a copy of `case`."""
     try:
         return function(*deepcopy(case))
     except Exception as error:
@@ -119,7 +119,7 @@ def located(error: Exception, file: str) -> str:
 
 
 def main(rows: str, arguments: str) -> None:
-    """Write a first line, which is empty or has the error of loading the file, and one for each exercise."""
+    """Write a first line, which is empty or has the error of loading the file, and one line for each exercise."""
     options = json.loads(arguments)
     file, named = options["file"], {exercise.name: exercise for exercise in exercises()}
     with open(rows, "a", encoding="utf-8", buffering=1) as out:

@@ -1,5 +1,5 @@
-"""Results of a reader's function compared with those of the answer: whether they are equal, how they differ, how to
-show them."""
+"""Compares the results of a reader's function with those of the answer: whether they are equal, how they differ, and
+how to show them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LONGEST = 200  # characters of a value that is shown
+LONGEST = 200  # maximum number of characters of a shown value
 
 
 def numbers(value: Any) -> Tensor | None:
@@ -21,7 +21,7 @@ def numbers(value: Any) -> Tensor | None:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two results are equal up to rounding: numbers of one shape, or sequences of such."""
+    """Whether two results are equal up to rounding: numbers of the same shape, or sequences of these."""
     first, second = numbers(one), numbers(other)
     if first is not None and second is not None:
         return first.shape == second.shape and torch.allclose(first, second, rtol=1e-4, atol=1e-5, equal_nan=True)

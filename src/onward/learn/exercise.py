@@ -21,16 +21,16 @@ HEADER = "import math\n\nimport torch\nfrom torch import Tensor\n"  # all that a
 class Mistake:
     """A common mistake, as an edit of the answer, and the hint for the reader."""
 
-    old: str  # a piece of the answer's code
-    new: str  # the mistake in its place
+    old: str  # a part of the answer's code
+    new: str  # the mistaken code that replaces it
     what: str  # one sentence: the mistake, and the remedy after a colon
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """A function that readers of a chapter write. The docstring of `answer` is the task, with all shapes; its code
-    uses nothing but HEADER. `draw` makes the arguments of one small random case, with a generator for choices and
-    sizes; torch's own generator is seeded. In no case that can be drawn may the answer depend on rounding."""
+    """A function that readers of a chapter write. The docstring of `answer` is the task, with all shapes; its code uses
+    nothing but HEADER. `draw` makes the arguments of one small random case, with a generator for choices and sizes;
+    torch's own generator is seeded. The answer must not depend on rounding in any case that can be drawn."""
 
     chapter: int
     answer: Callable[..., Any]
@@ -91,7 +91,7 @@ class Exercise:
         return drawn
 
     def variants(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """The answer with each mistake, and then with two of them, after sentences that explain the mistakes."""
+        """Yield (explanation, function) for the answer with each mistake, and then with each pair of mistakes."""
         for count in 1, 2:
             for chosen in combinations(self.mistakes, count):
                 if (code := edited(self.source.removeprefix(self.head), chosen)) is not None:
@@ -101,7 +101,7 @@ class Exercise:
 
 
 def edited(code: str, mistakes: Sequence[Mistake]) -> str | None:
-    """Code with mistakes, None if an earlier one has replaced the place of a later one."""
+    """Apply `mistakes` to code; returns None if an earlier mistake has replaced the code that a later one changes."""
     for mistake in mistakes:
         if mistake.old not in code:
             return None

@@ -18,7 +18,7 @@ class Entry:
     text: str  # one sentence
     chapter: int  # chapter of the course that teaches the term
     code: str = ""  # name in Onward: a public name, option, command or file; "": no name
-    also: tuple[str, ...] = ()  # other names for the term, here and in other texts
+    also: tuple[str, ...] = ()  # other names for the term
     guide: str = ""  # a page of docs/ about the term, without .md
 
     @property
@@ -40,7 +40,7 @@ def plain(name: str) -> str:
 
 
 def find(word: str) -> list[Entry]:
-    """Entries of this name, ignoring case and hyphens, or of its singular, or else those of `mentioning`."""
+    """The entries with this name or its singular, ignoring case and hyphens, or else the entries of `mentioning`."""
     for form in (plain(word), plain(word).removesuffix("s"), plain(word).removesuffix("es")):
         if entries := [entry for entry in glossary() if form in map(plain, entry.names)]:
             return entries
@@ -48,7 +48,7 @@ def find(word: str) -> list[Entry]:
 
 
 def mentioning(word: str) -> list[Entry]:
-    """Entries with a name in which a word begins with three letters or more of `word`."""
+    """The entries with a name in which a word begins with `word`; none if `word` has fewer than three letters."""
     if len(plain(word)) < 3:
         return []
     return [entry for entry in glossary() if any(f" {word.lower()}" in f" {name.lower()}" for name in entry.names)]

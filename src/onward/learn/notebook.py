@@ -32,13 +32,13 @@ def notebook(chapter: Chapter) -> str:
 
 def notebook_cells(chapter: Chapter) -> Iterator[dict[str, Any]]:
     text = HEADING.sub(lambda heading: f"{heading[0]}\n\n{ABOUT.format(heading[1])}", chapter.alone, count=1)
-    folded = False  # whether an answer is open
+    folded = False  # whether the text is inside an answer
     for piece in pieces(text):
         if isinstance(piece, Cell):
             figures = [read_figure(chapter.path.parent / piece.figure)] if piece.figure else []
             yield block_cell(piece, figures, HIDDEN if folded else {})
             continue
-        for i, part in enumerate(PICTURE.split(COMMENT.sub("", piece))):  # prose, file of a picture, prose, ...
+        for i, part in enumerate(PICTURE.split(COMMENT.sub("", piece))):  # prose and file names of pictures alternate
             if i % 2:
                 yield picture_cell(part, chapter.picture(part))
             elif prose := part.strip():

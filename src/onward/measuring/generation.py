@@ -1,7 +1,7 @@
 """Measures the speed of generation: tokens per second of a model, and the limits of the machine.
 
-A decoding step reads every weight, and the keys and values of each row: these bytes over the memory bandwidth are the
-least time it can take. A prompt is limited by arithmetic.
+A decoding step reads every weight, and the keys and values of each row: the number of these bytes divided by the memory
+bandwidth is a lower bound for its time. Prefill is limited by arithmetic.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 GREEDY = Sampling(temperature=0)
 ROUNDS = 5  # largest number of runs of a measurement; their median counts
 LEAST = 4  # smallest number of measured decoding steps
-LARGEST = 30_000_000  # parameters of a decoder that is run to calibrate
-ROWS, PROMPT, NEW = 8, 8, 64  # rows, tokens of a prompt and new tokens that calibrate
-MOST = 1 << 26  # weights of the calibration layer, too many for any CPU cache
+LARGEST = 30_000_000  # decoders with more parameters are estimated, not run
+ROWS, PROMPT, NEW = 8, 8, 64  # number of rows, prompt tokens and new tokens in a calibration
+MOST = 1 << 26  # maximum number of weights of the calibration layer; too large for any CPU cache
 
 
 @dataclass(frozen=True)
 class Generation:
-    """One timed generation: new token ids for each prompt, and their seconds from the start."""
+    """One timed generation: the new token ids for each prompt, and the time of each in seconds from the start."""
 
     tokens: list[list[int]]
     seconds: list[list[float]]
@@ -55,14 +55,15 @@ class Generation:
 
     @property
     def decode_speed(self) -> float:
-        """Tokens per second from when every row has its first token to when a row finishes first."""
+        """Tokens per second, from the time when every row has its first token to the time when the first row
+        finishes."""
         end = min(times[-1] for times in self.seconds)
         return sum(self.first < time <= end for times in self.seconds for time in times) / (end - self.first)
 
 
 def serve(engine: Engine, requests: Sequence[Request], limit: float = float("inf")) -> Generation:
-    """Run requests at the same time; after `limit` seconds they are canceled, once each has four tokens after its
-    first."""
+    """Run requests at the same time; after `limit` seconds they are canceled, but not before each has four tokens after
+    its first."""
     start, times = perf_counter(), {request: list[float]() for request in requests}
     for request in requests:
         engine.add(request)
@@ -82,7 +83,8 @@ def weights(model: nn.Module) -> list[Tensor]:
 
 
 def read_bytes(model: nn.Module, embed: nn.Module) -> int:
-    """Bytes of weights that a step reads: of the embedding one row per token, unless it is also the head."""
+    """Bytes of weights that a step reads; the embedding counts only if it is also the head, since a token reads one row
+    of it."""
     tables = {id(p) for p in embed.parameters()}
     shared = sum(id(p) in tables for _, p in model.named_parameters(remove_duplicate=False)) > len(tables)
     return sum(tensor.nbytes for tensor in weights(model) if shared or id(tensor) not in tables)
@@ -106,7 +108,7 @@ class Speed:
     decode: float  # new tokens per second of all rows
     bytes_per_token: float  # minimum number of bytes read to decode one token
     bandwidth_share: float  # bytes read per second while decoding, as a share of the bandwidth
-    flops_share: float  # operations per second on the prompts, as a share of the peak of the dtype
+    flops_share: float  # operations per second in prefill, as a share of the peak of the dtype
     intensity: float  # operations per byte in a decoding step
     plain: str = ""  # why steps are not compiled; "": steps are compiled
 
@@ -143,8 +145,8 @@ def measure(
 
 
 def step_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Seconds of a decoding step after short prompts. A large decoder is not run: its time is that of its linear
-    layers, plus the time per layer and row of a decoder with tiny linear layers."""
+    """Seconds of a decoding step after short prompts. A large decoder is not run: its time is estimated as the time of
+    its linear layers, plus the overhead per layer and row, measured on a tiny decoder."""
     if parameters(config) <= LARGEST:
         return rows / trial(config, precision, rows, device)
     tiny = DecoderConfig(vocab_size=256, d_model=64, n_layers=4, n_heads=4, context_length=128)
@@ -166,7 +168,8 @@ def trial(config: DecoderConfig, precision: str, rows: int, device: torch.device
 
 @torch.inference_mode()
 def linear_seconds(config: DecoderConfig, precision: str, rows: int, device: torch.device) -> float:
-    """Seconds of all linear layers in a step, from one layer with as many weights, at most 67 million."""
+    """Seconds of all linear layers in a step, estimated from one layer with the same number of weights, but at most 67
+    million."""
     weights, inputs = weight_flops(config) / 2, -(-config.d_model // 32) * 32
     outputs = min(int(weights), MOST) // inputs // 32 * 32
     dtype = DTYPES.get(precision, torch.bfloat16)

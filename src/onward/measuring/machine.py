@@ -13,7 +13,7 @@ from onward.measuring.training import trial_share
 from onward.planning.devices import DEVICES
 from onward.planning.machine import Machine, measured_machine, same_flops
 
-HERE = "auto", "cpu", "cuda", "mps"  # devices that are measured
+HERE = "auto", "cpu", "cuda", "mps"  # devices of this machine, which are measured
 
 
 def machine_for(
@@ -30,9 +30,9 @@ def machine_for(
     flops: float = 0.0,
     share: float | None = None,
 ) -> Machine:
-    """The machine for which a decoder is planned: a name in DEVICES, with its data sheet, or a device here, which is
-    measured for some seconds while the decoder generates and trains. Given `memory`, `bandwidth` and `flops` (per
-    second) and `share` override the device's (0 and None do not); with the first three, nothing is measured."""
+    """The machine for which a decoder is planned: a name in DEVICES, with its data sheet, or a device of this machine,
+    which is measured for some seconds while the decoder generates and trains. Given `memory`, `bandwidth` and `flops`
+    (per second) and `share` override the device's (0 and None do not); with the first three, nothing is measured."""
     if device in DEVICES:
         known = DEVICES[device]
         sheet = same_flops(known.flops, known.fp32 or known.flops / 2)

@@ -12,8 +12,8 @@ from onward.measuring.generation import MachineLimits, Precision, Speed, measure
 from onward.measuring.training import TrainingSpeed, measure_training
 from onward.planning.machine import peak_flops, read_bandwidth
 
-TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes in which training computes products
-VOCABULARY = 4096  # tokens of a preset of training
+TRAINED = {"float32": "fp32", "bfloat16": "bf16"}  # names of the dtypes in which training computes matmuls
+VOCABULARY = 4096  # vocabulary size of a training preset
 TOKENS = 128  # tokens of the prompt and of the answer, unless the context is shorter
 
 
@@ -57,7 +57,7 @@ def generation_speeds(
 
 
 def plain_cases(speeds: Sequence[Speed]) -> dict[str, str]:
-    """Cases whose steps could not be compiled, by the reason."""
+    """The cases whose steps could not be compiled, grouped by reason."""
     cases: dict[str, list[str]] = {}
     for speed in speeds:
         if speed.plain:

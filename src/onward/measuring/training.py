@@ -28,9 +28,9 @@ from onward.training.presets import decoder
 from onward.training.step.optimizer import optimizers
 from onward.training.step.trainer import StepConfig, StepPlan, Trainer
 
-WARM_UP = 2  # steps that are not counted
-LEAST = 3  # steps that are counted in any case
-TRIAL_TOKENS = 1024  # tokens of the calibration step
+WARM_UP = 2  # number of steps that are not counted
+LEAST = 3  # minimum number of steps that are counted
+TRIAL_TOKENS = 1024  # number of tokens in a calibration step
 
 
 class Stopwatch:
@@ -47,7 +47,7 @@ class Stopwatch:
 
 
 class TimedForward(nn.Module):
-    """A LossModule that tells a Watch when it begins and ends."""
+    """A LossModule that notifies a Stopwatch when it begins and ends."""
 
     def __init__(self, module: nn.Module, watch: Stopwatch) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class TimedForward(nn.Module):
 
 
 class TimedTrainer(Trainer):
-    """A trainer that tells a Stopwatch when the backward of a step ends."""
+    """A trainer that notifies a Stopwatch when the backward pass of a step ends."""
 
     watch: Stopwatch
 
@@ -101,7 +101,7 @@ def measure_training(
     least: int = LEAST,
 ) -> TrainingSpeed:
     """Train a model on random tokens, `batch` windows of `context` tokens in a step, for about `seconds` seconds, and
-    measure the speed; changes the model's weights. Makes at least `least` steps after `warm_up` steps that are not
+    measure the speed; changes the model's weights. Takes at least `least` steps after `warm_up` steps that are not
     counted. `peak` is the device's peak in this precision, in operations per second."""
     config, watch = model.config, Stopwatch(model.device)
     parts = optimizers(model, optimizer, 1e-5, 0.1, (0.9, 0.99))

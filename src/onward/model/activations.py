@@ -1,8 +1,8 @@
 """Declarations of activations. A declaration is an entry of the dict that a module's method `activations()` returns:
 the name of an activation, its shape, and where hooks reach it.
 
-`tracing/` walks the modules of a decoder and reads these declarations, so that an activation of your own module is
-traced and edited like one of ours. A name is relative to the module; "" is the module itself.
+`tracing/` walks the modules of a decoder and reads these declarations, so that activations of your own modules are
+traced and edited like those of Onward's modules. A name is relative to the module; "" is the module itself.
 
     def activations(self) -> Declarations:
         return {"gate": Activation(Output("gate"), ("B", "T", self.width)), "norm": Child("norm")}
@@ -40,14 +40,14 @@ class Output(Where):
 
 @dataclass(frozen=True)
 class Input(Output):
-    """The location of an activation that is the input of the submodule `of`; the fields have the meaning of those of
+    """The location of an activation that is the input of the submodule `of`; the fields have the same meaning as in
     `Output`."""
 
 
 @dataclass(frozen=True)
 class Mid(Where):
     """The location of the residual stream between the attention and the feed-forward of a block. `reader` is the name
-    of the submodule whose input is this stream, `sum_at` that of the submodule whose input is the stream plus the
+    of the submodule whose input is this stream, `sum_at` the name of the submodule whose input is the stream plus the
     output of the feed-forward ("": this sum is the block's output). `kept` multiplies the stream in this sum."""
 
     reader: str
@@ -57,8 +57,8 @@ class Mid(Where):
 
 @dataclass(frozen=True)
 class Steps(Where):
-    """Base class of the locations of several intermediate results of a module's forward, which one set of hooks
-    intercepts together, for tracing. Each result is declared as an Activation under its own name."""
+    """Base class of the locations of several intermediate results of a module's forward pass, which one set of hooks
+    intercepts together for tracing. Each result is declared as an Activation under its own name."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -145,7 +145,7 @@ class Activation:
     where: Where
     shape: ActivationShape
     axis: int | None = None  # axis of heads, units or experts; a number after the name selects one of them
-    count: int = 0  # number of heads, units or experts, if it differs from the axis
+    count: int = 0  # number of heads, units or experts, if it differs from the size of the axis
     editable: bool = True
     rotary: bool = False  # whether the activation exists only in layers with rotary positions
 
@@ -156,10 +156,10 @@ class Child:
     name."""
 
     of: str
-    leading: tuple[int, ...] = ()  # dimensions of the vectors between T and the last
+    leading: tuple[int, ...] = ()  # additional dimensions between T and the last one
     flat: bool = False  # whether the vectors are (B * T, ...)
     rotary: bool = True  # whether the layer has rotary positions
-    default: Callable[[nn.Module], Declarations] = lambda _: {}  # the activations of a submodule without declarations
+    default: Callable[[nn.Module], Declarations] = lambda _: {}  # for a submodule without declarations
 
 
 Declarations = dict[str, Activation | Child]
@@ -201,7 +201,7 @@ def norm(width: int, *, centered: bool) -> Declarations:
 def block(module: nn.Module, mid: tuple[str, str] | None = None, kept: float = 1.0) -> Declarations:
     """Declare the activations of a block: its input and output, and those of its submodules `attn`, `mlp` and norms
     (names that end with `norm`). `mid` and `kept` hold the fields of `Mid`, the location of the residual stream between
-    attention and feed-forward; `mid` is None for a block without it. Also serves blocks that declare nothing
+    attention and feed-forward; `mid` is None for a block without it. Also used for blocks that declare no activations
     themselves."""
     stream = "B", "T", "D"
     names: Declarations = {"in": Activation(Input(), stream)}

@@ -28,7 +28,8 @@ class Selection:
 
     Either `name` is the adapter of all rows ("": the base alone), or rows use different ones: `rows` has the adapter of
     each row, and `groups` maps each adapter to its rows (n,); the other rows use the base alone. An adapter may be on
-    top of another, which is then applied before it: `below` maps the name of the upper one to that of the lower one.
+    top of another, which is then applied before it: `below` maps the name of the upper adapter to the name of the lower
+    one.
 
     While a decoding step is recorded, `numbers` (B,) has the index in `in_use` of each row's adapter, if these differ.
     The compiled step reads the numbers in every run.
@@ -82,7 +83,7 @@ class Selection:
         numbers.copy_(torch.tensor([index[name] for name in self.rows]))
 
 
-DOT = "\u2024"  # stands for a dot in the name of a module
+DOT = "\u2024"  # replaces a dot in the name of a module
 
 
 class Adapter(nn.Module):
@@ -90,11 +91,11 @@ class Adapter(nn.Module):
     (X, O, I), where A is (..., R, I) and B (..., O, R).
 
     For an embedding (V, D) the inputs are the V tokens: A is (R, V) and B (D, R). With DoRA (Liu et al. 2024) the rows
-    of W + scaling B A are scaled to the learned `magnitude` (O,), by a norm that is constant in the backward.
-    Parameters are kept in at least fp32.
+    of W + scaling B A are scaled to the learned `magnitude` (O,), by a norm that counts as a constant in the backward
+    pass. Parameters are kept in at least fp32.
 
-    Where A and B begin as a part of the weight, their first values are kept as `start_a` and `start_b`: the change is
-    scaling (B A - start_b start_a), which is 0 at first.
+    If A and B are initialized from a part of the weight, their initial values are kept as `start_a` and `start_b`: the
+    change is scaling (B A - start_b start_a), which is 0 at first.
     """
 
     start_a: Tensor | None
@@ -103,9 +104,9 @@ class Adapter(nn.Module):
     def __init__(
         self, weight: Tensor, rank: int, scaling: float, *, dropout: float = 0.0, rslora: bool = False, dora: bool
     ) -> None:
-        """Make an adapter that changes nothing yet (B is 0), initialized as PEFT does. `weight` gives the shape and,
-        with DoRA, the norms; `rslora` only says that files store the scaling of rsLoRA. For a weight on the meta device
-        the adapter is on torch's default device."""
+        """Create an adapter that changes nothing yet (B is 0), initialized as in PEFT. `weight` gives the shape and,
+        with DoRA, the norms; `rslora` only records that files store the scaling of rsLoRA. If the weight is on the meta
+        device, the adapter is created on torch's default device."""
         super().__init__()
         dtype = torch.promote_types(weight.dtype, torch.float32)
         *stack, outputs, inputs = weight.shape
@@ -121,15 +122,15 @@ class Adapter(nn.Module):
         self.register_buffer("start_b", None)
 
     def begin(self, a: Tensor, b: Tensor) -> None:
-        """Set the first values of A and B to `a` (..., R, I) and `b` (..., O, R), whose product is a part of the
-        weight. Their product is subtracted from the adapter's change, which is therefore 0 at first."""
+        """Initialize A and B with `a` (..., R, I) and `b` (..., O, R), whose product is a part of the weight. Their
+        product is subtracted from the adapter's change, which is therefore 0 at first."""
         self.a.data.copy_(a)
         self.b.data.copy_(b)
         self.start_a, self.start_b = self.a.detach().clone(), self.b.detach().clone()
 
     def factors(self) -> tuple[Tensor, Tensor]:
-        """Return A (..., R, I) and B (..., O, R) of the change scaling B A; R is twice the rank if the first values of
-        A and B are subtracted."""
+        """Return A (..., R, I) and B (..., O, R) of the change scaling B A; R is twice the rank if the initial values
+        of A and B are subtracted."""
         if self.start_a is None or self.start_b is None:
             return self.a, self.b
         return torch.cat([self.a, self.start_a], -2), torch.cat([self.b, -self.start_b], -1)
@@ -148,8 +149,8 @@ class Adapter(nn.Module):
         return exact.to(weight.dtype)
 
     def row_norms(self, weight: Tensor) -> Tensor:
-        """Return the norms (O,) of the rows of `weight` with the change added, which DoRA divides by, without gradient;
-        cached until A or B changes."""
+        """Return the norms (O,) of the rows of `weight` with the change added, by which DoRA divides. They have no
+        gradient, and are cached until A or B changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
             with torch.no_grad(), unrecorded():
@@ -167,7 +168,7 @@ class Adapter(nn.Module):
         low = self.scaling * linear(linear(dropped.to(a.dtype), a), b)
         if self.magnitude is None:
             return (y + low).to(y.dtype)
-        weight: Any = layer.weight  # dequantized here if the layer is quantized
+        weight: Any = layer.weight  # a quantized layer dequantizes its weight here
         bias: Any = layer.bias
         scale = self.magnitude / self.row_norms(weight)
         if dropped is not x:
@@ -200,15 +201,15 @@ class TokenRows(nn.Module):
 
 
 class WeightAdapters(nn.ModuleDict):
-    """The LoRA adapters of one weight by name, and the model's Selection, which decides which of them applies. Names
-    are those of folders, and may have dots, which names of modules may not."""
+    """The LoRA adapters of one weight by name, and the model's Selection, which decides which of them applies. Adapters
+    are named after folders; these names may contain dots, unlike names of modules."""
 
     def __init__(self, selection: Selection) -> None:
         super().__init__()
         self.selection = selection
 
     def __setitem__(self, name: str, adapter: nn.Module) -> None:
-        self._modules[name.replace(".", DOT)] = adapter  # add_module refuses names of methods, such as half
+        self._modules[name.replace(".", DOT)] = adapter  # add_module rejects names of methods, such as half
 
     def __getitem__(self, name: str) -> Adapter | TokenRows:
         return cast(Adapter | TokenRows, super().__getitem__(name.replace(".", DOT)))
@@ -238,8 +239,8 @@ class WeightAdapters(nn.ModuleDict):
         return result.view_as(y)
 
     def applied_by_number(self, numbers: Tensor, layer: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Return y (B, ..., O), the output of a layer for the input x, changed in each row by the adapter with this
-        row's number in `numbers` (B,)."""
+        """Return y (B, ..., O), the output of a layer for the input x, changed in each row by the row's adapter, which
+        is given by its number in `numbers` (B,)."""
         result, by_row = y, numbers.view(-1, *[1] * (y.dim() - 1))
         for number, name in enumerate(self.selection.in_use):
             if any(one in self for one in self.selection.chain(name)):
@@ -273,7 +274,7 @@ def adapter_names(model: nn.Module) -> list[str]:
 
 
 def check_adapter(name: str, known: Sequence[str]) -> None:
-    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" stands for no
+    """Raise a UserError, with the nearest name, if `name` is not among the `known` names of adapters; "" means no
     adapter and is accepted."""
     if name and name not in known:
         hint = nearest(name, known) if known else "the model has none: load one with adapter"
@@ -311,6 +312,6 @@ def rows_of(numbers: Tensor, number: int, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(numbers == number, x, y)
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # as a single operation, this is one record of a decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # a single operation, recorded once per decoding step
 LIBRARY.define("rows_of(Tensor numbers, int number, Tensor x, Tensor y) -> Tensor")
 LIBRARY.impl("rows_of", rows_of, "CompositeExplicitAutograd")

@@ -1,6 +1,6 @@
-"""Biases of attention scores, as in ALiBi: slopes of heads times distances of positions.
+"""Biases of attention scores, as in ALiBi: the slope of a head times the distance between two positions.
 
-A position part of your own may bring its own slopes and bias (`config/part_types.py`). Shapes: H heads.
+A custom position part may define its own slopes and bias (`config/part_types.py`). Shapes: H heads.
 """
 
 import math
@@ -21,7 +21,7 @@ def score_bias(
 ) -> tuple[Tensor, ScoreBias] | None:
     """Return the slope of each of a layer's `n_heads` heads, (H,), and the function that computes the bias of an
     attention score from a slope and two positions; None if `part`, the position part of the layer, adds no bias. Raises
-    a UserError for a part with slopes of other heads, or without `score_bias`."""
+    a UserError if the part has another number of slopes, or slopes but no `score_bias`."""
     if part.slopes is not None:
         slopes = part.slopes(config, device)
     else:
@@ -38,14 +38,14 @@ def score_bias(
     if isinstance(part, Alibi):
         return slopes, linear_bias
     raise UserError(
-        f"the position {type(part).__name__} has slopes and no bias: give the class a method "
+        f"the position {type(part).__name__} has slopes but no bias: give the class a method "
         "score_bias(config, slope, query, key) that returns it"
     )
 
 
 def alibi_slopes(n_heads: int, steepness: float = 8.0) -> Tensor:
     """Return the slope of each head, (H,), the amount that ALiBi subtracts from a score per token of distance: 2 **
-    (-steepness (h + 1) / H), and between the powers of two as in Press et al. (2021)."""
+    (-steepness (h + 1) / H) if H is a power of two, otherwise as in Press et al. (2021)."""
     power = 2 ** math.floor(math.log2(n_heads))
     slopes = [2 ** (-steepness * (h + 1) / power) for h in range(power)]
     slopes += [2 ** (-steepness * (2 * h + 1) / (2 * power)) for h in range(n_heads - power)]

@@ -1,8 +1,8 @@
 """Behavior attached to a finished model: adapters, compilation, a division over processes, traces, and others.
 
 An attachment wraps methods of modules and registers hooks on them. Layers around one method, and hooks of one module,
-are always in the order of KINDS, whatever the order of the calls. A module without attachments has only the methods of
-its class. Behavior is attached from outside; the forward of a model does not refer to it.
+are always in the order of KINDS, regardless of the order in which they were added. A module without attachments has
+only the methods of its class. Behavior is attached from outside; the forward methods of a model do not refer to it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from onward.base.errors import UserError
 KINDS = (  # from the innermost layer around a method to the outermost
     "quantization",  # replaces linear layers
     "adapters",  # hooks change the output of a layer before any other hook reads it
-    "compilation",  # of a block's code at its first call, including all hooks on modules inside the block
+    "compilation",  # compiles a block at its first call, including all hooks on modules inside the block
     "context",  # an axis of processes, each with some tokens of every window
-    "pipeline",  # stages: a stage computes `logits` of its part of the vocabulary, and sends those
+    "pipeline",  # an axis of stages; a stage computes `logits` of its part of the vocabulary, and sends these
     "tensor",  # an axis of processes, each with some heads and units, and some columns of the logits, then joined
     "recomputation",  # outside of compiled code, which cannot restore context variables
-    "shards",  # FSDP gathers the weights for everything inside
+    "shards",  # FSDP gathers the weights for all inner layers
     "replicas",  # DDP
     "traces",  # and edits, around each call of the whole model
 )
@@ -39,20 +39,20 @@ Wrapper = Callable[..., Any]  # wrapper(next, *arguments), which calls next(*arg
 
 class Attachment:
     """One kind of behavior that is attached to a model, as `onward.attached` lists it. Methods are wrapped and hooks
-    registered through it; each of these raises the model's `version`."""
+    registered through it; each such change increments the model's `version`."""
 
     def __init__(self, attachments: Attachments, kind: str) -> None:
         self.attachments, self.kind, self.description = attachments, kind, ""
 
     def wrap(self, module: nn.Module, method: str, wrapper: Wrapper) -> None:
-        """Add a layer around a method of a module, in place of one of the same kind. Deep copies of the model call
+        """Add a layer around a method of a module; it replaces a layer of the same kind. Deep copies of the model call
         their own modules if `wrapper` is a function, a `partial` or a bound method whose objects can be copied."""
         Layers.of(module).wrap(module, method, self.kind, wrapper)
         self.attachments.version += 1
 
     def replace(self, module: nn.Module, method: str, function: Callable[..., Any]) -> None:
-        """Call `function`, a changed form of a method of the module's class, in place of the method: a layer that calls
-        no next one."""
+        """Replace a method of a module by `function`, a changed version of the class's method: a layer that does not
+        call the next layer."""
         layered = Layers.of(module).methods.get(method)
         if (layered.own if layered else module.__dict__.get(method)) is not None:
             raise replaced(self.kind, module, method)
@@ -83,7 +83,7 @@ class Attachment:
 
 
 class Attachments:
-    """The attachments of a model by kind. `version` is raised by every change of them."""
+    """The attachments of a model by kind. Every change increments `version`."""
 
     def __init__(self) -> None:
         self.version = 0
@@ -100,9 +100,9 @@ class Attachments:
 class LayeredMethod:
     """A method of one module with layers around it."""
 
-    own: Callable[..., Any] | None  # set on the module by a user; None: that of the class
+    own: Callable[..., Any] | None  # the method that a user set on the module; None: the method of the class
     wrappers: dict[str, Wrapper] = field(default_factory=dict)  # by kind
-    composed: Callable[..., Any] | None = None  # with all layers, as set on the module
+    composed: Callable[..., Any] | None = None  # the method with all layers, which is set on the module
 
     def layered(self, module: nn.Module, method: str, kinds: Sequence[str]) -> Callable[..., Any]:
         """The method with the layers of these kinds."""
@@ -114,7 +114,7 @@ class LayeredMethod:
 
 
 class Layers:
-    """The layered methods of one module, and PyTorch's numbers of its hooks, by kind."""
+    """The layered methods of one module, and the ids of its hooks in PyTorch, by kind."""
 
     def __init__(self) -> None:
         self.methods: dict[str, LayeredMethod] = {}
@@ -148,7 +148,7 @@ class Layers:
         if not layered.wrappers:
             del self.methods[method]
         if module.__dict__.get(method) is not layered.composed:
-            return  # a method that a user has set since stays
+            return  # keep a method that a user has set since
         if layered.wrappers:
             layered.composed = module.__dict__[method] = layered.layered(module, method, KINDS)
         elif layered.own is not None:
@@ -157,7 +157,8 @@ class Layers:
             del module.__dict__[method]
 
     def place(self, number: int, kind: str, hooks: Any, prepended: bool) -> None:
-        """Record the kind of a new hook, the first or the last in an OrderedDict, and restore the order of kinds."""
+        """Record the kind of a new hook, the first or the last entry of the OrderedDict `hooks`, and restore the order
+        of kinds."""
         self.hooks.setdefault(kind, []).append(number)
         if len(self.hooks) > 1:
             known = [(RANKS[each], one) for each, numbers in self.hooks.items() for one in numbers if one in hooks]
@@ -176,7 +177,7 @@ def replaced(kind: str, module: nn.Module, method: str) -> UserError:
 
 
 def attach(model: nn.Module, kind: str, description: str) -> Attachment:
-    """Return the attachment of a kind in KINDS, a new one or the one that the model has, with this description."""
+    """Return the attachment of a kind in KINDS, which is created if the model has none; sets its description."""
     attachments: Attachments = model.__dict__.setdefault(ATTACHMENTS, Attachments())
     if kind not in attachments.by_kind:
         attachments.by_kind[kind] = Attachment(attachments, kind)
@@ -186,8 +187,8 @@ def attach(model: nn.Module, kind: str, description: str) -> Attachment:
 
 
 def detach(model: nn.Module, kind: str) -> None:
-    """Remove all layers and hooks of a kind from a model; without others, its modules have the methods of their classes
-    again."""
+    """Remove all layers and hooks of a kind from a model; if no other kind is attached, its modules use the methods of
+    their classes again."""
     attachments: Attachments | None = model.__dict__.get(ATTACHMENTS)
     if attachments is None or attachments.by_kind.pop(kind, None) is None:
         return
@@ -198,7 +199,7 @@ def detach(model: nn.Module, kind: str) -> None:
 
 
 def keep_hooks(module: nn.Module, successor: nn.Module) -> None:
-    """Give the successor of a layer the layer's hooks, and its submodules, such as adapters."""
+    """Pass a layer's hooks and submodules, such as adapters, on to the `successor` that replaces it."""
     successor._modules.update(module._modules)
     hooks = "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"
     for name in (*hooks, "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", LAYERS):

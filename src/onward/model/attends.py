@@ -1,4 +1,4 @@
-"""Softmax attention with a factor of the queries that grows with their position.
+"""Softmax attention whose queries are multiplied by a factor that grows with their position.
 
 Shapes: B batch, T tokens in this call, H heads, E d_head, F width of a value.
 """
@@ -15,7 +15,7 @@ from onward.model.layer_cache import Keys
 
 
 class QueryScaledAttend(Attend):
-    """The attention `plain` with queries that are multiplied by the factor `part` of their position."""
+    """The attention `plain` with queries multiplied by a factor of their position, which `part` defines."""
 
     def __init__(self, part: QueryScale, plain: Attend) -> None:
         super().__init__(plain.scale, plain.dropout, plain.softcap)

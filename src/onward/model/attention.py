@@ -1,7 +1,7 @@
 """Self-attention: projections, then softmax attention by the fastest backend for the shape, dtype and device.
 
 A backend takes queries q (B, T, H, E), keys k (B, S, K, E), values v (B, S, K, F) and an AttentionMask, and returns
-(B, T, H, F); `reference.reference` computes every step in plain PyTorch, and the others equal it.
+(B, T, H, F); `reference.reference` computes every step in plain PyTorch, and the other backends match its results.
 Shapes: B batch, T tokens in this call, S keys, D d_model, H heads, K key/value heads, G = H / K, E d_head, F width of a
 value.
 """
@@ -29,10 +29,10 @@ from onward.model.norms import HeadNorms
 from onward.model.query_blocks import query_blocks
 from onward.model.reference import reference
 
-MAX_FOLDED = 16  # the most queries per row with which the heads of a group are folded into the query length
+MAX_FOLDED = 16  # maximum number of queries per row for which the heads of a group are folded into the query length
 QUERY_BLOCK = 512  # queries per block in `sdpa_blocks`
 MAX_KEYS = 3 << 17  # bytes of a row's keys and values per query head up to which the kernel is faster than SDPA
-MAX_DENSE = 1 << 21  # the largest T * S for which the bias of a packed or window layer is made as a whole
+MAX_DENSE = 1 << 21  # largest T * S for which the bias of a packed or window layer is computed as a whole
 
 
 class SelfAttentionModule(nn.Module):
@@ -112,7 +112,7 @@ class Attend(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(sinks)) if sinks else None
 
     def scaled(self, q: Tensor, context: AttentionContext) -> Tensor:
-        """Return the queries with the factor of their positions that a subclass may have."""
+        """Return the queries; a subclass may multiply them by a factor of their positions."""
         return q
 
     def forward(self, q: Tensor, k: Keys, v: Keys, context: AttentionContext) -> Tensor:
@@ -131,7 +131,7 @@ def attend(
     sinks: Tensor | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
-    """Compute attention by the fastest backend that supports the options; they are those of `reference`."""
+    """Compute attention by the fastest backend that supports the options, which are the same as in `reference`."""
     if not dropout:
         y = without_gathering(q, k, v, mask, scale=scale, softcap=softcap, sinks=sinks)
         if y is not None:
@@ -154,7 +154,7 @@ def attend(
 
 
 def reference_is_faster(q: Tensor, k: Keys) -> bool:
-    # in bf16 training on a CPU the backward of the fused kernel is slower than plain matmuls, up to 512 keys
+    # in bf16 training on a CPU, the fused kernel's backward pass is slower than plain matmuls up to 512 keys
     if q.device.type != "cpu" or q.dtype != torch.bfloat16 or not q.requires_grad:
         return False
     return isinstance(k, Tensor) and k.size(1) <= 512
@@ -163,8 +163,8 @@ def reference_is_faster(q: Tensor, k: Keys) -> bool:
 def without_gathering(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, softcap: float | None, sinks: Tensor | None
 ) -> Tensor | None:
-    """Compute attention by the CPU kernel, which reads keys and values where they are stored in the KV cache, without a
-    copy, or in tensors; None if the kernel does not support the arguments or is not faster."""
+    """Compute attention by the CPU kernel, which reads keys and values without a copy, in the KV cache or in tensors.
+    Returns None if the kernel does not support the arguments or is not faster."""
     if isinstance(k, CacheEntry) and isinstance(v, CacheEntry):
         return k.attend(q, v, mask, scale=scale, softcap=softcap, sinks=sinks)
     if isinstance(k, CacheEntry) or isinstance(v, CacheEntry) or not mask.plain or not mask.linear:
@@ -190,8 +190,8 @@ def sdpa(q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, drop
 def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float, dropout: float) -> Tensor:
     """Compute SDPA with `bias` (B or 1, 1 or H, T, S) added to the scores, or None for the causal mask.
 
-    Few queries with grouped heads are folded, the G heads of a group into the query length: in bf16 on a CPU this is
-    five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
+    With few queries and grouped heads, the G heads of a group are folded into the query length: in bf16 on a CPU this
+    is five to eight times as fast as `enable_gqa`, and on CUDA it keeps a masked call off the math kernel.
     """
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     heads, kv_heads = q.size(1), k.size(1)
@@ -210,8 +210,8 @@ def biased_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: flo
 def sdpa_blocks(
     q: Tensor, k: Keys, v: Keys, mask: AttentionMask, *, scale: float, dropout: float = 0.0, block: int = QUERY_BLOCK
 ) -> Tensor:
-    """Compute SDPA in `query_blocks`, so that the (T, S) bias of a long row of packed documents or of a window layer is
-    never made at once. Keys and values must be tensors, not entries of a cache."""
+    """Compute SDPA in `query_blocks`, so that the full (T, S) bias of a long row of packed documents or of a window
+    layer is never in memory. Keys and values must be tensors, not entries of a cache."""
     k, v = to_tensor(k, q.dtype), to_tensor(v, q.dtype)
     out = []
     for queries, keys in query_blocks(mask, q.size(1), k.size(1), block):

@@ -1,8 +1,8 @@
 """The prefix cache: requests with a common prefix prefill it once. It has three backends, tried in this order.
 
 Blocks of a paged cache are looked up by their hash (`BlockManager.allocate`), rows of other requests by comparing
-tokens (`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Keys and values belong to the
-fingerprint of the model that computed them (`fingerprint.py`) and to an adapter; while a model has hooks or edits,
+tokens (`fork`), and prompts on disk by a hash in the name of their file (`PrefixFiles`). Cached keys and values are
+reused only with the same model fingerprint (`fingerprint.py`) and the same adapter; while a model has hooks or edits,
 cached keys and values are neither used nor stored.
 """
 
@@ -26,7 +26,7 @@ class PrefixCache:
     prefix of the request's tokens.
 
     `manager` owns the KV cache, `files` are prefilled prompts on disk (None: none), and `state` reports changes of the
-    model's weights, hooks and edits; None: the model never changes.
+    model's weights, hooks and edits (None: the model never changes).
     """
 
     def __init__(
@@ -34,19 +34,19 @@ class PrefixCache:
     ) -> None:
         self.manager, self.files, self.state = manager, files, state
         self.is_scaled = is_scaled(manager.cache.config)
-        self.keeps = files is not None or type(manager) is not CacheManager  # beyond the end of a request
+        self.keeps = files is not None or type(manager) is not CacheManager  # prefixes outlive their requests
         self.changes = 0  # `state.changes` at the last call of `model_changed`
         self.model: str | None = ""  # name of the model at the last admission; None: nothing is shared
-        self.is_named = False  # whether `model` is its name in this step; the scheduler sets it to False before each
+        self.is_named = False  # whether `model` was computed in this step; the scheduler resets it before each step
 
     def shares(self, request: Request) -> bool:
-        """Return whether a request may share cached keys and values. Prefixes are named by a hash of all weights: to
-        share a few tokens among the rows of a contiguous cache is not worth that."""
+        """Return whether a request may share cached keys and values. The name of a prefix includes a hash of all
+        weights; sharing a few tokens between rows of a contiguous cache does not repay its cost."""
         return self.keeps or (self.manager.cache.rows > 1 and request.num_context_tokens >= SHORTEST)
 
     def model_changed(self) -> bool:
-        """Return whether the model has changed since the last call, so that keys and values that it computed before are
-        not those of the same model. Changes through `data`, such as `p.data.mul_(2)`, are seen by `key` alone."""
+        """Return whether the model has changed since the last call, which makes earlier keys and values stale. Only
+        `key` detects changes through `data`, such as `p.data.mul_(2)`."""
         if self.state is None:
             return False
         self.state.follow()
@@ -54,9 +54,9 @@ class PrefixCache:
         return changed
 
     def key(self, request: Request, active: Iterable[Request]) -> str | None:
-        """Return a text that names the model, as it is now, and the request's adapter: requests share cached keys and
-        values only if this text is equal; None if this request shares nothing. Reads all weights once per step; if they
-        have changed, the `active` requests share theirs no more."""
+        """Return a string that identifies the current model and the request's adapter; None if this request shares
+        nothing. Requests share cached keys and values only if their strings are equal. Reads all weights once per step;
+        if they have changed, the keys and values of the `active` requests are no longer shared."""
         if not self.shares(request):
             return None
         if self.state is not None and not self.is_named:
@@ -72,12 +72,12 @@ class PrefixCache:
     ) -> int | None:
         """Assign `row` to a request that begins with `tokens`, and fill it with their longest cached prefix.
 
-        `rows` are, for each row in use, the tokens that it holds and may share. `rope_length` is the length for which
+        `rows` are, for each row in use, its cached tokens that may be shared. `rope_length` is the length for which
         rotary positions are scaled. `key` names the model and the adapter that cached tokens must come from; with None,
         no cached tokens are used. Returns the number of tokens that `row` then holds; None if there is not enough free
         memory at present.
         """
-        if key is None:  # a key that nothing else has
+        if key is None:  # a random key, so that nothing matches
             return self.manager.allocate(row, tokens, rope_length, secrets.token_hex())
         cached = self.manager.allocate(row, tokens, rope_length, key)
         if cached is None:
@@ -105,7 +105,8 @@ class PrefixCache:
         return best
 
     def last_length(self, length: int, most: int) -> int:
-        """Return the greatest length, at most `most`, up to which a row of `length` tokens may grow in its cache."""
+        """Return the greatest length, at most `most`, to which a row of `length` tokens may grow without recomputing
+        its keys."""
         return last_length(self.manager.cache.config, length, most) if self.is_scaled else most
 
     def piece(self, request: Request, most: int) -> int:

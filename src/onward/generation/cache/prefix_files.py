@@ -24,7 +24,7 @@ from onward.model.decoder import Decoder
 
 SUFFIX = ".safetensors"
 SIZE = 10 << 30  # bytes of all files, by default
-STATE = "state."  # prefix of the names of states
+STATE = "state."  # prefix of state names in a file
 
 
 class PrefixFiles:
@@ -39,11 +39,11 @@ class PrefixFiles:
 
     def __init__(self, folder: Path, model: Decoder, size: int = SIZE) -> None:
         self.folder, self.model, self.size = folder, model, size
-        self.sizes, self.changed = dict[str, int](), 0  # of the last listing; the time of the last change of the folder
+        self.sizes, self.changed = dict[str, int](), 0  # sizes at the last listing; modification time of the folder
 
     def list(self) -> dict[str, int]:
-        """Bytes of each file by its name, the least recently used one first. The folder is listed again only if
-        it was changed by others."""
+        """Return the size in bytes of each file by name, least recently used first. The folder is listed again only if
+        something else changed it."""
         try:
             changed = os.stat(self.folder).st_mtime_ns
         except OSError:
@@ -92,8 +92,8 @@ class PrefixFiles:
     ) -> int:
         """Load the file with the longest prefix of `tokens` into the row `row`, which is allocated and holds the first
         `cached` tokens already; does nothing if no file has a longer prefix. Returns the number of leading tokens that
-        the row then holds, always fewer than all. `rope_length` is that of the row; `key` names the model and the
-        adapter, by default the model as it is."""
+        the row then holds, always fewer than all. `rope_length` is the row's; `key` identifies the model and the
+        adapter, by default the current model."""
         names, saved = self.list(), []
         if not names or (key := key or fingerprint(self.model)) is None:
             return cached
@@ -126,8 +126,8 @@ class PrefixFiles:
 
     def save(self, manager: CacheManager, row: int, tokens: Sequence[int], key: str | None = None) -> Path:
         """Save the keys and values of the first tokens of a cache row, `tokens`, to a file; returns its path. The row
-        may hold at most `chunk` further tokens, which are not saved. `key` names the model and the adapter, by default
-        the model as it is.
+        may hold at most `chunk` further tokens, which are not saved. `key` identifies the model and the adapter, by
+        default the current model.
 
         Raises a UserError if the file cannot be written, or if no key is given and the model has hooks or edits.
         """
@@ -137,8 +137,8 @@ class PrefixFiles:
         state.update(array("q", tokens))
         name = state.hexdigest()
         if self.read(name) is None:
-            if key.partition(" ")[0] != fingerprint(self.model):  # another process would trust the file
-                raise UserError("the weights have changed in a way that PyTorch does not count, such as through `data`")
+            if key.partition(" ")[0] != fingerprint(self.model):  # another process would load stale keys
+                raise UserError("the weights have changed in a way that PyTorch does not track, such as through `data`")
             states = manager.cache.states.snapshot(row, len(tokens))
             vectors = manager.dump(row, len(tokens)) | {STATE + name: t for name, t in states.items()}
             vectors = {name: t.cpu() for name, t in vectors.items()}

@@ -1,4 +1,5 @@
-"""Rotary positions that depend on the length of a row, as in dynamic NTK and LongRoPE: lengths with the same keys."""
+"""Rotary positions that depend on the length of a row, as in dynamic NTK and LongRoPE: which lengths rotate keys
+equally."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def is_scaled(config: DecoderConfig) -> bool:
 
 
 def rope_key(config: DecoderConfig, rope_length: int) -> bytes:
-    """Return the cosines and sines at position 1 as bytes. They are equal for two values of `rope_length`, the length
-    for which rotary positions are scaled, if cached keys are rotated equally and can be shared."""
+    """Return the cosines and sines at position 1 as bytes. `rope_length` is the length for which rotary positions are
+    scaled. If two lengths give equal bytes, they rotate keys equally, and cached keys can be shared."""
     return rotated(config, rope_length if is_scaled(config) else 1)  # computed once, not for each length
 
 

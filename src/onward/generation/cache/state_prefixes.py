@@ -1,7 +1,7 @@
 """The prefix cache of models with recurrent layers: a prefix is shared where a snapshot of their states was taken.
 
 Keys and values exist for every token, states only after the last tokens. A request therefore continues from the
-longest prefix whose keys and values are cached and whose states were copied, and computes the tokens behind it again.
+longest prefix whose keys and values are cached and whose states were copied, and recomputes the tokens after it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from onward.generation.request import Request
 from onward.model.cache import KVCache
 from onward.model.no_states import Snapshot
 
-LEAST = 4  # snapshots that are kept even in a smaller cache, such as that of a chat
+LEAST = 4  # snapshots that are kept even if they exceed the size of the cache, such as in a chat
 
 
 class Snapshots:
@@ -30,7 +30,7 @@ class Snapshots:
 
     def __init__(self) -> None:
         self.by_hash: OrderedDict[bytes, tuple[int, Snapshot]] = OrderedDict()
-        self.lengths: Counter[int] = Counter()  # numbers of tokens before the snapshots
+        self.lengths: Counter[int] = Counter()  # number of snapshots by the number of tokens before them
         self.bytes = 0
 
     def add(self, digest: bytes, length: int, snapshot: Snapshot, most: int) -> None:
@@ -61,10 +61,10 @@ def nbytes(snapshot: Snapshot) -> int:
 
 
 class StatePrefixCache(PrefixCache):
-    """A PrefixCache for models with recurrent layers. States are copied where a piece of a prompt ends: at the last end
-    of a block before the prompt's last token, which the next sample of the same prompt continues from, and after every
-    `stride` tokens, whose keys and values take at least as much memory as a snapshot, so that all snapshots of a text
-    at most double its memory."""
+    """A PrefixCache for models with recurrent layers. States are copied at the last block boundary before the prompt's
+    last token, where the next sample of the same prompt continues, and after every `stride` tokens. The keys and values
+    of `stride` tokens take at least as much memory as a snapshot, so that the snapshots of a text at most double its
+    memory."""
 
     def __init__(
         self, manager: CacheManager, files: PrefixFiles | None = None, state: ModelState | None = None
@@ -113,7 +113,7 @@ class StatePrefixCache(PrefixCache):
         return min(most, *(point - cached for point in points if point > cached))
 
     def prompt_end(self, request: Request) -> int:
-        """Return the position in the context of the last end of a block before the last token of the prompt."""
+        """Return the position in the context of the last block boundary before the last token of the prompt."""
         size = self.manager.block_size
         return max(0, len(request.prompt) - request.start - 1) // size * size
 

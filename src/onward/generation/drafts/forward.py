@@ -33,8 +33,9 @@ def decode_drafted(runner: Runner, requests: Sequence[Request], drafted: Sequenc
 
 
 def padded(pieces: Pieces, starts: Sequence[int], length: int) -> Pieces:
-    """Return `pieces` with the last token of each repeated up to the length of the longest, as if it were a draft token
-    that is refused; as they are if a row has no room below `length`. Piece i begins at position starts[i]."""
+    """Pad each piece to the length of the longest by repeating its last token; the padding counts as refused draft
+    tokens. Pieces are returned unchanged if a padded row would exceed `length`. Piece i begins at position
+    starts[i]."""
     width = max(map(len, pieces))
     if max(starts) + width > length:
         return pieces
@@ -45,7 +46,7 @@ def compiled_logits(runner: Runner, pieces: Pieces, starts: Sequence[int]) -> Te
     """Run a compiled decoding step on `pieces`, the next tokens of each row from row 0 on; piece i begins at position
     starts[i]. Returns the logits (B, T, V).
 
-    Returns None if no compiled step fits, as for pieces of several lengths.
+    Returns None if no compiled step fits, for example because the pieces differ in length.
     """
     width = len(pieces[0])
     if width > MAX_COMPILED or any(len(piece) != width for piece in pieces):

@@ -1,4 +1,4 @@
-"""The guesses of drafts that compute logits: each is drawn as the model draws its own token.
+"""The guesses of drafts that compute logits, drawn in the same way as the model's own tokens.
 
 Shapes: B requests, V vocabulary.
 """
@@ -30,8 +30,8 @@ class Guesses:
 
     def draw(self, logits: Tensor, requests: Sequence[Request], proposed: Sequence[Sequence[int]]) -> list[int]:
         """Return a guess for each request; -1 if the draft has no distribution. `logits` (B, V) are the draft's logits
-        after the tokens that were proposed for each request so far (`proposed`)."""
-        logits = logits[:, : self.vocab_size]  # vocabularies differ in their padding
+        after the tokens proposed so far for each request (`proposed`)."""
+        logits = logits[:, : self.vocab_size]  # the draft's vocabulary may be padded to another size
         logits = F.pad(logits, (0, self.vocab_size - logits.size(1)), value=-math.inf)
         rows = [(request, len(request.tokens) + len(tokens)) for request, tokens in zip(requests, proposed)]
         drawn = draw_plain(logits, None, rows)

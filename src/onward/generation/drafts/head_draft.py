@@ -27,16 +27,17 @@ from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 
 NUM_DRAFT_TOKENS = LENGTHS[-1]  # tokens per proposal by default
-AROUND_PROPOSAL, AROUND_STEP = 1_100_000, 4_000_000  # weights that are read in the time around a proposal, and a step
-LIKELY, TRIALS = 0.8, 5  # prior share of accepted guesses, and the number of guesses that it counts as
-LEAST_GAIN = 1.15  # least estimated gain for a proposal, above 1 because estimates may be wrong
-COMPILE_AFTER = 8  # proposals of a number of requests before their guesses are compiled
+# overhead of a proposal and of a step, as the number of weights that are read in that time
+AROUND_PROPOSAL, AROUND_STEP = 1_100_000, 4_000_000
+LIKELY, TRIALS = 0.8, 5  # prior share of accepted guesses, and its weight as a number of guesses
+LEAST_GAIN = 1.15  # least estimated speed-up for a proposal; above 1 because estimates may be wrong
+COMPILE_AFTER = 8  # uncompiled proposals for a number of requests before the guesses are compiled
 MAX_CHAINS = 16  # compiled chains of guesses that a head keeps
 
 
 def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) -> PacedHead | None:
-    """Return the draft of a model with a draft head, which proposes as long as this saves time; None for a model
-    without one, and if a given `cache` cannot verify its guesses."""
+    """Return the draft of a model with a draft head, which proposes tokens only while this saves time; None if the
+    model has no draft head, or if `cache` is given and cannot verify the guesses."""
     if head is None or (cache and (cache.chunk <= LENGTHS[-1] or (cache.states and cache.keep < LENGTHS[-1]))):
         return None
     return PacedHead(model, head)
@@ -44,7 +45,8 @@ def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) ->
 
 class HeadDraft:
     """A draft for speculative decoding that continues the hidden state of `model` by its draft head (Ankner et al.
-    2024). It proposes up to `num_draft_tokens` tokens. On a CPU all guesses of a proposal are one program."""
+    2024). It proposes up to `num_draft_tokens` tokens. On a CPU, one compiled program computes all guesses of a
+    proposal."""
 
     manager: CacheManager | None = None
 
@@ -59,12 +61,12 @@ class HeadDraft:
         self.guesses, self.chains = Guesses(vocab_size), dict[tuple[int, int], Chain | None]()
 
     def read(self, request: Request, start: int, hidden: Tensor) -> None:
-        """Take hidden states of the model; see `ReadingDraft.read`."""
+        """Receive hidden states of the model; see `ReadingDraft.read`."""
         self.states[request] = start, hidden.clone()
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of at most room[i] tokens for requests[i], drawn with the request's own random numbers, as
-        the model draws the tokens that they guess."""
+        """Return a proposal of at most room[i] tokens for requests[i], drawn with the random numbers with which the
+        model will draw these tokens."""
         if not max(room):
             return [Proposal() for _ in requests]
         states = []
@@ -80,8 +82,8 @@ class HeadDraft:
         return [Proposal(new[: min(most, end)]) for new, most, end in zip(tokens, room, known)]
 
     def guess(self, state: Tensor, requests: Sequence[Request], count: int) -> list[list[int]]:
-        """Return `count` guesses for each request, -1 from the first that has no distribution on, from the hidden
-        states (B, D)."""
+        """Return `count` guesses for each request, computed from the hidden states (B, D); -1 from the first guess
+        without a distribution on."""
         tokens, last = list[list[int]]([] for _ in requests), [request.last_token for request in requests]
         for _ in range(count):
             state = self.head(state, embedded(self.model, torch.tensor(last, device=state.device)))
@@ -92,8 +94,8 @@ class HeadDraft:
         return tokens
 
     def chain(self, requests: Sequence[Request], count: int) -> Chain | None:
-        """Return a compiled chain of `count` guesses for as many requests, None before COMPILE_AFTER uncompiled ones,
-        or if the guesses depend on more than the temperature."""
+        """Return a compiled chain of `count` guesses for `len(requests)` requests; None before COMPILE_AFTER uncompiled
+        proposals of this shape, or if the guesses depend on more than the temperature."""
         shape = len(requests), count
         if self.model.device.type != "cpu" or not all(map(is_plain, requests)) or unavailable():
             return None
@@ -107,8 +109,8 @@ class HeadDraft:
 
 
 class PacedHead(HeadDraft):
-    """A draft head that proposes as many tokens as save the most time, by the share of a request's guesses that were
-    accepted so far: one of LENGTHS, or none.
+    """A draft head that adapts the length of its proposals: one of LENGTHS, or 0, whichever saves the most time given
+    the share of guesses accepted so far.
 
     The time of a proposal, in plain decoding steps, is estimated from the weights that a guess and a step read, and not
     measured, so that a request takes the same steps whenever it is repeated.
@@ -125,7 +127,8 @@ class PacedHead(HeadDraft):
         self.one = (size(head) + model.config.vocab_size * model.config.d_embed) / step
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; empty ones where none pays."""
+        """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; empty proposals if none saves
+        time."""
         count = len(requests)
         shares = [(LIKELY * TRIALS + r.num_accepted) / (TRIALS + r.num_drafted) for r in requests]
         rate = min(sum(shares) / count, 0.99)
@@ -137,17 +140,18 @@ class PacedHead(HeadDraft):
         return super().propose(requests, fitting)
 
     def time(self, length: int, rows: int) -> float:
-        """Estimate the time of a step with proposals of `length` tokens, in plain steps of as many rows."""
+        """Estimate the time of a step with proposals of `length` tokens, in units of a plain step with the same number
+        of rows."""
         verifying = (1 + COST * (rows * (1 + length) - 1)) / (1 + COST * (rows - 1))
         return verifying + self.around + length * self.one
 
 
 class Chain:
-    """`count` guesses for each of `rows` requests as one program, each drawn from the logits after the guess before
-    it."""
+    """One program that draws `count` guesses for each of `rows` requests, each from the logits after the previous
+    guess."""
 
     def __init__(self, model: Decoder, head: DraftHead, rows: int, count: int) -> None:
-        from onward.compiled.function import CompiledFunction  # it imports the compiler
+        from onward.compiled.function import CompiledFunction  # imported here because it imports the compiler
 
         self.state = torch.zeros(rows, model.config.d_model, dtype=model.dtype)
         self.numbers = torch.zeros(3, rows, dtype=torch.int64)  # last tokens, seeds, lengths of the answers
@@ -166,7 +170,8 @@ class Chain:
         self.program = CompiledFunction(guesses, inputs, weights_of(model, head))
 
     def run(self, states: Sequence[Tensor], requests: Sequence[Request]) -> list[list[int]]:
-        """Return the guesses for each request, -1 where there is none, from their hidden states (D,)."""
+        """Return the guesses for each request, computed from its hidden state (D,); -1 where there is no
+        distribution."""
         torch.stack([*states], out=self.state)
         last, lengths = [r.last_token for r in requests], [len(r.tokens) for r in requests]
         self.numbers.copy_(torch.tensor([last, [r.seed for r in requests], lengths]))
@@ -187,8 +192,8 @@ def weights_of(model: Decoder, head: DraftHead) -> list[Tensor]:
 
 
 def chain_of(model: Decoder, head: DraftHead, rows: int, count: int) -> Chain | None:
-    """Return the compiled chain of `count` guesses for `rows` requests, made once as long as the weights stay in their
-    memory; None if it cannot be compiled."""
+    """Return the compiled chain of `count` guesses for `rows` requests, compiled once and reused while the weights stay
+    at the same addresses; None if it cannot be compiled."""
     chains = CHAINS.setdefault(head, {})
     key = rows, count, *(tensor.data_ptr() for tensor in weights_of(model, head))
     if key not in chains:

@@ -1,4 +1,4 @@
-"""A draft that reads the model's hidden states: a small decoder that continues them.
+"""A draft that reads the model's hidden states: a small decoder that extrapolates them.
 
 Shapes: B requests, T tokens of each, D d_model of the model, V vocabulary.
 """
@@ -31,7 +31,7 @@ NUM_DRAFT_TOKENS = 3  # tokens per proposal by default
 @dataclass
 class Known:
     """The state of a request in a draft: its cache holds the hidden states of the tokens from index `first` of prompt +
-    answer up to index `fed`, and `states` are those from there on."""
+    answer up to index `fed`, and `states` are the hidden states from index `fed` on."""
 
     first: int
     fed: int
@@ -42,7 +42,7 @@ class Known:
 
 
 class HiddenDraft:
-    """A draft for speculative decoding that continues the hidden states of the model (Li et al. 2024, EAGLE;
+    """A draft for speculative decoding that extrapolates the hidden states of the model (Li et al. 2024, EAGLE;
     DeepSeek-AI 2024, multi-token prediction). `model` is a decoder with a StateEmbedding: from a hidden state at a
     token and the next token it predicts the token after that, and a hidden state to continue from. It proposes up to
     `num_draft_tokens` tokens."""
@@ -63,7 +63,7 @@ class HiddenDraft:
         self.guesses, self.known = Guesses(vocab_size), WeakKeyDictionary[Request, Known]()
 
     def read(self, request: Request, start: int, hidden: Tensor) -> None:
-        """Take hidden states of the model; see `ReadingDraft.read`."""
+        """Receive hidden states of the model; see `ReadingDraft.read`."""
         known = self.known.get(request)
         if (
             known is None
@@ -95,7 +95,7 @@ class HiddenDraft:
         return [Proposal(new[:most]) for new, most in zip(tokens, room)]
 
     def catch_up(self, requests: Sequence[Request], known: Sequence[Known]) -> Tensor:
-        """Run the draft on the hidden states that its cache lacks, each with the token after its own; returns the
+        """Run the draft on the hidden states that its cache lacks, each with the token after its position; returns the
         draft's hidden states (B, D) after each request's last token."""
         result: dict[int, Tensor] = {}
         while len(result) < len(requests):
@@ -138,6 +138,6 @@ class HiddenDraft:
 
 
 class HiddenRunner(Runner):
-    """The runner of such a draft, whose compiled steps return its hidden states."""
+    """The runner of a HiddenDraft's model, whose compiled steps return hidden states."""
 
     compiled_step = staticmethod(hidden_step)

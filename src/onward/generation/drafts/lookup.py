@@ -12,9 +12,10 @@ from onward.generation.request import Request
 
 
 class LookupDraft:
-    """A draft for speculative decoding that looks up earlier text (prompt lookup decoding, Saxena 2023). It proposes
-    the up to `num_draft_tokens` tokens that followed the last occurrence of the text's final n-gram of `least` to
-    `ngram` tokens, the longest that occurred before. Where the text ends, the proposal goes on with its own tokens."""
+    """A draft for speculative decoding that looks up earlier text (prompt lookup decoding, Saxena 2023). It finds the
+    longest final n-gram of the text, of `least` to `ngram` tokens, that occurred before, and proposes up to
+    `num_draft_tokens` tokens that followed its last occurrence. If these reach the end of the text, they are
+    repeated."""
 
     manager: CacheManager | None = None
 
@@ -58,7 +59,7 @@ class LookupIndex:
 
     def find(self, most: int) -> list[int]:
         """Return `most` tokens that followed the last earlier occurrence of the longest indexed n-gram at the end of
-        the text, which goes on with the tokens that are returned; empty if there is no earlier occurrence."""
+        the text, repeated if they reach the end of the text; empty if there is no earlier occurrence."""
         for size in reversed(self.sizes):
             end = self.ends.get(tuple(self.tokens[-size:])) if size < len(self.tokens) else None
             if end is not None:

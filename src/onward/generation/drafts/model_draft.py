@@ -47,7 +47,7 @@ class ModelDraft:
         if limit < length:
             raise UserError(
                 f"Cannot draft for a context of {length} tokens, because the draft has {limit} positions: "
-                "choose a draft with as many"
+                "choose a draft with at least as many positions"
             )
         self.length = length
         keep = self.num_draft_tokens
@@ -62,7 +62,7 @@ class ModelDraft:
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of at most room[i] tokens for requests[i], sampled from the draft model with the request's
-        own sampling options and random numbers, since those of the model's own draws follow."""
+        sampling options and with the random numbers with which the model will draw these tokens."""
         room, tokens = list(room), list[list[int]]([] for _ in requests)
         assert self.runner is not None
         with without_dropout(self.model):
@@ -103,8 +103,8 @@ class ModelDraft:
         return logits
 
     def continued(self, row: int, request: Request) -> int:
-        """Return how many tokens of a request its row can be continued from: none once the rotary positions of the
-        draft model are scaled otherwise, as the context has become longer."""
+        """Return how many cached tokens of a request are valid: none once the context has become so long that the draft
+        model scales its rotary positions differently."""
         assert self.manager is not None
         if request.num_draft_cached and request.num_context_tokens <= self.last_lengths[request]:
             return request.num_draft_cached

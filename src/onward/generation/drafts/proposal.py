@@ -18,7 +18,7 @@ class Proposal:
 
 
 def is_ours(draft: object) -> bool:
-    """Return whether a draft is one of Onward's own, which changes no model."""
+    """Return whether a draft is one of Onward's own drafts, which never change the model."""
     return type(draft).__module__.startswith("onward.")
 
 
@@ -28,12 +28,12 @@ class Draft(Protocol):
     serves one engine at a time."""
 
     num_draft_tokens: int  # maximum number of tokens per proposal
-    manager: CacheManager | None  # manager of the draft's own cache; row i belongs to row i of the engine
+    manager: CacheManager | None  # manager of the draft's own cache, whose row i belongs to row i of the engine's cache
 
     def start(self, rows: int, length: int, chunk: int, vocab_size: int) -> None:
         """Prepare the draft for an engine with `rows` rows of `length` tokens, which processes at most `chunk` tokens
         of a row per call; `vocab_size` is that of the engine's model."""
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of at most room[i] tokens for requests[i], which is in row i of the engine's cache."""
+        """Return a proposal of at most room[i] tokens for requests[i], which occupies row i of the engine's cache."""
         ...

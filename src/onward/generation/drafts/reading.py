@@ -1,4 +1,4 @@
-"""The hidden states of a model, for drafts that read them: a runner that passes them on.
+"""A runner that passes the model's hidden states to a draft.
 
 Shapes: B rows, T tokens of each, V vocabulary, D d_model.
 """
@@ -27,28 +27,29 @@ class ReadingDraft(Draft, Protocol):
         last block and the final norm, as the head reads them.
 
         Called after each call of the model, for each request in it, before a token is drawn. The tokens may include
-        draft tokens that are refused, and padding: then a later call has a smaller `start`, and replaces their hidden
-        states. Tokens whose keys and values were found in a cache have none. `hidden` is overwritten by the next call.
+        draft tokens that are refused, and padding; a later call with a smaller `start` then replaces their hidden
+        states. Tokens whose keys and values come from the prefix cache have no hidden states. `hidden` is overwritten
+        by the next call.
         """
 
 
 def hidden_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> Tensor:
     """Run the model without checks: return the hidden states (B, T, D) for tokens (B, T) at positions (B, T), over the
-    cache rows in `view`. This is the function that is compiled for a draft that reads them."""
+    cache rows in `view`. This function is compiled to run a draft model that continues hidden states."""
     return model.hidden_of_checked(tokens, positions, view)
 
 
 def reading_step(model: Decoder, tokens: Tensor, positions: Tensor, view: CacheView) -> tuple[Tensor, Tensor]:
     """Run the model without checks: return the logits (B, T, V) and the hidden states (B, T, D) for tokens (B, T) at
-    positions (B, T), over the cache rows in `view`. This is the function that is compiled for a draft that reads the
+    positions (B, T), over the cache rows in `view`. This function is compiled to run the main model if its draft reads
     hidden states."""
     hidden = model.hidden_of_checked(tokens, positions, view)
     return model.logits(hidden), hidden
 
 
 class ReadingRunner(Runner):
-    """A runner in place of another, whose `draft` reads the hidden states of each call. Row i of the cache belongs to
-    active[i]."""
+    """A replacement for `runner` that also passes the hidden states of each call to `draft`. Row i of the cache belongs
+    to active[i]."""
 
     compiled_step = staticmethod(reading_step)  # type: ignore[assignment]  # which returns two tensors
 

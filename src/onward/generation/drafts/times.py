@@ -32,8 +32,8 @@ class SpeculationTimes:
         """Return the speed of decoding with draft tokens divided by the speed without them; None if no step had draft
         tokens.
 
-        The time of a step without draft tokens is the mean over such steps, if there were at least LEAST. Otherwise it
-        is the mean time of verification, which is not less; the result is then an upper bound.
+        The time of a step without draft tokens is the mean over such steps, if there were at least LEAST. Otherwise the
+        mean time of verification is used, which is at least as long; the result is then an upper bound.
         """
         if not self.steps:
             return None

@@ -1,8 +1,9 @@
 """Speculative decoding: the tokens that a draft proposes are compared with the tokens that the model draws.
 
-The draw of a token depends only on its distribution, the seed and the index of the token. A draft guesses its result:
-a guess is accepted if it is the token that the model draws after the guesses before it. The text is thus that of plain
-decoding, at every temperature and with every draft (Daliri et al. 2024, drafter-invariant speculative decoding).
+The draw of a token depends only on its distribution, the seed and the index of the token. A draft guesses the result of
+each draw: a guess is accepted if it equals the token that the model draws after the preceding guesses. The text is thus
+the same as with plain decoding, at every temperature and with every draft (Daliri et al. 2024, drafter-invariant
+speculative decoding).
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ def places(requests: Sequence[Request], proposals: Sequence[Proposal]) -> list[t
 
 
 def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Request, int]]) -> list[int] | None:
-    """Draw a token from each of the N rows of logits (N, V) by one kernel on a CPU; `rows` are as of `places`. A row
-    that has no distribution gets -1. Returns None on other devices, if the distribution of a row depends on more than
-    the temperature, and if a token was drawn that would end its answer too early."""
+    """Draw a token from each of the N rows of logits (N, V) by one kernel on a CPU; `rows` are as returned by `places`.
+    A row that has no distribution gets -1. Returns None on other devices, if the distribution of a row depends on more
+    than the temperature, or if a drawn token would end its answer too early."""
     if not all(map(is_plain, {request for request, _ in rows})):
         return None
     factors = [inverse_temperature(request.sampling.temperature) for request, _ in rows]
@@ -40,8 +41,9 @@ def draw_plain(logits: Tensor, allowed: Tensor | None, rows: Sequence[tuple[Requ
 
 
 def ends_early(request: Request, index: int, token: int) -> bool:
-    """Whether the token drawn at an index of a plain request's answer would end it before `min_new_tokens`. Otherwise,
-    a draw without the stop tokens gives the same token, the one with the greatest p / e, see `kernels.draws.draw`.
+    """Whether the token drawn at an index of a plain request's answer would end the answer before `min_new_tokens`. If
+    not, banning the stop tokens would not change the draw, which takes the token with the greatest p / e (see
+    `kernels.draws.draw`).
     """
     return index < request.min_new_tokens and token in request.stop_token_ids
 

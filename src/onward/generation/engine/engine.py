@@ -38,32 +38,32 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.model.divided import tensor_axis
 from onward.model.rows import Row, labeled
 
-ROWS = 16  # the most requests that are active at a time, unless another number is given
+ROWS = 16  # default maximum number of active requests
 
 
 class Engine:
     """Continues many requests over one cache (continuous batching, Yu et al. 2022, Orca).
 
     The tokens of a request depend on its prompt, options and seed, not on other requests. A request that cannot
-    continue (no token is allowed, its logits are NaN, a function of the user raises, the cache is too small) fails
+    continue (no token is allowed, its logits are NaN, a user function raises, the cache is too small) fails
     alone: its `finish_reason` is "error", and `error` is the exception.
 
     `stop_token_ids` end an answer, in addition to those of its request; `allowed` (V,) is False for tokens that are
     never sampled. If prompt and new tokens exceed the length of the context or the cache, `add` raises a UserError or,
     with `slide`, the request continues from the later half of its context whenever the context is full. A `draft`
     proposes tokens that the model then verifies together (speculative decoding). Prefilled prompts are saved in `files`
-    and loaded from there. At most `rows` requests are active at a time, by default 16 or as many as the `cache` has,
-    which by default is contiguous and grows; with a draft its chunk must exceed `draft.num_draft_tokens`, and its
-    `keep` must be as many if the model has recurrent layers.
+    and loaded from there. At most `rows` requests are active at a time, by default 16 or, with a given `cache`, the
+    number of its rows. The default cache is contiguous and grows. With a draft, the cache's chunk must exceed
+    `draft.num_draft_tokens`; if the model has recurrent layers, its `keep` must be at least `draft.num_draft_tokens`.
 
     While requests decode, a prompt of more than `prefill_budget` tokens (None: a chunk of the cache) is prefilled in
     pieces of this length; several shorter prompts are prefilled together, up to 4 times as many tokens. A piece waits
-    until decoding steps have taken as long as the piece before: a long prompt at most doubles the mean time between the
-    tokens of other requests. While more requests prefill than decode, pieces are longer and wait less by the ratio of
-    the two numbers.
+    until decoding steps have taken as long as the previous piece, so that a long prompt at most doubles the mean time
+    between the tokens of other requests. While more requests prefill than decode, pieces are longer and wait less, in
+    proportion to the ratio of the two counts.
 
-    A decoding step is compiled after `compile_after` uncompiled steps with as many rows (None: never). On a CPU this
-    takes about a second per model; on CUDA the step is captured as a graph.
+    A decoding step is compiled after `compile_after` uncompiled steps with the same number of rows (None: never). On a
+    CPU this takes about a second per model; on CUDA the step is captured as a graph.
     """
 
     @checked
@@ -106,7 +106,7 @@ class Engine:
             self.runner = ReadingRunner(self.runner, draft, self.scheduler.active)
         self.state.kept = self.scheduler.prefixes.keeps
         self.times = SpeculationTimes()
-        # the processes of a tensor axis must make the same schedule, so that it cannot depend on times
+        # all processes of a tensor axis must make the same schedule, so the schedule must not depend on measured times
         divided = ATTACHMENTS in vars(model) and tensor_axis(model) > 1
         self.clock: Callable[[], float] = float if divided else perf_counter
 
@@ -116,7 +116,7 @@ class Engine:
 
     @checked
     def compile(self, rows: Annotated[int, Range(1, 1 << 20)] = 1, folder: str | Path | None = None) -> str:
-        """Compile decoding steps of `rows` rows now, rather than after `compile_after` uncompiled ones; the machine
+        """Compile decoding steps of `rows` rows now, rather than after `compile_after` uncompiled steps; the machine
         code is stored in `folder`, if given, for the next start.
 
         Returns "", or the reason why the steps cannot be compiled and stay uncompiled. On CUDA torch.compile makes the
@@ -153,7 +153,7 @@ class Engine:
             self.rest()
 
     def rest(self) -> None:
-        """Keep neither a description of the model nor compiled steps while no request is active."""
+        """Release the snapshot of the model and the compiled steps while no request is active."""
         if self.runner.compiled:
             self.runner.compiled.release()
         if self.state.snapshot:
@@ -162,13 +162,13 @@ class Engine:
     def run(self) -> Iterator[tuple[Request, int]]:
         """Run steps until every request is done; yields (request, token) for each generated token except stop
         tokens."""
-        with without_dropout(self.model):  # here rather than in every step
+        with without_dropout(self.model):  # set once here rather than in every step
             while self.busy:
                 yield from self.step()
 
     def finish(self) -> None:
-        """Run steps until every request is done. Between them, the model is compared with its earlier state only after
-        a request has called a function of the user."""
+        """Run steps until every request is done. Between steps, the engine checks the model for changes only after a
+        request has called a user function."""
         with without_dropout(self.model):
             self.state.confirmed = False
             while self.busy:
@@ -182,8 +182,8 @@ class Engine:
 
     @torch.inference_mode()
     def advance(self) -> list[tuple[Request, int]]:
-        """Run one step as `step` does, for a caller of ours: since the last step, only functions of the requests may
-        have changed the model, or the caller has set `state.confirmed` to False."""
+        """Run one step as `step` does, for internal callers. If anything but a request's own functions may have changed
+        the model since the last step, the caller must set `state.confirmed` to False."""
         with without_dropout(self.model):
             schedule, start = self.scheduler.schedule(), self.clock()
             proposals = self.propose(schedule)
@@ -246,8 +246,8 @@ class Engine:
         sampled: Sequence[list[int] | Exception],
         logits: Tensor,
     ) -> list[tuple[Request, int]]:
-        """Append the tokens sampled from `logits` (N, V) to their requests, and fail those that have an exception
-        instead."""
+        """Append the tokens sampled from `logits` (N, V) to their requests; a request with an exception instead of
+        tokens fails."""
         new: list[tuple[Request, int]] = []
         row = 0
         for request, proposal, tokens in zip(requests, proposals, sampled):
@@ -273,18 +273,19 @@ def receive(
 ) -> Iterator[tuple[Request, int]]:
     """Append tokens, sampled from logits (T, V), to a request up to the end of its answer; yields (request, token) for
     each appended token. `proposal` are the draft tokens that were verified, which are counted in the request's
-    `num_drafted` and `num_accepted`. Raises a UserError if a forced token breaks the constraint, and the
-    exception of `request.check`."""
+    `num_drafted` and `num_accepted`. Raises a UserError if a forced token breaks the constraint, and any exception that
+    `request.check` raises."""
     if request.num_logprobs is not None:
         logprobs = token_logprobs(logits[: len(tokens)], tokens, request.num_logprobs)
-    complete = False  # whether the answer ends by itself, rather than by a stop text or its length
+    complete = False  # whether the answer ends by a stop token or its constraint, not by a stop text or its length
     request.steps += 1
     request.num_accepted += len(tokens) - 1
     request.num_drafted += min(len(tokens), len(proposal.tokens))
     for index, token in enumerate(tokens):
         if request.constraint is not None and not request.constraint.allowed()[token]:
             raise UserError(
-                f"Cannot force token {token}, because it breaks the constraint of this request: leave out one of them"
+                f"Cannot force token {token}, because it breaks the constraint of this request: "
+                "remove the forced token or the constraint"
             )
         request.num_cached += 1
         if token in request.stop_token_ids:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Sampler:
-    """Samples the next tokens of an engine's requests, with one sync of the device per call.
+    """Samples the next tokens of an engine's requests, with one device sync per call.
 
     `allowed` (V,) is False for tokens that are never sampled; None: all may be.
     """
@@ -31,7 +31,7 @@ class Sampler:
 
     @cached_property
     def shaped(self) -> ShapedSampler:
-        """The sampler for draft tokens and options other than the temperature, made when a request has one."""
+        """The sampler for draft tokens and for options other than the temperature, created on first use."""
         from onward.generation.engine.shaped_sampler import ShapedSampler
 
         return ShapedSampler(self.allowed)
@@ -43,8 +43,8 @@ class Sampler:
         request has no next token.
 
         `logits` (N, V) has, for each request in turn, a row after its last token and one after each of its draft tokens
-        (`proposals`). Also returns the last token of each request on the device, (B,). If the exception occurs after
-        some accepted draft tokens, only these are returned, and the next step fails.
+        (`proposals`). Also returns the last token of each request as a tensor (B,) on the device. If the exception
+        occurs after some accepted draft tokens, only these are returned, and the next step fails.
         """
         plain = self.sample_plain(logits, requests, proposals)
         return self.shaped.sample(logits, requests, proposals) if plain is None else plain
@@ -53,11 +53,10 @@ class Sampler:
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor] | None:
         """Sample by one kernel on a CPU, if the temperature is the only option that changes the distribution of any
-        row. Arguments and results are those of `sample`: the new tokens of each request, and the last ones as a tensor
-        (B,).
+        row. Arguments and results are those of `sample`.
 
         Returns None on other devices, with other options or draft tokens, if a row has no distribution (all its logits
-        are -inf, or one is NaN), and if a token was drawn that would end its answer too early.
+        are -inf, or one is NaN), or if a drawn token would end its answer too early.
         """
         if any(proposal.tokens for proposal in proposals) or not all(map(is_plain, requests)):
             return None

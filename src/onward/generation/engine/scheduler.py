@@ -14,8 +14,8 @@ from onward.generation.cache.manager import CacheManager
 from onward.generation.cache.prefix_cache import PrefixCache
 from onward.generation.request import Request
 
-TOGETHER = 4  # times the budget of one prompt, which several prompts have together
-PADDING = 1.25  # prompts are prefilled together where padding makes the call at most this much larger
+TOGETHER = 4  # several prompts together have this many times the budget of one prompt
+PADDING = 1.25  # prompts are prefilled together if padding enlarges the call at most by this factor
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Schedule:
 
     decode: list[Request]  # row i decodes request i
     room: list[int]  # maximum number of draft tokens for each decoding request
-    prefill: list[tuple[Request, list[int]]]  # requests of the next rows, and the tokens to prefill for each
+    prefill: list[tuple[Request, list[int]]]  # requests of the following rows, and the tokens to prefill for each
 
 
 class Pace:
@@ -33,9 +33,9 @@ class Pace:
     have taken as many seconds as the previous piece."""
 
     def __init__(self) -> None:
-        self.debt = 0.0  # time that decoding has to catch up
-        self.decoding = 0.0  # time of the last step that only decoded
-        self.crowd = 1.0  # requests in prefill for each one that decodes; at least 1
+        self.debt = 0.0  # seconds of decoding that are due before the next piece of prefill
+        self.decoding = 0.0  # seconds of the last step without prefill
+        self.crowd = 1.0  # number of prefilling requests per decoding request; at least 1
 
     def add(self, seconds: float, decoding: bool, prefilling: bool) -> None:
         if not decoding:
@@ -54,7 +54,7 @@ class Scheduler:
     `rows` requests are active. A request whose context exceeds `length` tokens is prefilled again from the later half
     of its context. A request that can never continue fails alone, with its `error` set. `prefill_budget` is the maximum
     number of tokens of one prompt in a step in which other requests decode; several prompts together may have 4 times
-    as many. None: a chunk of the cache.
+    as many. With None, it is a chunk of the cache.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Scheduler:
         return Schedule(decode, room, self.prefill())
 
     def check_model(self) -> None:
-        """Share no keys and values that were computed before a change of the model."""
+        """Stop sharing keys and values that were computed before the model changed."""
         if any(request.computed_by is not None for request in self.active) and self.prefixes.model_changed():
             for request in self.active:
                 request.computed_by = None
@@ -115,7 +115,7 @@ class Scheduler:
             if any(is_prefilling(other, request) for other in self.active[self.num_decoding :]):
                 return  # wait until that prompt is prefilled, to share it
             computed_by = self.prefixes.key(request, self.active)
-            cached = (shareable(other, computed_by) for other in self.active)  # evaluated once memory is allocated
+            cached = (shareable(other, computed_by) for other in self.active)  # lazy: read after memory is allocated
             num_cached = self.prefixes.allocate(row, context, len(context), cached, computed_by)
             if num_cached is not None:
                 request.num_cached = request.num_shared = num_cached
@@ -129,8 +129,8 @@ class Scheduler:
 
     def decode(self) -> tuple[list[Request], int]:
         """Reserve cache memory for the next token and draft tokens of each decoding request, and return these requests
-        and the number of draft tokens. If memory is short, there are none, and then the requests that arrived last are
-        preempted: they return to the queue."""
+        and the number of draft tokens. If memory is short, the number of draft tokens becomes 0; if that does not
+        suffice, the requests that arrived last are preempted: they return to the queue."""
         row, most = 0, self.num_draft_tokens
         while row < self.num_decoding:
             request = self.active[row]
@@ -145,12 +145,12 @@ class Scheduler:
         return self.active[: self.num_decoding], most
 
     def prefill(self) -> list[tuple[Request, list[int]]]:
-        """Choose the tokens to prefill in this step: a chunk of the first prompt that is not prefilled, or several
-        complete prompts of about the same length. Returns pairs (request, tokens)."""
+        """Choose the tokens to prefill in this step: a chunk of the first prompt that is not complete in the cache, or
+        several complete prompts of about the same length. Returns pairs (request, tokens)."""
         while self.num_decoding < len(self.active) and not tokens_to_prefill(self.active[self.num_decoding]):
             self.num_decoding += 1  # a preempted request continues
         start, chunk = self.num_decoding, self.manager.cache.chunk
-        longest = most = chunk  # tokens of one prompt, and of all
+        longest = most = chunk  # maximum number of tokens of one prompt, and of all prompts
         if self.prefill_budget is not None and start:
             if self.pace.debt > 0:
                 return []
@@ -165,7 +165,7 @@ class Scheduler:
             total = sum(len(p) for _, p in pieces) + len(piece)
             too_wide = width * (len(pieces) + 1) > min(most, PADDING * total)
             if not piece or (pieces and (too_wide or is_partial != (len(piece) < len(rest)))):
-                break  # a complete prompt decodes next, so no incomplete prompt precedes it
+                break  # decoding rows come first, so no incomplete prompt may precede a complete one
             if not self.manager.reserve(row, request.num_cached, request.num_cached + len(piece)):
                 break
             pieces.append((request, piece))
@@ -189,17 +189,17 @@ class Scheduler:
                 self.prefixes.register(first + index, request)
             if tokens_to_prefill(request):
                 continue
-            self.num_decoding += 1  # if several prompts are prefilled, each is completed in one call
+            self.num_decoding += 1  # if several prompts are prefilled together, this call completes each of them
             if request.tokens:
                 continue
             if request.computed_by is not None:
                 self.prefixes.keep(first + index, request)
-            request.num_cached -= 1  # as after a decoding step, before its token is counted
+            request.num_cached -= 1  # compensates `receive`, which adds 1 for the first new token
             sampling.append(index)
         return sampling
 
     def release(self, requests: Sequence[Request]) -> None:
-        """Remove requests that are done from their rows. A request returns to the queue, to be prefilled again, if its
+        """Free the rows of requests that are done. A request returns to the queue, to be prefilled again, if its
         context is full or too long for the rotary positions of its row."""
         for request in requests:
             if request in self.active and (request.done or request.num_context_tokens > request.last_length):
@@ -208,8 +208,8 @@ class Scheduler:
                     self.waiting.appendleft(request)
 
     def leave(self, row: int) -> None:
-        """Free a row of a request that has left; the last decoding row moves to close the gap, and the prefilling rows
-        behind it move up, so that prompts are prefilled in the order of their arrival."""
+        """Free the row of a request. The last decoding row fills the gap, and the prefilling rows after it move up, so
+        that prompts are prefilled in order of arrival."""
         request = self.active[row]
         if request.computed_by is not None:
             self.prefixes.register(row, request)
@@ -243,19 +243,19 @@ class Scheduler:
         self.waiting.appendleft(request)
 
     def too_large(self, request: Request) -> UserError:
-        return UserError(f"the cache has no room for {request.num_context_tokens} tokens of one request: enlarge it")
+        return UserError(f"the cache has no room for a request of {request.num_context_tokens} tokens: enlarge it")
 
 
 def is_prefilling(request: Request, other: Request) -> bool:
-    """Return whether `request` is still prefilling the same prompt as that of `other`, with the same adapter, so that
-    `other` waits to share it. The last token of the prompt does not count: it is never shared."""
+    """Return whether `request` is still prefilling the prompt of `other`, with the same adapter, so that `other` waits
+    to share it. The last token of the prompt does not count: it is never shared."""
     same = request.prompt == other.prompt and request.adapter == other.adapter
     return same and request.computed_by is not None and request.num_cached < len(request.prompt) - 1
 
 
 def shareable(request: Request, key: str | None) -> list[int]:
-    """Return the cached tokens of a request that another request may share; empty unless both have the same `key`, a
-    text that names the model and the adapter."""
+    """Return the cached tokens of a request that another request may share; empty unless it was computed with the same
+    `key`, a string that identifies the model and the adapter."""
     return request.context[: request.num_cached] if key is not None and request.computed_by == key else []
 
 

@@ -24,7 +24,7 @@ from onward.kernels.draws import draw
 
 
 class ShapedSampler:
-    """The sampler for requests with options besides the temperature, such as top_p: it computes their complete
+    """The sampler for requests with draft tokens or options besides the temperature, such as top_p: computes complete
     distributions (N, V), and verifies draft tokens.
 
     `allowed` (V,) is False for tokens that are never sampled; None: all may be.
@@ -37,9 +37,8 @@ class ShapedSampler:
     def sample(
         self, logits: Tensor, requests: Sequence[Request], proposals: Sequence[Proposal]
     ) -> tuple[list[list[int] | Exception], Tensor]:
-        """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`. A row of logits
-        is read only if the draft tokens before it were accepted, so that a token costs the same with and without a
-        draft."""
+        """Sample the next tokens of each request; arguments and results are those of `Sampler.sample`. Rows of logits
+        after a refused draft token are skipped, so that sampling a token costs the same with and without a draft."""
         if (plain := self.sample_plain(logits, requests, proposals)) is not None:
             return plain
         first = list(accumulate((1 + len(p.tokens) for p in proposals), initial=0))
@@ -83,18 +82,16 @@ class ShapedSampler:
         prefixes: Sequence[tuple[int, Sequence[int]]],
         states: Sequence[Constraint | None],
     ) -> tuple[Tensor, list[int], dict[int, Exception]]:
-        """Draw a token (N,) from each row of logits (N, V), returned as a tensor and as a list; also returns the
-        exceptions of rows that have none.
-
-        `prefixes` are the index of each row's request and its accepted draft tokens, after which `states` are the
-        states of the requests' constraints."""
+        """Draw a token from each row of logits (N, V). Returns the tokens (N,) as a tensor and as a list, and the
+        exceptions of rows without a next token. For each row, `prefixes` has the index of its request and its accepted
+        draft tokens. `states` are the states of the requests' constraints after these tokens."""
         history = RequestHistory(requests, prefixes, self.counts, self.ngrams)
         places = [(requests[i], states[i], len(requests[i].tokens) + len(new)) for i, new in prefixes]
         errors: dict[int, Exception] = {}
         allowed = masks(places, self.allowed, logits, errors)
         z = process_logits(logits, [request.sampling for request, *_ in places], history, allowed, errors)
-        p = z.softmax(-1).masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have replaced NaN
-        device = torch.device("cpu") if p.device.type == "mps" else p.device  # fp64, of random numbers, is not on mps
+        p = z.softmax(-1).masked_fill(logits.isnan().any(-1, keepdim=True), torch.nan)  # bans may have overwritten NaN
+        device = torch.device("cpu") if p.device.type == "mps" else p.device  # mps lacks fp64 for random numbers
         p = p.to(device)
         seeds, index = tensor_on(device, [[request.seed, index] for request, _, index in places]).unbind(1)
         tokens = draw(p, seeds, index, DRAW)
@@ -106,10 +103,10 @@ class ShapedSampler:
 
 
 def goes_on(state: Constraint | None, token: int) -> bool:
-    """Advance the state of a constraint by a token; return whether another may follow."""
+    """Advance the state of a constraint by a token; returns whether another token may follow."""
     try:
         return state is None or state.accept(token)
-    except Exception:  # raised again once the token is appended
+    except Exception:  # raised again when the token is appended
         return False
 
 

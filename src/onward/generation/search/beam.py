@@ -1,4 +1,4 @@
-"""Beam search: the likeliest continuations, searched with a fixed number of hypotheses at a time.
+"""Beam search: finds likely continuations with a fixed number of hypotheses at a time.
 
 Shapes: B rows, D d_model, V vocabulary.
 """
@@ -31,14 +31,14 @@ class Hypothesis:
     tokens: list[int]  # without the stop token
     score: float  # (logprob - diversity penalties) / (number of tokens, stop token included) ** length_penalty
     logprob: float  # log-probability of the tokens, stop token included, after `sampling`
-    finished: bool  # whether it ended with a stop token; otherwise it reached max_new_tokens
+    finished: bool  # whether it ended with a stop token rather than at max_new_tokens
 
 
 @dataclass
 class Beam:
     """A continuation of a prompt that beam search still extends, with its row in the cache."""
 
-    row: int  # cache row of the beam; until rows are reordered, the row of the beam that it continues
+    row: int  # cache row of the beam; until rows are reordered, the row of the beam that it extends
     tokens: list[int]
     total: float = 0.0  # log-probability minus the diversity penalties
     logprob: float = 0.0
@@ -85,7 +85,7 @@ class BeamGroup:
         new_tokens: list[int] = []
         plain = log_p[[beam.row for beam in sources]]
         totals = (plain + plain.new_tensor([beam.total for beam in sources])[:, None] - penalty).flatten()
-        enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # so that group_size have no stop token
+        enough = (1 + len(rules.stop_token_ids)) * rules.group_size  # group_size of them have no stop token
         best = totals.topk(min(enough, len(totals)))
         lasts = plain.flatten()[best.indices].tolist()
         for rank, (total, index, last) in enumerate(zip(best.values.tolist(), best.indices.tolist(), lasts)):
@@ -170,7 +170,7 @@ def beam_search(
         while rows:
             logits = model.logits(hidden)
             texts, lengths = [prompt + beam.tokens for prompt, beam in rows], [len(prompt) for prompt, _ in rows]
-            too_short = len(rows[0][1].tokens) < min_new_tokens  # all have as many tokens
+            too_short = len(rows[0][1].tokens) < min_new_tokens  # all have the same number of tokens
             mask = mask_without(stop_token_ids, allowed, logits) if too_short else allowed
             log_p = process_logits(
                 logits.float().log_softmax(-1), [sampling] * len(rows), History(texts, lengths), mask

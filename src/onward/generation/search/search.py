@@ -1,4 +1,4 @@
-"""The rows of a beam search: checks of its prompts, and the calls of the model on rows of a cache.
+"""Beam search: checks of its prompts, and the cache rows on which it calls the model.
 
 Shapes: B rows, D d_model.
 """
@@ -48,12 +48,12 @@ class SearchRows:
     def __init__(self, model: Decoder, rows: int, length: int) -> None:
         self.manager = growing_cache(model, rows, length, min(CHUNK, length))
         self.runner, self.length = Runner(model, self.manager.cache), length
-        self.cached = [0] * rows  # number of tokens that each row holds
-        self.last_lengths = [0] * rows  # length up to which each row can be continued, see `last_length`
+        self.cached = [0] * rows  # number of cached tokens of each row
+        self.last_lengths = [0] * rows  # length to which each row can grow, see `last_length`
 
     def read(self, texts: Sequence[list[int]]) -> Tensor:
-        """Run the model on the tokens of texts[i] that row i lacks, at least one; returns the hidden states (B, D) of
-        the last token of each text."""
+        """Run the model on the tokens of texts[i] that are not cached in row i, at least one; returns the hidden states
+        (B, D) of the last token of each text."""
         for row, text in enumerate(texts):
             if len(text) > self.last_lengths[row]:
                 self.manager.allocate(row, text, len(text))

@@ -1,4 +1,4 @@
-"""Checks of attention by its operations: positions, the scale of scores, and the heads' keys and values.
+"""Checks of attention, from its recorded operations: positions, the scale of scores, and the heads' keys and values.
 
 A text of one repeated token has the same content at every position, so that any difference inside it comes from
 positions.
@@ -23,11 +23,11 @@ from onward.inspection.doctor.subject import POSITION_NAMES, TOLERANCE, Subject
 from onward.model.extended import LateNormSelfAttentionModule
 
 TEXTS = 6
-GAIN = {"repeated": 1.5, "random": 0.5}  # small scores stay where softmax and soft caps are nearly linear
+GAIN = {"repeated": 1.5, "random": 0.5}  # small scores, for which softmax and soft caps are nearly linear
 FIT = 0.05  # the largest relative residual of a fit
 ALIKE = 1e-4  # relative to the largest number: vectors that differ by less count as equal
 FASTEST = 1.05  # radians per token of the fastest pair
-SEEN = 1e-20  # a weight below this is that of a masked key
+SEEN = 1e-20  # keys with a smaller weight count as masked
 POSITIONS = r"(?<![a-z])pos(?!t)|position|wpe|rope|rotary|inv_freq|freqs_cis|alibi|slopes"
 NO_ATTENTION = "no attention (a product of weights (T, T) and values) was recognized in this model"
 
@@ -35,8 +35,8 @@ Layer = Sequence[RecordedAttention]  # the recordings of one attention, one per 
 
 
 def layers(s: Subject, kind: str) -> list[Layer]:
-    """Recordings of each attention on N texts with all weights enlarged, kept for other checks. With `kind` "repeated",
-    a text repeats one token; with "random", its tokens are random."""
+    """Recordings of each attention on N texts, with all weights enlarged; cached for other checks. With `kind`
+    "repeated", each text repeats one token; with "random", tokens are random."""
     if kind not in s.memo:
         T, generator = length_of_texts(s), torch.Generator().manual_seed(3)
         ids = torch.randperm(s.vocab_size, generator=generator)[: TEXTS if T else 0, None].expand(-1, T)
@@ -50,7 +50,7 @@ def layers(s: Subject, kind: str) -> list[Layer]:
 
 
 def stacked(layer: Layer, name: str) -> Tensor:
-    """(N, H, T, ...) of one attention on N texts."""
+    """The recorded tensor `name` of one attention on N texts, stacked to (N, H, T, ...)."""
     return torch.stack([getattr(a, name) for a in layer])
 
 
@@ -60,7 +60,8 @@ def variation(x: Tensor, dim: int) -> float:
 
 
 def rows_of(outputs: Sequence[Tensor], T: int) -> Tensor | None:
-    """Concatenate outputs of projections for each of T tokens, (T, ...); None without outputs, or if one has no T."""
+    """Concatenate outputs of projections for each of T tokens, (T, ...); None without outputs, or if an output has no
+    dimension of size T."""
     turned = [x.movedim(x.shape.index(T), 0).flatten(1).double() for x in outputs if T in x.shape]
     return torch.cat(turned, 1) if outputs and len(turned) == len(outputs) else None
 
@@ -84,7 +85,7 @@ def positions(s: Subject) -> Outcome:
                 return "failed", f"{measured}; positions {same} add the same vector to a token", where
             return "noted", f"{measured}: positions are absolute" if layer is traced_layers[0] else measured
         attention = dict(s.model.named_modules()).get(layer[0].module.rpartition(".")[0])
-        if isinstance(attention, LateNormSelfAttentionModule):  # its scores depend on more than distances
+        if isinstance(attention, LateNormSelfAttentionModule):  # scores of this part depend on more than distances
             return "noted", f"{measured}: queries and keys are normalized after their rotation"
         wrong, sees = position_mistake(s, layer)
         if wrong:
@@ -127,13 +128,13 @@ def position_mistake(s: Subject, layer: Layer) -> tuple[str, bool]:
     if all(variation(x - x[:1], 2) <= allowed * 2 for x in (q, k)):
         return "", True  # a vector of the position is added to queries and keys
     if all(variation(x / x.norm(dim=-1, keepdim=True), 2) <= allowed for x in (q, k)):
-        return "", True  # only lengths change, as by a factor of the queries
+        return "", True  # only the lengths of vectors change, as with a factor of queries
     if len(moves) == 1:
         return f"only {moves[0]} change with the position; both queries and keys must", True
     scores = q @ k.mT
     spread, size = along_diagonals(scores), q.norm(dim=-1)
     if spread > allowed and variation((size / size[..., :1]).flatten(0, 1), 0) <= allowed:
-        spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores that grow with the text
+        spread = along_diagonals(scores / (size / size[..., :1])[..., None])  # scores may grow with position
     if spread > allowed:
         what = f"scores of the same tokens at the same distance differ by {spread:.1%} between positions"
         return f"{what}: queries and keys are not rotated by the same angles", True
@@ -150,8 +151,8 @@ def along_diagonals(scores: Tensor) -> float:
 
 
 def bias_mistake(weights: Tensor) -> tuple[str, bool]:
-    """The mistake in a distance bias such as ALiBi, and whether there is one, from weights (N, H, T, T) of texts whose
-    queries and keys are equal at all positions."""
+    """The mistake in a distance bias such as ALiBi, and whether there is such a bias, from the weights (N, H, T, T) of
+    texts whose queries and keys are equal at all positions."""
     last = weights[0, :, -1]  # (H, T)
     seen = (last > SEEN).all(0)
     logs = last[:, seen].log().flip(-1)  # by distance
@@ -169,8 +170,8 @@ def bias_mistake(weights: Tensor) -> tuple[str, bool]:
 
 
 def repeated_rows(x: Tensor) -> str:
-    """Two positions at which x (N, T, ...) has equal vectors, as text. Equal vectors at the last positions do not
-    count: a convolution with zeros before the text makes them equal."""
+    """Two positions at which x (N, T, ...) has equal vectors, as text; "" if there are none. Equal vectors at the last
+    positions do not count: a convolution with zeros before the text makes them equal."""
     flat = x.transpose(0, 1).flatten(1)
     equal = torch.cdist(flat, flat, p=math.inf) <= ALIKE * largest(flat)
     T = len(flat)
@@ -226,7 +227,7 @@ def heads(s: Subject) -> Outcome:
         if status == "failed":
             return "failed", what, layer[0].module
         measured.append((status, what))
-    for layer, following in pairwise(traced_layers):  # heads as modules of their own
+    for layer, following in pairwise(traced_layers):  # each head may be a module of its own
         if all(torch.equal(stacked(layer, name), stacked(following, name)) for name in ("queries", "keys", "values")):
             return "failed", "two heads have the same queries, keys and values: they act as one head", layer[0].module
     return next(((status, what) for status, what in measured if status == "noted"), measured[0])
@@ -279,9 +280,9 @@ def first_equal_heads(x: Tensor) -> list[int]:
 
 
 def factor_of(layer: Layer, q: Tensor, k: Tensor, w: Tensor) -> float | str:
-    """Factor, such as 1 / sqrt(E), from products of queries and keys (N, H, T, E) to scores, or the reason for which it
-    is unknown. log w is the score minus a number per row. Subtracting the means over texts and over keys removes this
-    number, and all that depends on positions alone, from both sides."""
+    """Factor, such as 1 / sqrt(E), from products of queries and keys (N, H, T, E) to scores, or the reason why it is
+    unknown. log w is the score minus a constant per row. Subtracting the means over texts and over keys from both sides
+    removes this constant and all terms that depend on positions alone."""
     if not all(a.sources["queries"] and a.sources["keys"] for a in layer):
         return "the scale is not checked: the query and key projections were not recognized"
     if any(float(x.std() / x.mean()) < 1e-3 for x in (q.norm(dim=-1), k.norm(dim=-1)) if x.numel() > 1):

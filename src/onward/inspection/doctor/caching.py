@@ -22,17 +22,19 @@ from onward.planning.machine import read_bandwidth, wait
 from onward.planning.parameters import cache_bytes_per_token
 
 NO_CACHE = (
-    "no cache was recognized: a parameter past_key_values, a parameter cache and a method new_cache(), or --cache"
+    "no cache was recognized, neither a parameter past_key_values nor a parameter cache and a method new_cache(): "
+    "add --cache"
 )
 PIECES = {"token by token": (1,), "in chunks of 5": (5,), "in chunks of 3 and 1": (3, 1)}
-ARRAY = 1 << 25  # bytes that are read to measure the memory
+ARRAY = 1 << 25  # bytes that are read to measure the memory bandwidth
 STEPS = 3  # timed steps; the fastest counts
 REPEATED = 3.0  # a step repeats work if it computes this many times the activations of a single token
-EXCESS = 1.05  # the most bytes of a token in the cache, relative to its keys and values
+EXCESS = 1.05  # largest number of bytes per token in the cache, relative to its keys and values
 
 
 def in_pieces(tokens: Tensor, sizes: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
-    """Split tokens (1, T) into pieces of these sizes, again and again; yield (index of the first token, piece)."""
+    """Split tokens (1, T) into pieces of these sizes, cycling through the sizes; yield (index of the first token,
+    piece)."""
     start = turn = 0
     while start < tokens.size(1):
         size = sizes[turn % len(sizes)]
@@ -45,7 +47,7 @@ def cached(s: Subject) -> Outcome:
     try:
         if s.new_cache() is None:
             return "not applicable", NO_CACHE
-    except UserError as error:  # raised by the trial of a decoder with custom parts
+    except UserError as error:  # raised when a decoder with custom parts is tried
         return "failed", str(error)
     worst, where = 0.0, ""
     for name, sizes in PIECES.items():

@@ -31,7 +31,7 @@ CHEAP = tuple(name for name, check in CHECKS.items() if check.cheap)
 
 @torch.no_grad()
 def examine(subject: Subject | Corpus, names: Collection[str] = ()) -> Iterator[Finding]:
-    """Run the checks (by default all) and yield their findings; an exception is the status "not run"."""
+    """Run the checks (by default all) and yield their findings; an exception gives the status "not run"."""
     for name, check in (CORPUS if isinstance(subject, Corpus) else CHECKS).items():
         if names and name not in names:
             continue
@@ -63,9 +63,9 @@ def doctor(model: nn.Module, *, checks: Collection[str] = (), **about: Unpack[Ab
     to an object with `.logits`: run the checks named in `checks`, by default all, and return one finding per check.
 
     Optional facts about the model are keyword arguments, see `About`: `fresh` and `trained` weights, an `adapter` for a
-    model with another call, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of parameters that
-    should be `frozen`. A check without the facts it needs is `not applicable`. The model is left unchanged. Raises a
-    UserError for an unknown argument.
+    model with a different call signature, its `loss`, its `cache`, its `batches`, its `tokenizer`, the pattern of
+    parameters that should be `frozen`. A check without the facts it needs is `not applicable`. The model is left
+    unchanged. Raises a UserError for an unknown argument.
     """
     kinds = get_type_hints(About, include_extras=True)
     if unknown := next((name for name in about if name not in kinds), None):

@@ -14,8 +14,8 @@ from onward.inspection.doctor.finding import Check, Outcome, verdict
 from onward.training.run.checks import apart
 
 LARGEST = 0.5  # the largest share of the tokens that a document may have
-FEW = 10  # with fewer documents the share is only noted
-ENDS = 100_000  # the most document ends that are checked
+FEW = 10  # with fewer documents, the share is reported but not judged
+ENDS = 100_000  # maximum number of document ends that are checked
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Corpus:
 def duplicates(c: Corpus) -> Outcome:
     """Check that the training text contains no passages of the validation text."""
     if c.validation is None:
-        return "not applicable", "no validation text is given: --validation"
+        return "not applicable", "no validation text is given: add --validation"
     check = apart([c.train], c.validation)
     return verdict(check.ok, check.sentence)
 
@@ -47,7 +47,7 @@ def ended(c: Corpus) -> Outcome:
 
 
 def dominated(c: Corpus) -> Outcome:
-    """Check that no document has more than a share of LARGEST of the training text."""
+    """Check that no document makes up more than LARGEST (a fraction) of the training text."""
     starts = c.train.starts(0, len(c.train))
     lengths = np.diff(np.append(starts, len(c.train)))
     most = int(lengths.argmax())

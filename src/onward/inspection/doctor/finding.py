@@ -1,4 +1,4 @@
-"""The types of a check and of its finding, and small measures that checks share.
+"""The types of a check and of its finding, and small helpers that checks share.
 
 Shapes: B rows, T tokens, V vocabulary.
 """
@@ -32,8 +32,8 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """A check: the facts it needs, how it measures, why a failure matters, its remedy, and the function of a Subject or
-    Corpus."""
+    """A check: the facts it needs, how it measures, why a failure matters, its remedy, and the function that runs it on
+    a Subject or Corpus."""
 
     needs: str
     how: str

@@ -1,4 +1,4 @@
-"""Checks of the forward: causality, modes, lengths and precision.
+"""Checks of the forward pass: causality, modes, lengths and precision.
 
 Shapes: B rows, T tokens, D width, V vocabulary.
 """
@@ -22,7 +22,7 @@ from onward.inspection.doctor.subject import POSITION_NAMES, Subject, Use
 LONGEST = 4096  # tokens of the longest context that is checked
 COPIED = 2_000_000_000  # parameters of the largest model that is copied in another precision
 IDS = 256  # number of token ids that are compared
-DRIFT = 0.2  # the share of a logit's size that bf16 may change, in the median of the tokens
+DRIFT = 0.2  # largest relative error of logits in bf16, as a median over tokens
 
 
 def finite(s: Subject) -> Outcome:
@@ -65,7 +65,8 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
-    """Set train mode inside the block, and restore mode, dropout rates and buffers; yields the rates, to be changed."""
+    """Set train mode inside the `with` block; afterwards, restore the mode, dropout rates and buffers. Yields the
+    dropout rates, which the block may change."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()
@@ -89,7 +90,7 @@ def modes(s: Subject) -> Outcome:
     with train_mode(s) as rates:
         rate = max((value for _, _, value in rates), default=0.0)
         acts = largest(seeded(s.tokens, 0) - seeded(s.tokens, 1)) > 0
-        with loud(s):  # branches may begin at zero
+        with loud(s):  # residual branches may be initialized to zero
             acts = acts or largest(seeded(s.tokens, 0) - seeded(s.tokens, 1)) != 0
         for module, name, _ in rates:
             setattr(module, name, 0.0)
@@ -121,13 +122,14 @@ def causal(s: Subject) -> Outcome:
     with s.outputs() as after:
         difference = s.leak(s.logits, s(s.later))
     of = largest(s.logits)
-    if difference <= s.allowed:  # scores near 0 may hide a leak, as of a mask after the softmax through the sum
+    # scores near 0 may hide a leak, such as from a mask after the softmax, whose sum includes later keys
+    if difference <= s.allowed:
         with loud(s):
             with s.outputs() as loudly:
                 logits = s(s.tokens)
             with s.outputs() as later:
                 leaked = s.leak(logits, s(s.later))
-        if leaked > s.allowed * largest(logits) / max(1e-3, of):  # never where they are NaN
+        if leaked > s.allowed * largest(logits) / max(1e-3, of):  # False if the logits are NaN
             difference, of, before, after = leaked, largest(logits), loudly, later
     leak = first_different(before, after, s, slice(cut))
     what = f"changing tokens {cut} and later changes earlier logits by {difference:.1e} (largest logit {of:.1e})"
@@ -149,7 +151,7 @@ def context(s: Subject) -> Outcome:
     other = s.tokens.clone()
     other[:, 0] = (other[:, 0] + 1) % s.vocab_size
     difference = largest((s(other) - s.logits)[:, 1:])
-    if difference <= s.allowed / 100:  # a head or branches of zeros hide the context
+    if difference <= s.allowed / 100:  # a head or residual branches of zeros hide the context
         with loud(s):
             difference = largest((s(other) - s(s.tokens))[:, 1:])
     return verdict(difference > s.allowed / 100, f"changing the first token changes later logits by {difference:.1e}")

@@ -22,10 +22,10 @@ from onward.inspection.doctor.subject import TARGET_NAMES, Subject
 
 OVERFIT_STEPS, OVERFIT_SECONDS = 80, 10.0
 RATE = 0.064  # learning rate of sign descent, times the width; halves a loss in about 30 steps at any width
-NARROW = 16  # a width below which a batch of random tokens may be too much to learn
-READS = 0.05  # share of the first loss: a model that reads its tokens loses at least this much more on others
+NARROW = 16  # a narrower model may be unable to learn a batch of random tokens
+READS = 0.05  # as a share of the first loss: how much the loss must rise on other tokens if the model reads its input
 IGNORED = -100  # a target that does not count
-MOST, ODD = 10.0, 3.0  # largest ratio of deviations between layers; ODD unless they rise or fall with depth
+MOST, ODD = 10.0, 3.0  # largest ratio of standard deviations between layers; ODD if they do not rise or fall with depth
 CLOSE = {torch.bfloat16: 2e-2, torch.float16: 2e-3}  # tolerance relative to a loss; fp32: 1e-5
 NOT_FRESH = "the weights are not declared as fresh"
 
@@ -61,12 +61,12 @@ def loss(s: Subject) -> Outcome:
     if theirs is None:
         return (
             "not applicable",
-            f"no loss is given, and forward returns none for a parameter {', '.join(TARGET_NAMES)}",
+            f"no loss is given, and forward has no parameter {', '.join(TARGET_NAMES)} for which it returns a loss",
         )
     if theirs.dim():
         return "failed", f"the loss has the shape {tuple(theirs.shape)}", "a loss is a scalar, the mean over tokens"
     name, z = ("" if s.about.get("loss") else s.parameter(*TARGET_NAMES)), s.logits
-    right = 1 if name.startswith("label") else 0  # as in transformers, and as in nanoGPT
+    right = 1 if name.startswith("label") else 0  # `labels` as in transformers, `targets` as in nanoGPT
     expected, value = float(cross_entropy(z, wanted, right)), float(theirs)
     close = CLOSE.get(s.dtype, 1e-5)
     same = lambda other: abs(value - other) <= close * max(1e-3, abs(other))
@@ -85,7 +85,7 @@ def loss(s: Subject) -> Outcome:
 
 
 def spread_targets(s: Subject) -> Tensor:
-    """Random targets (B, T), among them the first and last token ids, which a loss may treat differently."""
+    """Random targets (B, T), among them the first and last token ids, which a faulty loss may treat differently."""
     generator = torch.Generator().manual_seed(1)
     wanted = torch.randint(s.vocab_size, s.tokens.shape, generator=generator)
     wanted[:, 1], wanted[:, 2] = 0, s.vocab_size - 1
@@ -109,8 +109,8 @@ def mistakes(z: Tensor, wanted: Tensor, expected: float) -> dict[str, float]:
 
 
 def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
-    """Check that the loss ignores targets of -100, as in PyTorch, or of -1, as in nanoGPT. `right` is the offset at
-    which it expects targets (1 if it shifts tokens itself)."""
+    """Check that the loss ignores targets of -100, as in PyTorch, or of -1, as in nanoGPT. `right` is the offset
+    between logits and targets that the loss assumes (1 if it shifts tokens itself)."""
     if s.about.get("loss") is None and s.attribute("pad_token_id", "padding_idx") is not None:
         return "ok", what
     for value in IGNORED, -1:
@@ -136,11 +136,11 @@ def first_loss(s: Subject) -> Outcome:
 
 
 def gradients(s: Subject) -> Outcome:
-    """Check that all trainable parameters get a gradient, and those that should be frozen none."""
+    """Check that all trainable parameters get a gradient, and that parameters meant to be frozen get none."""
     trained = {name: p for name, p in s.model.named_parameters() if p.requires_grad}
     if not trained:
         return "not applicable", ALL_FROZEN
-    with loud(s), torch.enable_grad():  # a matrix of zeros, as LoRA begins with, stops the gradient of others
+    with loud(s), torch.enable_grad():  # a zero matrix, as LoRA begins with, blocks the gradients of others
         value = cross_entropy(s(s.tokens), s.tokens, 1)
         if not value.requires_grad:
             return (
@@ -163,8 +163,8 @@ def gradients(s: Subject) -> Outcome:
 
 
 def unread(s: Subject, name: str, gradient: Tensor) -> bool:
-    """Whether a contiguous quarter of a linear weight's rows or columns gets no gradient, as if the values in packed
-    projections were not used."""
+    """Whether a contiguous quarter of a linear weight's rows or columns gets no gradient, as if the values were missing
+    in a packed projection."""
     if not isinstance(s.model.get_submodule(name.rpartition(".")[0]), nn.Linear) or gradient.dim() != 2:
         return False
     if re.search("expert|rout|gate", name):
@@ -177,7 +177,7 @@ def unread(s: Subject, name: str, gradient: Tensor) -> bool:
 
 
 def tied(s: Subject) -> Outcome:
-    """Check that head and embedding share one matrix, if the config declares that they do."""
+    """Check that head and embedding share one matrix if the config declares them tied."""
     if not s.attribute("tied", "tie_word_embeddings", "tie_weights", "weight_tying"):
         return "not applicable", "the model does not declare that its head is tied to its embedding"
     matrices = [p for p in s.model.parameters() if p.dim() == 2 and p.size(0) == s.vocab_size]
@@ -205,7 +205,7 @@ def initialization(s: Subject) -> Outcome:
     """Check that the standard deviation of each kind of matrix is about equal in all layers."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
-    layers: dict[str, dict[str, float]] = defaultdict(dict)  # the deviation of a matrix in each layer
+    layers: dict[str, dict[str, float]] = defaultdict(dict)  # standard deviation of a matrix in each layer
     for name, p in s.model.named_parameters():
         if p.dim() > 1 and (deviation := float(p.detach().float().std())):
             layers[re.sub(r"\.\d+\.", ".*.", name, count=1)][name] = deviation
@@ -309,7 +309,7 @@ LEARNING = {
     "tied": Check(
         "a model that declares its head as tied",
         "compares the memory addresses of embedding and head",
-        "head and embedding drift apart, and a saved model is loaded with only one of them",
+        "head and embedding drift apart, and loading a saved model restores only one of them",
         "set self.head.weight = self.embed.weight after the initialization",
         tied,
         cheap=True,

@@ -1,5 +1,5 @@
-"""Checks of modules whose mistakes the logits alone do not show: experts, norms, the embedding. Each compares a module
-with its own weights and inputs.
+"""Checks of modules whose mistakes the logits alone do not show: experts, norms, the embedding. Each check compares a
+module with its own weights and inputs.
 
 Shapes: B rows, T tokens, H heads, K key/value heads, E size of a head, D width.
 """
@@ -27,14 +27,14 @@ NAMES = {
 }
 SIZE_NAMES = "head_dim", "d_head", "head_size", "d_k"
 HEAD_NAMES = "n_heads", "num_heads", "n_head", "num_attention_heads", "heads", "nheads"
-NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config: as Qwen 2 and Switch are
+NOT_NORMALIZED = r"norm\w*['\"]?[=:] ?False|top_k['\"]?[=:] ?1\b"  # in a config, such as of Qwen 2 and Switch
 FIT = 0.05  # the largest relative residual of a fit
 BY = 8.0  # the factor by which the residual stream is multiplied
 
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """An attention whose projections are recognized by their names."""
+    """An attention module whose projections are recognized by their names."""
 
     name: str
     module: nn.Module
@@ -45,7 +45,7 @@ class AttentionLayer:
 
 
 def width(module: nn.Module) -> int:
-    """Outputs of a linear layer, or of transformers' Conv1D; 0 for any other module."""
+    """Number of outputs of a linear layer, or of transformers' Conv1D; 0 for any other module."""
     weight = getattr(module, "weight", None)
     if not isinstance(weight, Tensor) or weight.dim() != 2 or isinstance(module, nn.Embedding):
         return 0
@@ -91,7 +91,7 @@ def experts(s: Subject) -> Outcome:
         zeros, ones = (replaced(s, module, routed[0], value) for value in (0.0, 1.0))
         if zeros is None or ones is None:
             continue
-        shares = (ones - zeros).mean(-1).flatten()  # mean over all experts of each token
+        shares = (ones - zeros).mean(-1).flatten()  # sum of each token's expert weights
         low, high = float(shares.min()), float(shares.max())
         what = f"the weights of a token's experts in {name} sum to between {low:.3f} and {high:.3f}"
         if high - low > 1e-3 * max(1.0, high) and not re.search(NOT_NORMALIZED, repr(s.attribute("config"))):
@@ -101,7 +101,7 @@ def experts(s: Subject) -> Outcome:
 
 
 def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) -> Tensor | None:
-    """Result of `module` on the test tokens while its submodules `items` return the constant `value`."""
+    """The result of `module` on the test tokens if its submodules `items` return the constant `value`."""
     inputs: list[Tensor] = []
     fill = lambda item, args, result: torch.full_like(result, value)
     record = lambda module, args, result: inputs.append(result[0] if isinstance(result, tuple) else result)
@@ -111,7 +111,7 @@ def replaced(s: Subject, module: nn.Module, items: nn.ModuleList, value: float) 
 
 
 def norms(s: Subject) -> Outcome:
-    """Check that all branches of a block, or none, have a norm before them."""
+    """Check that either all branches of a block or none have a norm before them."""
     if not s.blocks:
         return "not applicable", "no list of blocks that take and return (B, T, D) was recognized"
     scaled = lambda x: x * BY if isinstance(x, Tensor) and x.is_floating_point() and x.dim() == 3 else x
@@ -144,7 +144,7 @@ def norms(s: Subject) -> Outcome:
                 ratios.setdefault(
                     ".".join(name.split(".")[: block.count(".") + 2]), size(scaled_input) / max(size(given), 1e-12)
                 )
-        odd = next(iter(ratios), "")  # its input is the stream, or a norm of the stream
+        odd = next(iter(ratios), "")  # the first branch reads the stream, or a norm of it
         if block == s.blocks[0][0] and odd and not 0.5 < ratios[odd] < 2 * BY:
             what = f"scaling the residual stream by {BY:g} scales the input of {odd} by {ratios[odd]:.2g}"
             return "failed", f"{what}: a norm must divide by the size of its input", odd
@@ -163,7 +163,7 @@ def embedding(s: Subject) -> Outcome:
     if not tables or stream is None or stream.size(-1) != tables[0].embedding_dim:
         return "not applicable", "no embedding table whose vectors enter the first block was recognized"
     rows = tables[0].weight.detach()[s.tokens].float()
-    theirs, ours = stream.float()[0] - stream.float()[1], rows[0] - rows[1]  # positions cancel out
+    theirs, ours = stream.float()[0] - stream.float()[1], rows[0] - rows[1]  # position embeddings cancel out
     factor = float((theirs * ours).sum() / ours.square().sum())
     if largest(theirs - factor * ours) > FIT * largest(theirs):
         return "not applicable", "a nonlinear operation lies between the embedding and the first block"

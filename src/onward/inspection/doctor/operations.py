@@ -1,8 +1,8 @@
-"""The operations of a forward, in any style of code: products with weights, attention, and sums.
+"""Records the operations of a forward pass, in any style of code: products with weights, attention, and sums.
 
-Every decoder comes down to a few operations of PyTorch, whether it is written with modules, functions, einsum or fused
-attention. A dispatch mode records them all. Attention is a product of queries and keys with a (T, T) result for each
-head, and a later product of weights (T, T) and values.
+Every decoder consists of a few PyTorch operations, whether it is written with modules, functions, einsum or fused
+attention. A dispatch mode records them all. Attention is recognized as a product of queries and keys with a (T, T)
+result for each head, followed by a product of weights (T, T) and values.
 
 Shapes: N texts times heads, H heads, T tokens, E size of a head, D width, V vocabulary.
 """
@@ -37,13 +37,13 @@ class RecordedProduct:
     weight: Tensor
     result: Tensor
     module: str
-    after: RecordedProduct | None  # product that `given` results from, with only views and biases in between
+    after: RecordedProduct | None  # product from which `given` is computed by nothing but views and biases
     read: bool = False  # whether an operation other than a product with a weight uses the result
 
 
 @dataclass(eq=False)
 class RecordedAttention:
-    """A recorded attention: the product of weights and values, and of the queries and keys before."""
+    """A recorded attention: the product of queries and keys, and the later product of weights and values."""
 
     module: str
     queries: Tensor  # (H, T, E), as passed to the product
@@ -68,7 +68,7 @@ def is_continuous(x: Tensor) -> bool:
 
 
 class Operations(TorchDispatchMode):
-    """Records the products, sums and attentions of a forward over a text (1, T), `length` T, of any model."""
+    """Records the products, sums and attentions of any model's forward pass over a text (1, T), where T is `length`."""
 
     def __init__(self, model: nn.Module, length: int) -> None:
         super().__init__()
@@ -76,17 +76,18 @@ class Operations(TorchDispatchMode):
         self.linears: list[RecordedProduct] = []
         self.attentions: list[RecordedAttention] = []
         self.sums: list[RecordedSum] = []
-        self.lookups: list[Tensor] = []  # rows (T, D) of tables
+        self.lookups: list[Tensor] = []  # rows (T, D) looked up in embedding tables
         self.tables: set[int] = set()  # addresses of these tables
-        self.module: list[str] = []  # names of the modules that run now
-        self.called: set[str] = set()  # names of modules
+        self.module: list[str] = []  # stack of the names of running modules
+        self.called: set[str] = set()  # names of the modules called so far
         self.alive: list[Tensor] = []  # keeps tensors alive, so that their ids stay unique
         self.recurrent = {name for name, module in model.named_modules() if isinstance(module, Recurrence)}
         self.weights = {id(p) for p in model.parameters()}
         self.storages = {p.untyped_storage().data_ptr() for p in model.parameters()}
         self.sources: dict[int, list[Tensor]] = {}
-        self.direct: dict[int, RecordedProduct] = {}  # results of products with a weight, through views and biases
-        self.soft: set[int] = set()  # (T, T) tensors that descend from a softmax
+        # products with a weight, by the id of their result, also after views and biases
+        self.direct: dict[int, RecordedProduct] = {}
+        self.soft: set[int] = set()  # ids of (T, T) tensors computed from a softmax
         self.twice = False
         self.scores: tuple[Tensor, Tensor] | None = None  # queries and keys of the last (T, T) product
 
@@ -134,13 +135,13 @@ class Operations(TorchDispatchMode):
             return
         self.mark_read(left, right)
         T = self.length
-        if self.current_module() in self.recurrent:  # its products of queries and keys decay: it is not attention
+        if self.current_module() in self.recurrent:  # multiplies queries and keys, but is not attention
             return
         if out.size(-1) == T and not out.size(-2) % T and left.size(-1) % T:
             self.scores = left, right
         elif self.scores and left.size(-1) == T and not left.size(-2) % T:
             self.mixed(left, right, right)
-        elif self.scores and right.shape[-2:] == (T, T) and left.size(-1) == T:  # values first, both turned
+        elif self.scores and right.shape[-2:] == (T, T) and left.size(-1) == T:  # values first, both transposed
             self.mixed(right.transpose(-2, -1), left.transpose(-2, -1), left)
 
     def mixed(self, weights: Tensor, values: Tensor, of_values: Tensor) -> None:
@@ -161,7 +162,7 @@ class Operations(TorchDispatchMode):
         self.scores, self.twice = None, False
 
     def follow(self, name: str, floats: list[Tensor], out: Tensor) -> None:
-        """Record from which projections a result is computed."""
+        """Record the projections from which a result is computed."""
         T, known = self.length, [x for x in floats if not self.is_weight(x)]
         if out.shape[-2:] == (T, T):
             descends = any(id(x) in self.soft for x in known)
@@ -170,7 +171,7 @@ class Operations(TorchDispatchMode):
             if name in SOFTMAXES or descends:
                 self.soft.add(id(out))
         if name in ("add", "sub") and known and all(id(x) in self.direct for x in known):
-            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of products also counts
+            self.direct[id(out)] = self.direct[id(known[0])]  # a sum of such products also counts
         elif len(known) != 1 or known[0] is out:
             self.mark_read(*known)
         if len(known) != 1 or known[0] is out:
@@ -196,7 +197,8 @@ class Operations(TorchDispatchMode):
 
 
 def length_of_texts(s: Subject) -> int:
-    """A length that divides no size of the parameters, so that a (T, T) tensor can only be attention; 0: none."""
+    """A length T that divides no dimension of the parameters, so that a (T, T) tensor can only be attention; 0 if there
+    is none."""
     sizes = {size for p in s.model.parameters() for size in p.shape}
     return next((n for n in range(min(13, s.tokens.size(1)), 3, -1) if all(size % n for size in sizes)), 0)
 
@@ -216,14 +218,14 @@ def operations(s: Subject, tokens: Tensor) -> Operations:
     def leave(module: nn.Module, args: Any, result: Any) -> None:
         watched.module.pop()
 
-    # the fast path is one operation, in which no attention can be recognized
+    # the fast path is a single operation, in which attention cannot be recognized
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     named = [(name, module) for name, module in s.model.named_modules() if name]
     handles = [module.register_forward_pre_hook(enter(name)) for name, module in named]
     handles += [module.register_forward_hook(leave) for _, module in named]
     try:
-        # with gradients a model takes the path of training, without kernels of its own
+        # with gradients enabled, a model takes its training path, without custom kernels
         with hooked(handles), sdpa_kernel(SDPBackend.MATH), torch.enable_grad(), watched:
             s(tokens)
     finally:
@@ -250,8 +252,9 @@ def changed(model: nn.Module, new: Callable[[Tensor], Tensor | None]) -> Iterato
 
 
 def loud(s: Subject, gain: float = 1.5) -> Any:
-    """Context in which every part has a visible effect: each matrix multiplies the size of vectors by about `gain`, and
-    no parameter is zero. In a fresh model, many mistakes are smaller than rounding."""
+    """Return a context manager in which every part has a visible effect: each matrix multiplies the size of vectors by
+    about `gain`, and no parameter is zero. In a fresh model, the effect of many mistakes is smaller than rounding
+    errors."""
     generator = torch.Generator().manual_seed(2)
 
     def new(p: Tensor) -> Tensor | None:

@@ -1,4 +1,5 @@
-"""Checks of the residual stream, the activation functions and the range of the logits, by the operations of a forward.
+"""Checks of the residual stream, the activation functions and the range of the logits, from the operations of a forward
+pass.
 
 Shapes: T tokens, D width, V vocabulary.
 """
@@ -20,15 +21,16 @@ from onward.inspection.doctor.operations import (
 from onward.inspection.doctor.subject import Subject
 
 LOUD, QUIET = 1e3, 1e-3  # RMS given to embedding tables, and factor of branch matrices
-KEPT = 0.3  # the least cosine between an embedding and the input of the head, with branches near 0
-TIMES = 1.9  # an embedding with this factor in the stream was added to itself
+KEPT = 0.3  # smallest cosine between an embedding and the input of the head, with branches near 0
+TIMES = 1.9  # a stream that contains the embeddings more than this many times was added to itself
 REACH = 1.5  # with logits within ±1.5, no token is more than e^3 times as likely as another
-HEAD = 100.0  # the size of logits for which the head is made larger
+HEAD = 100.0  # size to which the logits are scaled
 NO_TEXT = "every short text length divides a width of the model, so shapes are ambiguous"
 
 
 def traced(s: Subject) -> Operations | None:
-    """Operations on a random text with all weights enlarged, kept for other checks; None without a length of texts."""
+    """The operations on a random text with all weights enlarged, cached for other checks; None if no text length is
+    usable."""
     if "traced" not in s.memo:
         T = length_of_texts(s)
         with loud(s):
@@ -62,7 +64,7 @@ def residual(s: Subject) -> Outcome:
 
 
 def kept_once(ops: Operations, s: Subject) -> Outcome:
-    """Check that the head reads the embeddings exactly once, in a forward whose branches are near 0."""
+    """Check that the head reads the embeddings exactly once, in a forward pass whose branches are near 0."""
     head = head_of(ops, s)
     assert head
     read = head.given.flatten(0, -2)
@@ -94,7 +96,7 @@ def kept_once(ops: Operations, s: Subject) -> Outcome:
 
 
 def cosine(x: Tensor, y: Tensor) -> float:
-    """Mean cosine of vectors (..., D) without their means."""
+    """Mean cosine similarity of vectors (..., D), centered over D."""
     x, y = (z.detach().float() - z.detach().float().mean(-1, keepdim=True) for z in (x, y))
     return float(F.cosine_similarity(x, y, -1).mean())
 
@@ -108,13 +110,13 @@ def activation(s: Subject) -> Outcome:
         if linear.after is None or linear.after.read:
             continue
         sizes = linear.after.given.size(-1), linear.given.size(-1), linear.result.size(-1)
-        if sizes[1] >= min(sizes[0], sizes[2]):  # fewer is a matrix of low rank, as in LoRA
+        if sizes[1] >= min(sizes[0], sizes[2]):  # a narrower inner width is a low-rank matrix, as in LoRA
             what = "two matrices of widths {}, {}, {} have no activation between them".format(*sizes)
             return "failed", f"{what}: they act as one matrix", linear.module or linear.after.module
     acts = [(name, m) for name, m in s.model.named_modules() if type(m).__module__ in ACTIVATIONS]
     acts = [(name, m) for name, m in acts if not isinstance(m, nn.MultiheadAttention | nn.Softmax | nn.LogSoftmax)]
     unused = [name for name, _ in acts if name not in ops.called]
-    if acts and len(unused) == len(acts) and ops.attentions:  # others may be called in a kernel
+    if acts and len(unused) == len(acts) and ops.attentions:  # if only some are unused, a kernel may call them
         return "failed", f"none of the {len(acts)} activation modules is called", unused[0]
     return "ok", f"no two of {len(ops.linears)} matrices follow each other without an activation between them"
 

@@ -26,7 +26,7 @@ Adapter = Callable[[nn.Module, Tensor], Tensor]  # (model, token ids (B, T)) -> 
 LossFunction = Callable[[Tensor, Tensor], Tensor]  # (logits (B, T, V), targets (B, T)) -> a scalar
 CacheStep = Callable[[Tensor], Tensor]  # the next token ids (1, S) of a text -> their logits (1, S, V)
 ROWS, LENGTH = 2, 16  # shape of the token ids that the checks use
-BATCHES = 64  # the most of the user's batches that are used
+BATCHES = 64  # maximum number of the user's batches that are used
 LENGTH_NAMES = "context_length", "block_size", "max_position_embeddings", "n_positions", "max_seq_len", "n_ctx"
 TARGET_NAMES = "targets", "target", "labels", "label", "y"
 POSITION_NAMES = "position_ids", "positions"
@@ -66,7 +66,7 @@ class Cache:
 
 
 class Use(NamedTuple):
-    """A recorded call of a module: its result, and the first argument."""
+    """A recorded call of a module: its result and its first argument."""
 
     name: str
     result: Tensor
@@ -74,17 +74,17 @@ class Use(NamedTuple):
 
 
 class ReachedError(BaseException):
-    """Ends a forward or a training early. Not a subclass of Exception, so that `except Exception` in a model does not
-    catch it."""
+    """Ends a forward pass or a training run early. Not a subclass of Exception, so that `except Exception` in a model
+    does not catch it."""
 
 
 class Subject:
-    """The model to check, random token ids (2, T), and its logits for them; raises a UserError unless they are
-    logits."""
+    """The model to check, random token ids (2, T), and its logits for them; raises a UserError if the model returns
+    anything but logits."""
 
     def __init__(self, model: nn.Module, **about: Unpack[About]) -> None:
         self.model, self.about = model.eval(), about
-        self.memo: dict[str, Any] = {}  # results that checks share
+        self.memo: dict[str, Any] = {}  # results shared between checks
         self.fresh, self.trained = about.get("fresh", False), about.get("trained", False)
         self.adapter, self.tokenizer = about.get("adapter"), about.get("tokenizer")
         self.context_length = about.get("context_length") or self.attribute(*LENGTH_NAMES) or 0
@@ -96,7 +96,7 @@ class Subject:
             few = torch.zeros(1, min(2, length), dtype=torch.long, device=self.device)
             self.vocab_size = about.get("vocab_size") or self(few).size(-1)
             length = self.longest(length)
-            length -= length == self.vocab_size  # T = V would hide exchanged axes
+            length -= length == self.vocab_size  # T = V would hide swapped axes
             self.tokens = torch.randint(self.vocab_size, (ROWS, length), generator=generator).to(self.device)
             self.logits = self(self.tokens)
         if self.logits.shape != (ROWS, length, self.vocab_size):
@@ -115,7 +115,7 @@ class Subject:
         self.validation_batches = [self.checked_batch(batch) for batch in held_out]
 
     def __call__(self, tokens: Tensor, **more: Any) -> Tensor:
-        """Logits (B, T, V) of token ids (B, T); `more` are further arguments of the model's forward."""
+        """Logits (B, T, V) of token ids (B, T); `more` are further arguments of the model."""
         tokens = tokens.contiguous()  # since a model may call view()
         if self.adapter:
             return self.adapter(self.model, tokens)
@@ -135,12 +135,13 @@ class Subject:
             ) from error
         logits = logits_of(result)
         name = self.parameter(*TARGET_NAMES)
-        if name and logits.size(1) < tokens.size(1):  # nanoGPT gives all logits only for training
+        if name and logits.size(1) < tokens.size(1):  # nanoGPT returns all logits only if it gets targets
             return logits_of(self.model(tokens, **more, **{name: tokens}))
         return logits
 
     def longest(self, length: int) -> int:
-        """The greatest number of tokens, up to `length`, that the model accepts; raises a UserError below four."""
+        """The greatest number of tokens, at most `length`, that the model accepts; raises a UserError if it is below
+        four."""
         try:
             self(torch.zeros(1, length, dtype=torch.long, device=self.device))
             return length
@@ -179,12 +180,12 @@ class Subject:
         return next((name for name in names if name in known), "")
 
     def declares(self, pattern: str) -> list[float]:
-        """The numbers in the model's config whose field names match."""
+        """The numbers in the model's config whose field names match `pattern`."""
         text = repr(getattr(self.model, "config", ""))
         return [float(x) for x in re.findall(rf"\w*(?:{pattern})\w*['\"]?[=:] ?(\d+\.?\d*(?:e-?\d+)?)", text)]
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor | None:
-        """The user's loss of logits (B, T, V) and targets (B, T) or, without one, the model's own for its test
+        """The user's loss of logits (B, T, V) and targets (B, T) or, without one, the model's own loss on the test
         tokens."""
         if own := self.about.get("loss"):
             return own(logits, targets)
@@ -199,8 +200,8 @@ class Subject:
         return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
     def new_cache(self) -> Cache | None:
-        """An empty cache: the user's, Onward's, that of transformers, or one of a parameter `cache` and
-        `new_cache()`."""
+        """An empty cache: the user's, Onward's, that of transformers, or that of a model with a parameter `cache` and a
+        method `new_cache()`."""
         model = self.model
         if made := self.about.get("cache"):
             step = made(model)
@@ -242,12 +243,13 @@ class Subject:
 
     @cached_property
     def later(self) -> Tensor:
-        """The test tokens (2, T) with all tokens from the middle on replaced."""
+        """The test tokens (2, T), with all tokens from the middle on replaced by others."""
         half = self.tokens.size(1) // 2
         return torch.cat([self.tokens[:, :half], (self.tokens[:, half:] + 1) % self.vocab_size], 1)
 
     def leak(self, logits: Tensor, of_later: Tensor) -> float:
-        """Largest difference before the middle between logits of the test tokens and of the tokens `later`."""
+        """Largest difference between the logits of the test tokens and of the tokens `later`, at positions before the
+        middle."""
         return float((logits - of_later)[:, : self.tokens.size(1) // 2].abs().max())
 
     @cached_property
@@ -257,7 +259,7 @@ class Subject:
 
     @contextmanager
     def outputs(self) -> Iterator[list[Use]]:
-        """Yield a list to which each call of a module is added, in the order in which calls end."""
+        """Yield a list that records each call of a module, in the order in which the calls return."""
         uses: list[Use] = []
 
         def note(name: str) -> Callable[..., None]:
@@ -274,7 +276,7 @@ class Subject:
             yield uses
 
     def given_to(self, module: nn.Module, tokens: Tensor) -> Tensor | None:
-        """The first argument of the first call of `module`, up to which the model runs."""
+        """The first argument of the first call of `module`; the forward pass is stopped there."""
         tensors: list[Tensor] = []
 
         def stop(module: nn.Module, args: tuple[Any, ...]) -> NoReturn:
@@ -313,7 +315,7 @@ def hooked(handles: Iterable[Any]) -> Iterator[None]:
 
 
 def logits_of(result: Any) -> Tensor:
-    """Logits in a model's result: a tensor, the first of a tuple, `.logits` or ["logits"]."""
+    """The logits in a model's result: the tensor itself, the first item of a tuple, `.logits` or ["logits"]."""
     if isinstance(result, Mapping) and "logits" in result:
         result = result["logits"]
     result = result.logits if hasattr(result, "logits") else result[0] if isinstance(result, tuple) else result

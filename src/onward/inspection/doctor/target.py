@@ -1,4 +1,4 @@
-"""The target of `onward doctor`, as text: the folder of a model or of tokens, texts, or a class or function in Python
+"""Loads the target of `onward doctor`: the folder of a model or of tokens, texts, or a class or function in Python
 code."""
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ def subjects_of(
     context_length: int = 0,
 ) -> list[Subject | Corpus]:
     """Load the model, tokens, texts or code that `target`, the argument of `onward doctor`, names. The folder of a run
-    is a model and its texts. FILE.py:NAME and MODULE:NAME name a model, or a class or function that is called with
-    `kwargs` (JSON) and returns a fresh model; other options name objects likewise (see `About`; "": none)."""
+    gives both a model and its texts. FILE.py:NAME and MODULE:NAME name a model, or a class or function that is called
+    with `kwargs` (JSON) and returns a fresh model; other options name objects in the same way (see `About`; "":
+    none)."""
     about: About = {"vocab_size": vocab_size, "context_length": context_length, "frozen": frozen}
     for name, value in {"adapter": adapter, "loss": loss, "cache": cache, "train": train}.items():
         if value:
@@ -88,7 +89,7 @@ def loaded(path: Path) -> nn.Module:
 
 
 def corpus(path: Path, validation: str) -> Corpus:
-    """Corpus of a folder of prepared tokens, or of text files, as bytes."""
+    """Corpus of a folder of prepared tokens, or of text files read as bytes."""
     tokenizer = Tokenizer.load(path) if is_prepared(path) else None
     train = Tokens.join(load_tokens(path).sources) if tokenizer else text_tokens(str(path), None)
     held_out = text_tokens(validation, tokenizer) if validation else None
@@ -101,7 +102,7 @@ def corpus_of_run(folder: Path, tokenizer: Tokenizer | None) -> Corpus:
 
 
 def text_tokens(text: str, tokenizer: Tokenizer | None) -> Tokens:
-    """Tokens of a prepared folder or of text files; their bytes without a tokenizer."""
+    """Tokens of a prepared folder or of text files; without a tokenizer, the bytes of the files."""
     if is_prepared(text) and tokenizer:
         return Tokens.join(load_tokens(Path(text)).sources)
     if tokenizer:
@@ -134,7 +135,8 @@ def made(target: str, kwargs: str) -> tuple[nn.Module, bool]:
 
 
 def named(target: str, what: str) -> Any:
-    """Attribute NAME of FILE.py:NAME or MODULE:NAME; messages call the target `what`, such as `--loss`."""
+    """The attribute NAME of FILE.py:NAME or MODULE:NAME; error messages call `target` by the name `what`, such as
+    `--loss`."""
     source, _, name = target.rpartition(":")
     if not source:
         raise UserError(f"{what} is {target!r}: name it as FILE.py:NAME or MODULE:NAME")
@@ -156,7 +158,7 @@ def choices(file: str) -> str:
 
 
 def imported(source: str) -> ModuleType:
-    """Import a Python file, which is executed only once, or the name of a module."""
+    """Import a Python file, which is executed only once, or a module by name."""
     path = Path(source)
     if source.endswith(".py") and not path.is_file():
         raise UserError(f"there is no file {source}: name it as FILE.py:NAME")

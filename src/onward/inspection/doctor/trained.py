@@ -15,15 +15,15 @@ from onward.text.chat import chat_of
 from onward.text.tokenizer import Tokenizer
 
 OFFSETS = -1, 0, 1, 2
-NEW, PHRASE = 24, 4  # tokens that are generated, and of a phrase that may repeat
-CONFIDENT = 0.5  # the mean probability of the likeliest token, above which a model is not merely guessing
+NEW, PHRASE = 24, 4  # number of generated tokens, and of tokens in a phrase
+CONFIDENT = 0.5  # a model whose likeliest tokens have a greater mean probability is not merely guessing
 NOT_TRAINED = "the model is not declared as trained"
 
 
 def offset(s: Subject) -> Outcome:
     """Check that a trained model predicts the next token better than tokens at other offsets."""
     if not s.trained or not s.batches:
-        return "not applicable", NOT_TRAINED if not s.trained else "no text is given: --text, or batches"
+        return "not applicable", NOT_TRAINED if not s.trained else "no text is given: add --text or batches"
     tokens = torch.cat([batch[:1, : s.context_length or None] for batch, _ in s.batches[:1]])
     logits = s(tokens)
     values = {k: float(cross_entropy(logits, tokens, k)) for k in OFFSETS}
@@ -53,7 +53,7 @@ def repetition(s: Subject) -> Outcome:
     what = f"{repeated:.0%} of the {PHRASE}-token phrases in {count} greedy tokens of {len(new)} texts are repeated"
     if (
         copies == 1 and count > 1 and sure > CONFIDENT
-    ):  # a fresh model with a tied head repeats too, but with low confidence
+    ):  # a fresh model with a tied head also repeats, but with low confidence
         return "failed", f"{what}: each text only repeats its last token", "the targets of training"
     return "noted", what
 
@@ -64,14 +64,15 @@ def tokenizer(s: Subject) -> Outcome:
         return "not applicable", "no tokenizer is given"
     size = int(getattr(s.tokenizer, "vocab_size", None) or len(s.tokenizer))
     tables = [m.num_embeddings for m in s.model.modules() if isinstance(m, nn.Embedding)]
-    rows = min([s.vocab_size, *(count for count in tables if count > s.vocab_size // 2)])  # not the positions
+    rows = min([s.vocab_size, *(count for count in tables if count > s.vocab_size // 2)])  # without position tables
     unused = f" ({rows - size:,} unused)" if rows > size else ""
     what = f"the tokenizer has {size:,} ids, and the model {rows:,}{unused}"
     return verdict(size <= rows, what, f"token ids {rows:,} to {size - 1:,} have no row")
 
 
 def chat_template(s: Subject) -> Outcome:
-    """Check that the prompt of generation begins a conversation as formatted for training, whose answers end."""
+    """Check that a conversation formatted for training begins with the generation prompt, and that its answers end with
+    an end token."""
     if not isinstance(s.tokenizer, Tokenizer) or not s.tokenizer.templates:
         return "not applicable", "no tokenizer with a chat template is given"
     question, answer = {"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Good day."}

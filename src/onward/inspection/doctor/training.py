@@ -21,10 +21,10 @@ from onward.inspection.doctor.subject import ReachedError, Subject, hooked
 
 STEPS = 3  # steps of the optimizer that are recorded
 PASSAGE = 8  # tokens that training and validation may not share
-COMMON = 0.1  # the share of passages that they may have in common, since similar texts share phrases
-FEW = 4  # the fewest pairs of rows for judging an order
+COMMON = 0.1  # largest share of common passages, since similar texts share phrases
+FEW = 4  # minimum number of pairs of rows for judging their order
 SAME = 0.999  # the cosine above which gradients count as equal
-NO_BATCHES = "no batches are given: --batches"
+NO_BATCHES = "no batches are given: add --batches"
 
 
 def padded(s: Subject) -> Outcome:
@@ -50,7 +50,7 @@ def padded(s: Subject) -> Outcome:
 
 
 def changes_loss(s: Subject, token: int) -> bool:
-    """Whether targets of `token` change the user's loss; True without one."""
+    """Whether targets equal to `token` change the user's loss; True if no loss is given."""
     if not s.about.get("loss"):
         return True
     rows = s.tokens.clone()
@@ -69,17 +69,18 @@ def shuffled(s: Subject) -> Outcome:
     if len(pairs) < FEW or len({tuple(row.tolist()) for row, _, _ in pairs}) < FEW:
         return "not applicable", f"{len(pairs)} pairs of neighboring rows are too few"
     T = pairs[0][0].size(0)
-    ahead = {}  # the share of rows that continue the row before them, this many tokens later
+    ahead = {}  # for each shift, the share of rows that equal the previous row shifted by it
     for k in range(1, T + 1):
         follows = [follows_by(row, following, targets, k) for row, following, targets in pairs]
         ahead[k] = sum(follows) / len(follows)
     best = max(ahead, key=lambda k: ahead[k])
-    what = f"{ahead[best]:.0%} of {len(pairs)} rows are the row before them, shifted by {best} tokens"
+    what = f"{ahead[best]:.0%} of {len(pairs)} rows equal the previous row, shifted by {best} tokens"
     return verdict(ahead[best] < 0.9, what, "the order of the windows")
 
 
 def follows_by(row: Tensor, following: Tensor, targets: Tensor, k: int) -> bool:
-    """Whether `following` is `row` k tokens later; for k = T, whether `following` begins with the last of `targets`."""
+    """Whether `following` equals `row` shifted by k tokens; for k = T, whether `following` begins with the last of
+    `targets`."""
     T = row.size(0)
     return torch.equal(following[: T - k], row[k:]) if T - k >= 2 else k == T and bool(following[0] == targets[-1])
 
@@ -89,7 +90,7 @@ def held_out(s: Subject) -> Outcome:
     if not s.batches or not s.validation_batches:
         return (
             "not applicable",
-            NO_BATCHES if not s.batches else "no validation batches are given: --validation-batches",
+            NO_BATCHES if not s.batches else "no validation batches are given: add --validation-batches",
         )
     passages = lambda batches, step: {
         tuple(row[i : i + PASSAGE])
@@ -106,16 +107,16 @@ def held_out(s: Subject) -> Outcome:
 
 
 class GradientWatch:
-    """Gradients while the user's function trains: sums over backward passes, and their similarity to those that the
-    optimizer receives."""
+    """Records gradients while the user's function trains: sums over backward passes, and their cosine similarity to the
+    gradients that the optimizer receives."""
 
     def __init__(self, model: nn.Module) -> None:
         self.trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.since = {name: torch.zeros_like(p) for name, p in self.trained.items()}  # the last step
+        self.since = {name: torch.zeros_like(p) for name, p in self.trained.items()}  # sums since the last step
         self.ever = {name: torch.zeros_like(p) for name, p in self.trained.items()}
         self.steps = self.backward = 0
         self.optimized: set[int] = set()
-        self.cosines: list[tuple[float, float]] = []  # of the optimizer's gradients with `since` and with `ever`
+        self.cosines: list[tuple[float, float]] = []  # similarity of the optimizer's gradients to `since` and to `ever`
         self.eval = False
 
     def gradient(self, name: str) -> Callable[[Tensor], None]:
@@ -155,10 +156,11 @@ def stopped() -> Iterator[None]:
 
 
 def step(s: Subject) -> Outcome:
-    """Check that the user's function steps with the gradients of the last backward passes, in train mode."""
+    """Check that each optimizer step uses exactly the gradients of the backward passes since the last step, in train
+    mode."""
     train = s.about.get("train")
     if train is None:
-        return "not applicable", "no training function is given: --train"
+        return "not applicable", "no training function is given: add --train"
     model = deepcopy(s.model).train()
     watch = GradientWatch(model)
     mode = lambda module, args: setattr(watch, "eval", watch.eval or not module.training)
@@ -182,7 +184,7 @@ def judged(watch: GradientWatch, before: list[Tensor]) -> Outcome:
         f"in step {watch.steps}, the cosine of the optimizer's gradients and those since the last step is {since:.4f}"
     )
     if since < SAME and ever > SAME:
-        return "failed", f"{what}, and of those of all steps {ever:.4f}", "optimizer.zero_grad() is never called"
+        return "failed", f"{what}, and with those of all steps {ever:.4f}", "optimizer.zero_grad() is never called"
     if since == 0:
         return "failed", what, "gradients are zeroed between backward() and step()"
     moved = sum(not torch.equal(p, old) for p, old in zip(watch.all(), before))

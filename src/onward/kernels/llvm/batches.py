@@ -1,5 +1,5 @@
-"""Code of products of two batches of matrices, (N, B, I) times (N, I, O), such as the vectors of each head times the
-head's own weight."""
+"""Code of products of two batches of matrices, (N, B, I) times (N, I, O), such as each head's vectors times the head's
+own weight."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ BatchArguments = arguments(
     "BatchArguments",
     *("y", "x", "weights", "x_matrix", "x_row", "weight_matrix", "rows", "outputs", "inputs"),
 )
-WIDE = 4 * LANES  # columns of the weights that are summed together
+WIDE = 4 * LANES  # number of weight columns that are summed together
 
 
 class StridedProduct(Product):
-    """The code of a product of x with a weight where rows of x are `x_row` numbers apart in memory, instead of
+    """The code of a product of x with a weight in which the rows of x are `x_row` numbers apart in memory instead of
     contiguous."""
 
     def x_index(self, code: Code, given: Values, row: Any) -> Any:
@@ -28,9 +28,9 @@ class StridedProduct(Product):
 
 
 def batches(dtype: str, transposed: bool) -> Emit:
-    """Return the function that emits the code of a kernel for y = x W of each pair of matrices, x (N, B, I) and W
-    (N, I, O), stored as (N, O, I) if `transposed`; B is `rows`. The kernel's arguments are BatchArguments, with the
-    distances of matrices and of rows in numbers. Rows of W and y follow each other. Threads divide the pairs."""
+    """Return the function that emits the code of a kernel for y = x W of each pair of matrices, x (N, B, I) and W (N,
+    I, O), stored as (N, O, I) if `transposed`; B is `rows`. The kernel's arguments are BatchArguments, with the strides
+    of matrices and rows counted in numbers. Rows of W and y are contiguous. Threads divide the pairs."""
     product = StridedProduct(dtype, dtype, False, unit_for(dtype))
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -50,8 +50,8 @@ def batches(dtype: str, transposed: bool) -> Emit:
 
 
 def add_rows(code: Code, given: Values, dtype: str) -> None:
-    """Emit code that writes the product y (B, O) of x (B, I) and a weight (I, O) that is not transposed: for each row
-    of x, the rows of the weight times its numbers are added. `given` are the kernel's arguments."""
+    """Emit code that writes the product y (B, O) of x (B, I) and a weight (I, O) that is not transposed: each row of y
+    is the sum of the weight's rows, multiplied by the numbers in the row of x. `given` are the kernel's arguments."""
     for begin, stop, width in column_ranges(code, given.outputs):
         read, zero = (code.floats, ZERO) if width > 1 else (code.scalar, FLOAT(0.0))
         lanes = range(0, width, LANES)

@@ -24,19 +24,19 @@ AttentionArguments = arguments(
     *("sinks", "slopes", "positions", "queries", "tokens"),
     *("slots", "row_slots", "scratch", "length", "table", "columns"),
 )
-AHEAD = 32  # keys and values are prefetched this many before they are read
-LINE = {"float32": 16, "bfloat16": 32, "int8": 64}  # numbers in a line of memory
-KEYS = 4  # keys whose scores are computed together, with up to as many heads
-HEADS = 8  # the most heads with the same keys that a thread computes at a time: their sums fit into the registers
+AHEAD = 32  # keys and values are prefetched this many positions ahead
+LINE = {"float32": 16, "bfloat16": 32, "int8": 64}  # elements in a cache line, by dtype
+KEYS = 4  # number of keys whose scores are computed together, and maximum number of heads
+HEADS = 8  # maximum number of heads with the same keys that a thread computes together: their sums fit into registers
 ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)
 
 
 @dataclass(frozen=True)
 class ScoreOptions:
-    """The options of an attention kernel, constants of its code: the window in positions (0: all), whether a token sees
-    its chunk of that many positions instead, the scale of the scores, their softcap (None: no cap), and whether the
-    heads have learned sink scores and ALiBi slopes."""
+    """The options of an attention kernel, which are constants in its code: the window in positions (0: all), whether a
+    token sees its chunk of `window` positions instead of the last `window` positions, the scale of the scores, their
+    softcap (None: no cap), and whether the heads have learned sink scores and ALiBi slopes."""
 
     window: int
     chunked: bool
@@ -49,9 +49,9 @@ class ScoreOptions:
 @dataclass(frozen=True)
 class AttentionForm:
     """The constants for which an attention kernel is compiled: the numbers of heads and key/value heads, the sizes of
-    their keys and values, the dtype of all tensors, the options, whether the KV cache is paged, `d_tail`, how many of
-    the last elements of each key are in a cache entry of their own, and whether the cache is `quantized`: its entries
-    are int8 codes, with one scale per vector."""
+    their keys and values, the dtype of all tensors, the options, and whether the KV cache is paged. The last `d_tail`
+    elements of each key are in a separate cache entry. The entries of a `quantized` cache are int8 codes with one scale
+    per vector."""
 
     heads: int
     kv_heads: int
@@ -89,8 +89,8 @@ def attend(form: AttentionForm) -> Emit:
     q (B, T, H, E), k (B or blocks, S, K, E - R), tails (B or blocks, S, K, R), v (B or blocks, S, K, F), sinks (H,),
     positions (B, T), y (B, T, H, F); `queries` is B * T, `tokens` T, `slots` S, `columns` P. Rows of a contiguous cache
     are `row_slots` apart. Scales of k, v and tails are (B or blocks, S, K, 1). `scratch` has `length` floats for each
-    thread and head of a group, at least the number of positions that a token sees. A token sees positions up to its
-    own.
+    thread and head of a group; `length` is at least the number of positions that a token sees. A token sees positions
+    up to its own.
     """
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -106,8 +106,8 @@ def attend(form: AttentionForm) -> Emit:
 
 
 class KeyPart(NamedTuple):
-    """The elements of the keys that are in one entry of the KV cache, at the address `entry`: `width` elements of each
-    key, from element `start` on. `scales` is the address of their scales in a quantized cache."""
+    """The part of the keys in one entry of the KV cache, at the address `entry`: `width` elements of each key, from
+    element `start` on. `scales` is the address of their scales in a quantized cache."""
 
     entry: Any
     scales: Any
@@ -116,7 +116,7 @@ class KeyPart(NamedTuple):
 
 
 class SlotRun(NamedTuple):
-    """A range of visible cache slots that are adjacent in memory, while the code of an attention kernel is emitted."""
+    """A range of visible cache slots that are adjacent in memory, as LLVM values."""
 
     offset: Any  # offset of the run's first slot among the visible slots
     size: Any
@@ -127,7 +127,8 @@ class HeadGroup:
     """The code of the attention kernel for one token and one group of query heads, which share a key/value head: they
     attend to the positions that the token sees.
 
-    The scores of head g are in `scratch` from weights[g] on, and are replaced by the softmax weights, not normalized.
+    The scores of head g are in `scratch` from weights[g] on, and are later replaced by the unnormalized softmax
+    weights.
     """
 
     def __init__(self, form: AttentionForm, code: Code, given: Values, weights: Sequence[Any], item: Any) -> None:
@@ -290,8 +291,8 @@ class HeadGroup:
         return [code.select(code.fcmp_unordered(">", sink, number), sink, number) for sink, number in pairs]
 
     def write_weights(self, peaks: Sequence[Any]) -> list[Any]:
-        """Emit code that replaces each score s in `scratch` by exp(s - peak), with the greatest score of its head in
-        `peaks`; return the factor that normalizes the weights of each head."""
+        """Emit code that replaces each score s in `scratch` by exp(s - peak), where peak is the greatest score of its
+        head, from `peaks`; return the factor that normalizes the weights of each head."""
         code, factors = self.code, []
         vectors = code.sub(self.count, code.urem(self.count, INT(LANES)))
         for g, peak in enumerate(peaks):

@@ -1,7 +1,7 @@
 """Code of causal self-attention over windows, and of its gradients, for training.
 
-A kernel computes in fp32, in blocks of LANES queries: scores and weights are stored as one vector of LANES queries for
-each key, so that a softmax needs no sum over the numbers of a vector. Keys after a block are skipped.
+The kernels compute in fp32, in blocks of LANES queries. Scores and weights are stored as one vector of LANES queries
+for each key, so that a softmax needs no sum within a vector. Keys that come after all queries of a block are skipped.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Causal:
 class Work:
     """The emitter of the steps of both causal attention kernels, forward and gradient, for one window of tokens and one
     key/value head. Its tensors are parts of the thread's scratch memory, given by their indices: keys, values, and the
-    gradients of both (T, width); weights and their gradients (T, LANES); a block of queries and of the output's
-    gradients, (LANES, width) and transposed."""
+    gradients of both (T, width); weights and their gradients (T, LANES); one block of queries and of the output's
+    gradients, each as (LANES, width) and transposed."""
 
     def __init__(self, code: Code, shape: Causal, given: Values, item: Any) -> None:
         self.code, self.shape, self.given = code, shape, given
@@ -129,8 +129,8 @@ class Work:
     ) -> list[Any]:
         """Emit the product of a matrix `a` of LANES rows and a matrix `b` of LANES columns in scratch memory, with
         `count` columns of `a` and rows of `b`, and return its LANES rows as vectors, added to the vectors `sums`, if
-        given. `a` and `b` are indices of first numbers, `a_strides` the distances of rows and of columns of `a`,
-        `b_stride` that of rows of `b`."""
+        given. `a` and `b` are the indices of their first numbers, `a_strides` the row and column strides of `a`,
+        `b_stride` the row stride of `b`."""
         code, (row_stride, stride) = self.code, a_strides
         with code.loop(0, count, 1, sums or [ZERO] * LANES) as (index, totals):
             vector, start = self.read(self.place(b, index, b_stride)), self.place(a, index, stride)
@@ -169,8 +169,8 @@ class Work:
         return sums[0]
 
     def through_softmax(self, end: Any) -> None:
-        """Emit the backward of the softmax: code that replaces the gradients of the first `end` attention weights of
-        each query by the gradients of the scores."""
+        """Emit the backward pass of the softmax: code that replaces the gradients of the first `end` attention weights
+        of each query by the gradients of the scores."""
         code, both = self.code, (self.weights, self.of_weights)
         with code.loop(0, end, 1, [ZERO]) as (key, means):
             weight, of_weight = (self.read(self.place(start, key, LANES)) for start in both)
@@ -182,7 +182,7 @@ class Work:
 
     def statistics(self, head: Any, first: Any) -> tuple[Any, Any]:
         """Emit code for two indices into the tensor of softmax statistics, for head `head` and the queries from `first`
-        on: of the greatest scores, and of the inverse denominators."""
+        on: the index of the greatest scores, and the index of the inverse denominators."""
         code, given = self.code, self.given
         row = code.add(code.mul(self.window, INT(self.shape.heads)), head)
         start = code.add(code.mul(code.mul(row, given.tokens), INT(2)), first)
@@ -214,8 +214,8 @@ class Work:
 
 @cache
 def causal(shape: Causal) -> Kernel:
-    """Compile the kernel of causal self-attention with the fields of CausalArguments; an item is a window and a
-    key/value head.
+    """Compile the kernel of causal self-attention, whose arguments are the fields of CausalArguments; an item is a
+    window and a key/value head.
 
     Tokens of q, k and v are `q_stride`, ... numbers apart, their heads contiguous. `out` (B, T, H, width) is
     contiguous, `statistics` (B, H, 2, T) in fp32 are the greatest score of each query and the inverse of the softmax's
@@ -241,7 +241,8 @@ def causal(shape: Causal) -> Kernel:
 
 @cache
 def causal_gradient(shape: Causal) -> Kernel:
-    """Compile the kernel for the gradients of `causal` with the fields of CausalGradientArguments, an item as there.
+    """Compile the kernel for the gradients of `causal` with the fields of CausalGradientArguments; an item is a window
+    and a key/value head.
 
     `of_q`, `of_k` and `of_v` are the gradients, and `outer` (B, T, H, width) is the gradient of the output; all are
     contiguous.

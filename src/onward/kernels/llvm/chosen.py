@@ -28,7 +28,7 @@ PlaceArguments = arguments("PlaceArguments", "out", "indices")
 @dataclass(frozen=True)
 class ChosenProduct(Product):
     """The code of products of rows of x with the weight of one expert. The kernel's arguments have two more values than
-    ProductArguments: `order`, the address of the numbers of the assignments to this expert, and `repeats`, the number
+    ProductArguments: `order`, the address of the indices of the assignments to this expert, and `repeats`, the number
     of experts of each row of x."""
 
     def x_index(self, code: Code, given: Values, row: Any) -> Any:
@@ -81,9 +81,9 @@ def chosen(dtype: str, biased: bool) -> Kernel:
 
 def top(width: int, count: int) -> Emit:
     """Return the function that emits the code of the kernel for the `count` greatest numbers of each row of x (N,
-    width), in fp32, the greatest first, and their indices, with the arguments TopArguments; of equal numbers the first
-    is chosen first. Threads divide the rows. Where fewer numbers can be compared, because of NaN, the rest are NaN at
-    index 0."""
+    width), in fp32, in descending order, and their indices, with the arguments TopArguments; equal numbers keep their
+    order. Threads divide the rows. If NaN leaves fewer than `count` numbers that can be compared, the remaining results
+    are NaN at index 0."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         with code.loop(first, end) as (row, _):

@@ -8,7 +8,7 @@ from typing import Any
 
 from llvmlite import ir
 
-LANES = 16  # numbers of a vector; LLVM splits it where the registers of a CPU are smaller
+LANES = 16  # numbers in a vector; LLVM splits vectors if a CPU's registers are smaller
 BYTES = ir.IntType(8).as_pointer()
 INT = ir.IntType(64)
 FLOAT = ir.FloatType()
@@ -36,8 +36,8 @@ class Code(ir.IRBuilder):
         """Emit `for index in range(start, end, step)`, as `with code.loop(0, n) as (index, values):`; the `with` body
         emits the loop's body.
 
-        `values` begins as `carried`. The elements that the body assigns are carried to the next turn, and are the
-        results after the loop.
+        `values` is initialized with `carried`. Values that the body assigns to its elements are carried to the next
+        iteration; after the loop, `values` has the results.
         """
         before, head = self.block, self.append_basic_block("head")
         body, after = self.append_basic_block("body"), self.append_basic_block("after")
@@ -97,8 +97,7 @@ class Code(ir.IRBuilder):
         return self.as_floats(self.vector(pointer, dtype, index, LANES), dtype)
 
     def scalar(self, pointer: ir.Value, dtype: str, index: Any) -> ir.Value:
-        """Emit code that reads element `index` of a tensor, as fp32 or, for integer dtypes other than int8,
-        unconverted."""
+        """Emit code that reads element `index` of a tensor as fp32; integers other than int8 are not converted."""
         value = self.load(self.at(pointer, dtype, index), align=1)
         if dtype == "bfloat16":
             return self.bitcast(self.shl(self.zext(value, ir.IntType(32)), ir.IntType(32)(16)), FLOAT)
@@ -138,7 +137,7 @@ class Code(ir.IRBuilder):
         return self.bitcast(self.shl(self.bfloat16(value), shift), value.type)
 
     def prefetch(self, pointer: ir.Value) -> None:
-        """Emit a prefetch of the line of memory at `pointer` to the second level of the CPU's cache."""
+        """Emit a prefetch of the cache line at `pointer` to the L2 cache."""
         kind = ir.IntType(32)
         self.intrinsic("llvm.prefetch.p0", ir.VoidType(), [self.bitcast(pointer, BYTES), kind(0), kind(2), kind(1)])
 
@@ -158,17 +157,17 @@ class Code(ir.IRBuilder):
         return self.call(self.declare("llvm.fma", a.type, [a.type] * 3), [a, b, c])
 
     def fmin(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """Emit code for the smaller one of two numbers, or NaN if `a` is NaN."""
+        """Emit code for the smaller of two numbers, or NaN if `a` is NaN."""
         return self.select(self.fcmp_ordered("<", b, a), b, a)
 
     def sum(self, vector: ir.Value) -> ir.Value:
-        """Emit code that adds the numbers of a vector, in pairs."""
+        """Emit code that sums the numbers of a vector pairwise."""
         function = self.declare("llvm.vector.reduce.fadd", FLOAT, [FLOAT, FLOATS], FLOATS)
         return self.call(function, [FLOAT(0.0), vector], fastmath=["reassoc"])
 
     def declare(self, name: str, result: ir.Type, arguments: Sequence[ir.Type], kind: ir.Type | None = None) -> Any:
         """Declare the LLVM function `name`, such as an intrinsic for fp32 numbers or for vectors of LANES of them, with
-        these result and argument types, and return it. `kind`, by default the type of the result, is the type in the
+        these result and argument types, and return it. `kind`, by default the result type, is the type suffix in the
         function's full name."""
         kind = kind or result
         name += f".v{LANES}f32" if kind == FLOATS else ".f32"

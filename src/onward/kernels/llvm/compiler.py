@@ -38,8 +38,8 @@ class Arguments(ctypes.Structure):
 
 
 def arguments(name: str, *fields: str) -> type[Arguments]:
-    """Make a subclass of Arguments called `name` with these fields, each an address or a number of 64 bits, followed by
-    the number of `items` and of `threads`. Callers set the fields by name, and emitters read them by name from
+    """Make a subclass of Arguments called `name` with these fields, each an address or a 64-bit integer, followed by
+    the numbers of `items` and `threads`. Callers set the fields by name, and emitters read them by name from
     `Values`."""
     names = *fields, "items", "threads"
     declared = [(field, ctypes.c_int64) for field in names]
@@ -95,8 +95,8 @@ def add_kernel(module: ir.Module, name: str, structure: type[Arguments], emit: E
 
 def load(module: ir.Module, cpu: str | None = None, folder: Path | None = None) -> Any:
     """Compile an LLVM module for a CPU (`cpu`: LLVM's name of it, by default this machine's); return the LLVM engine,
-    whose `get_function_address` gives the address of each function. With a `folder`, the machine code is kept in it,
-    and read from it the next time."""
+    whose `get_function_address` gives the address of each function. With a `folder`, the machine code is stored there
+    and loaded from there the next time."""
     for name in OPENMP:
         llvm.add_symbol(name, ctypes.cast(getattr(openmp(), name), ctypes.c_void_p).value)
     features, cpu = ("", cpu) if cpu else (host_features().flatten(), llvm.get_host_cpu_name())
@@ -128,7 +128,7 @@ def host_features() -> Any:
 
 def optimized(text: str, target: Any) -> Any:
     """Parse the text of an LLVM module and optimize it for the CPU `target`; return the module. Raises a RuntimeError
-    if the text is invalid, since LLVM would end the process later."""
+    if the text is invalid, since LLVM would otherwise abort the process later."""
     parsed = llvm.parse_assembly(text)
     parsed.verify()
     passes = llvm.create_pass_builder(target, llvm.create_pipeline_tuning_options(speed_level=2))
@@ -140,5 +140,5 @@ def callable_kernel(structure: type[Arguments], emit: Emit, cpu: str | None = No
     module = ir.Module()
     add_kernel(module, "kernel", structure, emit)
     engine = load(module, cpu)
-    prototype = ctypes.PYFUNCTYPE(None, ctypes.POINTER(structure))  # keeps the lock of Python
+    prototype = ctypes.PYFUNCTYPE(None, ctypes.POINTER(structure))  # keeps the GIL
     return Kernel(prototype(engine.get_function_address("kernel")), structure, engine)

@@ -1,4 +1,4 @@
-"""The cross-entropy of rows of logits and its gradient, in one pass through the memory."""
+"""Code of the kernel for the cross-entropy of rows of logits and its gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CrossEntropyArguments = arguments("CrossEntropyArguments", "losses", "gradient",
 def cross_entropy(width: int, dtype: str, ignored: int, with_gradient: bool = True) -> Kernel:
     """Compile the cross-entropy kernel with the arguments CrossEntropyArguments, for logits (N, width) in `dtype`;
     threads divide the rows. For each row it writes the loss and, if `with_gradient`, the gradient of the losses' sum,
-    in the dtype of the logits; both are 0 where the target is the number `ignored`."""
+    in the dtype of the logits; both are 0 where the target is `ignored`."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         gradient, logits = given.gradient, given.logits

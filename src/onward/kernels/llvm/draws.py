@@ -23,10 +23,9 @@ DrawArguments = arguments("DrawArguments", "tokens", "logits", "allowed", "facto
 
 def emit(dtype: str, masked: bool) -> Emit:
     """Return the function that emits the code of the kernel that draws one token per row of logits. Its arguments are
-    DrawArguments; threads divide the rows. `masked`: a mask of allowed tokens is given.
-
-    `factors` (N,) are the inverse temperatures, 0 for the likeliest token. The token is -1 where a logit is not finite,
-    or none is allowed.
+    DrawArguments; threads divide the rows. `masked`: whether a mask of allowed tokens is given. `factors` (N,) are the
+    inverse temperatures, 0 for the likeliest token. The token is -1 if a logit is not finite, or if no token is
+    allowed.
     """
 
     def kernel(code: Code, given: Values, first: Any, end: Any) -> None:
@@ -36,7 +35,8 @@ def emit(dtype: str, masked: bool) -> Emit:
             start = code.mul(row, size)
 
             def logit(place: Any, vector: bool) -> tuple[Any, Any]:
-                """Emit code for the logit of a token, LOWEST if it is not allowed, and for whether it is allowed."""
+                """Emit code for the logit of a token (LOWEST if it is not allowed), and for whether the token is
+                allowed."""
                 value = (code.floats if vector else code.scalar)(given.logits, dtype, code.add(start, place))
                 if not masked:
                     return value, None
@@ -103,7 +103,7 @@ def draw(
     at `result`.
 
     `state` is the hash of the row's seed and index, `logit(index, vector)` reads logits, `top` is the greatest logit
-    and `factor` the inverse temperature; `size` is the number of tokens, of which the first `full_end` are read LANES
+    and `factor` the inverse temperature; `size` is the number of tokens, and the first `full_end` tokens are read LANES
     at a time.
     """
     best = code.alloca(DOUBLE)
@@ -111,7 +111,7 @@ def draw(
     log = code.module.globals.get("log") or ir.Function(code.module, ir.FunctionType(DOUBLE, [DOUBLE]), "log")
 
     def probability(place: Any, vector: bool) -> Any:
-        """Emit code for the probability of the tokens, not normalized, which changes no draw."""
+        """Emit code for the unnormalized probability of the tokens; normalization would not change the draw."""
         value, permitted = logit(place, vector)
         difference = code.fsub(value, like(code, value, top))
         p = exp(code, code.fmul(difference, like(code, difference, factor)))
@@ -172,6 +172,7 @@ def spread(code: Code, value: Any, count: int) -> Any:
 
 @cache
 def draws(dtype: str, masked: bool) -> Kernel:
-    """Compile the kernel that draws one token per row of logits; `masked`: a mask of allowed tokens is given. Return it
-    as a function whose arguments are the fields of DrawArguments, the number of rows, and that of threads."""
+    """Compile the kernel that draws one token per row of logits; `masked`: whether a mask of allowed tokens is given.
+    Return it as a function whose arguments are the fields of DrawArguments, the number of rows, and the number of
+    threads."""
     return callable_kernel(DrawArguments, emit(dtype, masked))

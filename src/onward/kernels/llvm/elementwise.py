@@ -23,8 +23,8 @@ GatherArguments = arguments("GatherArguments", "out", "weight", "ids", "rows")
 
 @dataclass(frozen=True)
 class Layout:
-    """The shape, strides and dtype of a tensor, constants for which a kernel is compiled; the address of the tensor is
-    an argument of the kernel."""
+    """The shape, strides and dtype of a tensor. A kernel is compiled for these constants; the address of the tensor is
+    an argument."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -46,8 +46,8 @@ def operands(count: int) -> type[Arguments]:
 def elementwise(formula: Formula, layouts: Sequence[Layout]) -> Emit:
     """Return the function that emits the code of a kernel that computes `formula` for every element.
 
-    `layouts`, simplified by `merged`, are those of the result and of the operands. Threads divide the first dimension,
-    whose size is not a constant of the code.
+    `layouts`, simplified by `merged`, are the layouts of the result and of the operands. Threads divide the first
+    dimension, whose size is not a constant of the code.
     """
     shape, strides = layouts[0].shape, [layout.strides for layout in layouts]
     vectors = all(layout.dtype != "int64" and layout.strides[-1] < 2 for layout in layouts) and strides[0][-1] == 1
@@ -128,7 +128,7 @@ def row_sum(
 
 def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], Value]) -> Value:
     """Emit code for the sum of `width` terms. `term(index, read)` emits the term at an index, or a vector of LANES
-    terms from there; `read` is the method of `Code` that reads numbers accordingly, one or LANES."""
+    terms from there; `read` is the method of `Code` that reads one number or LANES numbers accordingly."""
     full_end = width - width % LANES
     with code.loop(0, full_end, LANES, [ir.Constant(FLOATS, [0.0] * LANES)]) as (index, sums):
         sums[0] = code.fadd(sums[0], term(index, code.floats))
@@ -138,8 +138,8 @@ def total(code: Code, width: int, term: Callable[[Value, Callable[..., Value]], 
 
 
 def spans(code: Code, width: int, vectors: bool = True) -> Iterator[tuple[Value, Callable[..., Value]]]:
-    """Emit loops over `width` indices; yield the index and the method of `Code` that reads numbers there: first LANES
-    at a time, if they are `vectors`, then one by one."""
+    """Emit loops over `width` indices; yield the index and the method of `Code` that reads numbers there: with
+    `vectors`, first LANES at a time, then one by one."""
     full_end = width - width % LANES if vectors else 0
     for start, stop, step, read in (0, full_end, LANES, code.floats), (full_end, width, 1, code.scalar):
         with code.loop(start, stop, step) as (index, _):
@@ -148,8 +148,8 @@ def spans(code: Code, width: int, vectors: bool = True) -> Iterator[tuple[Value,
 
 def layer_norm(x: Layout, eps: float, weight: bool, bias: bool) -> Emit:
     """Return the function that emits the code of a kernel for a layer norm over the last dimension of a tensor with the
-    layout `x`. The kernel's arguments are LayerNormArguments; threads divide the rows. `weight` and `bias` say whether
-    the norm has them."""
+    layout `x`. The kernel's arguments are LayerNormArguments; threads divide the rows. `weight` and `bias`: whether the
+    norm has a weight and a bias."""
     width = x.shape[-1]
 
     def emit(code: Code, given: Values, first: Value, end: Value) -> None:
@@ -196,15 +196,15 @@ def gather(rows: Layout, index_dtype: str) -> Emit:
 
 
 def like(code: Code, value: Value, number: Value) -> Value:
-    """Return `number`, an LLVM value or constant, in the form of `value`: unchanged if `value` is a scalar, repeated if
-    it is a vector."""
+    """Return `number`, an LLVM value or constant, with the type of `value`: unchanged if `value` is a scalar, repeated
+    if it is a vector."""
     if isinstance(number, int | float):
         return ir.Constant(FLOATS, [float(number)] * LANES) if value.type == FLOATS else value.type(number)
     return code.repeat(number) if value.type == FLOATS else number
 
 
 def unary(name: str) -> Formula:
-    """Return the formula that applies the function `name` of LLVM, with one argument, to a number or a vector."""
+    """Return the formula that applies LLVM's unary function `name` to a number or a vector."""
 
     def formula(code: Code, x: Value) -> Value:
         return code.call(code.declare(name, x.type, [x.type]), [x])
@@ -216,7 +216,7 @@ root = unary("llvm.sqrt")
 
 
 def exp(code: Code, x: Value) -> Value:
-    """Emit code for e ** x within 2 units in the last place: 2 ** n times a polynomial of the rest (Cody and Waite
+    """Emit code for e ** x within 2 units in the last place: 2 ** n times a polynomial of the remainder (Cody and Waite
     1980)."""
     x = clamp(code, x, -87.33, 88.72)
     n = unary("llvm.rint")(code, code.fmul(x, like(code, x, math.log2(math.e))))
@@ -228,7 +228,7 @@ def exp(code: Code, x: Value) -> Value:
     y = code.fadd(code.fma(y, code.fmul(rest, rest), rest), like(code, x, 1.0))
     kind = INTS if x.type == FLOATS else ir.IntType(32)
     bits, constant = code.fptosi(n, kind), integers if x.type == FLOATS else kind
-    half = code.ashr(bits, constant(1))  # 2 ** n in two factors, since 2 ** 128 is not a number
+    half = code.ashr(bits, constant(1))  # 2 ** n in two factors, since 2 ** 128 overflows fp32
 
     def power(exponent: Value) -> Value:
         return code.bitcast(code.shl(code.add(exponent, constant(127)), constant(23)), x.type)
@@ -259,7 +259,7 @@ def sigmoid(code: Code, x: Value) -> Value:
 
 
 def softplus(code: Code, x: Value) -> Value:
-    """Emit code for log(1 + e ** x) or, above 20, x itself, as PyTorch has it."""
+    """Emit code for log(1 + e ** x) or, above 20, x itself, as in PyTorch."""
     small = by_element(code, "log1pf", exp(code, clamp(code, x, None, 20.0)))
     return code.select(code.fcmp_ordered(">", x, like(code, x, 20.0)), x, small)
 

@@ -1,5 +1,5 @@
 """Code of kernels for norms, rotations and gates of many tokens, each as one kernel. Results are rounded at the same
-points as by PyTorch's separate operations."""
+points as in PyTorch's separate operations."""
 
 from __future__ import annotations
 
@@ -101,8 +101,8 @@ def rms_norm_gradient(norm: NormForm) -> Kernel:
     """Compile the kernel for the gradient of an RMSNorm with respect to x, with the arguments NormGradientArguments;
     threads divide the rows.
 
-    `out` is the gradient of x, `outer` that of the output: r g - x r ** 3 mean(g x), with a row's factor r, and g the
-    gradient of the output times the scale.
+    `outer` is the gradient of the output, and `out` the gradient of x: r g - x r ** 3 mean(g x), where r is the row's
+    factor and g is the gradient of the output times the scale.
     """
     width = norm.width
 
@@ -130,7 +130,7 @@ def rms_norm_weight_gradient(norm: NormForm) -> Kernel:
     """Compile the kernel for the gradient of an RMSNorm with respect to its weight, with the arguments
     NormWeightGradientArguments. Threads divide the columns: an item is LANES columns, or one of the remaining columns.
 
-    `out` is the gradient of the weight in fp32, `outer` that of the output.
+    `out` is the gradient of the weight in fp32, `outer` the gradient of the output.
     """
     width, blocks = norm.width, norm.width // LANES
 
@@ -196,8 +196,8 @@ def gate(activation: ActivationName, dtype: str) -> Kernel:
 
 @cache
 def gate_gradient(activation: ActivationName, dtype: str) -> Kernel:
-    """Compile the kernel for the gradients of activation(x) * y with respect to x and y, from that of the product,
-    `outer`. Its arguments are GateGradientArguments; threads divide the numbers."""
+    """Compile the kernel for the gradients of activation(x) * y with respect to x and y, from `outer`, the gradient of
+    the product. Its arguments are GateGradientArguments; threads divide the numbers."""
 
     def emit(code: Code, given: Values, first: Any, end: Any) -> None:
         middle = code.sub(end, code.urem(code.sub(end, first), INT(LANES)))

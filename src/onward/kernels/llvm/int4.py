@@ -1,5 +1,5 @@
-"""Code of products with int4 weights. Two weights are in a byte: the first half of a GROUP in the low bits, the second
-half in the high bits, each plus 8; a group has a bf16 scale.
+"""Code of products with int4 weights. A byte has two weights, each plus 8: the low bits are from the first half of a
+GROUP, the high bits from its second half. Each group has a bf16 scale.
 
 Shapes: N rows, I inputs, O outputs; x (N, I), codes (O, I / 2), scales (O, I / 32).
 """
@@ -20,7 +20,7 @@ WIDE = 4 * GROUP  # weights in 64 bytes
 WORDS = ir.VectorType(ir.IntType(16), PAIRS)
 HALF, HALF_WORDS = ir.VectorType(BFloat(), LANES), ir.VectorType(ir.IntType(16), LANES)
 NUMBERS = [struct.unpack("<I", struct.pack("<f", n))[0] >> 16 for n in range(-8, 8)]  # the value of each code, in bf16
-SCALES = [place for lane in range(LANES) for place in (4, lane // 4)]  # a zero, and the group's scale: an fp32 number
+SCALES = [place for lane in range(LANES) for place in (4, lane // 4)]  # zero and bf16 scale form an fp32 number
 
 
 class Prepared(NamedTuple):
@@ -43,7 +43,7 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> Any:
     """Emit code that dequantizes the int4 weights of one vector of the unit, from weight index `place` on: a group or
     half of one."""
     scale = code.repeat(code.scalar(scales, "bfloat16", code.lshr(place, INT(5))))
-    if isinstance(unit, AVX512DotUnit):  # a table of the group's 16 numbers takes half of the time
+    if isinstance(unit, AVX512DotUnit):  # a look-up in a table of 16 numbers takes half the time
         numbers = code.fptrunc(code.fmul(scale, ir.Constant(FLOATS, [float(n) for n in range(-8, 8)])), HALF)
         table = code.bitcast(shuffle(code, [*range(LANES)] * 2, numbers), WORDS)
         low = code.zext(code.vector(codes, "int8", code.lshr(place, INT(1)), LANES), HALF_WORDS)
@@ -111,7 +111,7 @@ def dot(
         for row, start in enumerate(starts):
             at = code.add(start, offset)
             first, second, less = (code.floats(x.address, "float32", code.add(at, INT(i * LANES))) for i in range(3))
-            # the 8 is subtracted as a third product: `prepare` multiplied the numbers that meet a byte by -8
+            # a third term subtracts the 8: `prepare` stored the sum of the two numbers that meet a byte, times -8
             totals[row] = code.fma(code.fma(high, second, code.fma(low, first, less)), scale, totals[row])
     return totals
 

@@ -1,4 +1,4 @@
-"""Machine code kept in a folder for the next start of the program."""
+"""Stores machine code in a folder for the next start of the program."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from onward.base.files import atomic_write
 from onward.kernels.llvm import loadable
 from onward.kernels.requirements import OPENMP
 
-CHECKSUM = 32  # bytes of SHA-256, with which a file begins
+CHECKSUM = 32  # bytes of the SHA-256 at the start of a file
 MAX_BYTES = 1 << 26  # size limit of a file; the code of a step has about 100 kB
 LOADING = 60  # seconds after which code counts as malformed
-FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no symlink is followed, no pipe waited for
+FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # follows no symlink, waits for no pipe
 
 
 class NotKept(UserWarning):
-    """The warning that machine code cannot be kept in a folder for the next start, with the reason."""
+    """Warning that machine code cannot be stored in a folder for the next start, with the reason."""
 
 
 def private_folder(folder: str | Path) -> Path | None:
@@ -53,17 +53,17 @@ def unsafe(place: Path, private: bool) -> str:
     Only this user may have access to a `private` folder. Others may enter a folder above it, and write to that folder
     if it is sticky.
     """
-    with suppress(FileExistsError):  # another process may make it at the same time
+    with suppress(FileExistsError):  # another process may create it at the same time
         if not os.path.lexists(place):
             place.mkdir(0o700)
-            place.chmod(0o700)  # whatever the umask
+            place.chmod(0o700)  # regardless of the umask
     status = place.lstat()
     if not stat.S_ISDIR(status.st_mode):
         return f"{place} is a symlink or a file: name a folder"
     if status.st_uid not in ({os.geteuid()} if private else {os.geteuid(), 0}):
         return f"{place} belongs to another user: name a folder of your own"
     if private and status.st_mode & 0o077:
-        return f"other users have access to {place}: chmod 700 it, or name a folder that is not there yet"
+        return f"other users have access to {place}: chmod 700 it, or name a folder that does not exist yet"
     if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
         return f"other users may write to {place}: chmod go-w it, or name another folder"
     return ""
@@ -71,7 +71,7 @@ def unsafe(place: Path, private: bool) -> str:
 
 def warn(reason: str) -> None:
     warnings.warn(
-        NotKept(f"the code of compiled steps is not kept, and compiled at each start: {reason}"), stacklevel=4
+        NotKept(f"the code of compiled steps is not kept, so it is compiled at each start: {reason}"), stacklevel=4
     )
 
 
@@ -106,7 +106,7 @@ def checksum(path: Path, code: bytes) -> bytes:
 
 def is_loadable(code: bytes, functions: Sequence[str]) -> bool:
     """Return whether LLVM can load machine code that contains these functions. Loads the code in a separate process,
-    since malformed code may end the process."""
+    since malformed code may crash the process."""
     import llvmlite
 
     folder = str(Path(llvmlite.__file__).parents[1])

@@ -1,5 +1,5 @@
 """A script that loads machine code from the standard input as `compiler.load` does. It runs in a separate process,
-since LLVM ends the process if the code is malformed."""
+since LLVM aborts the process if the code is malformed."""
 
 import resource
 import sys

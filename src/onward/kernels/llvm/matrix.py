@@ -1,7 +1,7 @@
 """Code of products by the matrix unit of a CPU (AMX): one instruction multiplies 16 rows of x with 16 rows of a weight.
 
-The unit has eight tiles of 16 rows of 64 bytes. A tile of the weight is read as it is stored; in a tile of x, a row has
-a pair of neighboring inputs of 16 rows of x. The product of both is a tile of y, transposed.
+The unit has eight tiles of 16 rows of 64 bytes. A tile of the weight is read as it is stored. Each row of a tile of x
+has a pair of neighboring inputs of 16 rows of x. The product of both tiles is a transposed tile of y.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ ROW = 64  # bytes of a row of a tile
 TILE_BYTES = LANES * ROW
 OUTPUTS = 2 * LANES  # rows of the weight that are multiplied in one pass over the inputs
 INPUTS = PAIRS  # inputs in a tile, in bf16
-Y, WEIGHT, X = (0, 1, 2, 3), (4, 5), (6, 7)  # numbers of the tiles
+Y, WEIGHT, X = (0, 1, 2, 3), (4, 5), (6, 7)  # tile numbers of y, weight and x
 PALETTE = [1, *[0] * 15, *[ROW, 0] * 8, *[0] * 16, *[LANES] * 8, *[0] * 8]  # all tiles have their full size
 
 
 def has_matrix_unit(features: Mapping[str, bool] | None) -> bool:
-    """Whether a CPU with these `features` has the matrix unit for bf16; None: whether this process may use that of this
-    CPU, for which it asks the system."""
+    """Whether kernels may use the matrix unit for bf16: False for a CPU with given `features`; with None, whether this
+    CPU has the unit and the system lets this process use it."""
     if features is not None:
         return False
     return bool(host_features().get("amx-bf16")) and bool(torch.cpu._init_amx())
@@ -85,10 +85,10 @@ def multiply(
     code: Code, weight: tuple[Any, Any], x: Sequence[Any], inputs: tuple[Any, Any], y: Any, ahead: tuple[Any, int]
 ) -> None:
     """Emit code that multiplies OUTPUTS rows of the weight with tiles of LANES rows of x, over a range of inputs
-    (begin, end), and adds their transposed products to `y`: for each tile of x, a tile for each LANES outputs.
-    `weight` is the address of the weight's first number in the range, and the distance of its rows in bytes; `x` has
-    the address of the packed tiles of each LANES rows. `ahead` is prefetched meanwhile: its address, and the bytes for
-    each tile of inputs."""
+    (begin, end), and adds their transposed products to `y`: for each tile of x, a tile for each LANES outputs. `weight`
+    is the address of the weight's first number in the range and the row stride in bytes; `x` has the address of the
+    packed tiles of each LANES rows. `ahead`, an address and the number of bytes for each tile of inputs, is prefetched
+    meanwhile."""
     unit, (address, stride), (begin, end) = MatrixUnit(code), weight, inputs
     tiles = [(tile, tile % len(WEIGHT), tile // len(WEIGHT)) for tile in Y[: len(x) * len(WEIGHT)]]
     for tile, *_ in tiles:
@@ -127,5 +127,5 @@ def read(code: Code, y: Any, tile: int) -> list[Any]:
 
 
 def memory(code: Code, size: Any) -> Any:
-    """Emit code for the address of `size` bytes of the stack, a multiple of ROW."""
+    """Emit code that allocates `size` bytes, a multiple of ROW, on the stack; return their address."""
     return code.ptrtoint(code.alloca(FLOATS, size=code.udiv(size, INT(ROW))), INT)

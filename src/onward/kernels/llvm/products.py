@@ -19,19 +19,20 @@ PREFETCHED = 48  # number of rows of x from which prefetching the weight costs m
 # number of rows of x from which tiles are faster
 FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
 MATRIX = {"bfloat16": 16, "int8": 8, "int4": 9}  # number of rows of x from which the matrix unit is faster
-GROUP = 40_000  # bytes of a tile of x, and of the rows of the weight that are multiplied with it in turn
+# bytes of a tile of x and of the rows of the weight that are multiplied with it in turn, to fit in the L1 cache
+GROUP = 40_000
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
-CHUNK = 256  # inputs of matrix.OUTPUTS rows of the weight that are unpacked at once, to stay in the first cache
-LINE = 64  # bytes of a line of memory
-BLOCK = 1 << 18  # numbers of x that stay in a core's cache while the rows of the weight pass
+CHUNK = 256  # inputs of matrix.OUTPUTS rows of the weight that are unpacked at once, to stay in the L1 cache
+LINE = 64  # bytes of a cache line
+BLOCK = 1 << 18  # numbers of x that stay in a core's cache while it reads the weight
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a matrix while the code of a kernel is emitted: the address and dtype of the matrix, and the index of
-    the row's first number, from which on its numbers are contiguous."""
+    """A row of a matrix, as LLVM values: the address and dtype of the matrix, and the index of the row's first number.
+    The numbers of a row are contiguous."""
 
     address: Any
     dtype: str
@@ -62,8 +63,8 @@ class PackedRow(Row):
 
 
 class Ahead(NamedTuple):
-    """The part of a weight that is prefetched, as it is stored: its address, and the bytes to prefetch for each input
-    of a tile."""
+    """The part of a weight, in its stored format, that is prefetched: its address, and the bytes to prefetch for each
+    input of a tile."""
 
     address: Any
     size: int
@@ -136,7 +137,7 @@ class Product:
                         partials = int4.dot(code, unit, prepared, these, given.weight, given.scales, output, inputs)
                         self.store(code, given, partials, these, output, 1)
             return
-        if self.weight_format == "int8" and dtype == "bfloat16":  # fp32 is made of integers in fewer steps
+        if self.weight_format == "int8" and dtype == "bfloat16":  # int8 takes fewer steps to fp32 than to bf16
             x, dtype, unit = widened(code, x, dtype, code.mul(rows, inputs)), "float32", Unit()
         with code.loop(first, end) as (output, _), code.loop(0, rows) as (row, _):
             of_x = Row(x, dtype, self.x_index(code, given, row))
@@ -147,11 +148,11 @@ class Product:
 
     def many_rows(self, code: Code, given: Values, first: Any, end: Any, prefetches: bool) -> None:
         """Emit code for the products of `few_rows` in tiles: the rows of x are divided into blocks, and each block is
-        multiplied with all rows of the weight, a group of which stays in a core's first cache. `prefetches`: whether
-        the next group is prefetched at the same time."""
+        multiplied with all rows of the weight, one group of rows at a time, which stays in the L1 cache. `prefetches`:
+        whether the next group is prefetched at the same time."""
         rows, inputs = given.rows, given.inputs
         block = code.mul(code.add(code.udiv(INT(BLOCK // TILE), inputs), INT(1)), INT(TILE))
-        tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # with that of x
+        tiles = code.udiv(INT(GROUP // (TILE * SIZES[self.unit.dtype])), inputs)  # including the tile of x
         group, unpacked = code.mul(greatest(code, code.sub(tiles, INT(1)), INT(1)), INT(TILE)), []
         if self.unpacked:
             group = INT(TILE)
@@ -183,7 +184,7 @@ class Product:
                 place = code.add(code.mul(number, size), code.mul(index, INT(matrix.ROW // 2)))
                 matrix.pack(code, vectors, code.add(packed, place))
             with code.loop(first, end, matrix.OUTPUTS) as (start, _):
-                # the last ones begin earlier, and may be written by two threads, with the same numbers
+                # the last group of outputs begins earlier; two threads may write some of them, with the same numbers
                 output = least(code, start, code.sub(given.outputs, INT(matrix.OUTPUTS)))
                 matrix.clear(code, y, tiles)
                 with code.loop(0, inputs, CHUNK) as (index, _):
@@ -235,10 +236,10 @@ class Product:
         """Emit code that multiplies the rows of x in the range `rows` (begin, end) with the rows of the weight in the
         range `outputs` (begin, end), tile by tile. While a tile is multiplied, the code prefetches the tile `ahead`
         outputs later (None: no prefetch). The first tile of rows unpacks an int8 or int4 weight to the rows `unpacked`,
-        which the others read: then conversions and products run side by side."""
+        which the other tiles read, so that conversions and products overlap."""
         inputs, (first_row, stop) = given.inputs, rows
         with code.loop(first_row, stop, TILE) as (start, _):
-            # a tile beyond the last row has this row several times: faster than tiles of fewer rows, and less code
+            # the last tile repeats the last row, which is faster than tiles of fewer rows, and less code
             numbers = [least(code, code.add(start, INT(i)), code.sub(stop, INT(1))) for i in range(TILE)]
             x = [Row(given.x, self.dtype, self.x_index(code, given, row)) for row in numbers]
             for begin, end, width in parts(code, *outputs):
@@ -275,8 +276,8 @@ class Product:
         weight: Sequence[Row],
         ahead: Ahead | None,
     ) -> None:
-        """Emit code that writes the tile of y with the rows `rows`, whose rows of x are `x`, and a column for each row
-        of the weight, from column `output` on."""
+        """Emit code that writes a tile of y: its rows `rows` are computed from the rows `x` of x, and its columns, from
+        column `output` on, from the rows `weight`."""
         partials = tile(code, self.unit, x, weight, given.inputs, ahead)
         self.store(code, given, partials, rows, output, len(weight))
 
@@ -284,7 +285,7 @@ class Product:
         self, code: Code, given: Values, vectors: Sequence[Any], rows: Sequence[Any], output: Any, outputs: int
     ) -> None:
         """Emit code that writes a tile of y, the rows `rows` and `outputs` columns from `output` on, given a vector of
-        partial sums for each number, row by row."""
+        partial sums for each number of the tile, row by row."""
         totals = self.finished(code, given, sums(code, vectors), output, outputs)
         for i, row in enumerate(rows):
             numbers = shuffle(code, [i * outputs + j for j in range(outputs)], totals)
@@ -292,7 +293,7 @@ class Product:
 
     def finished(self, code: Code, given: Values, totals: Any, output: Any, outputs: int) -> Any:
         """Emit code that multiplies sums of products by the scales of the weight and adds the bias; `totals` has
-        `outputs` columns of y from column `output` on, for one row after the other."""
+        `outputs` columns of y from column `output` on, row by row."""
         if self.weight_format == "int8":
             totals = code.fmul(totals, repeated(code, given.scales, "float32", output, outputs))
         if self.biased:
@@ -313,8 +314,8 @@ def tile(
     partial sums.
 
     `ahead`: the part of the weight to prefetch at the same time; all passes over the same rows of the weight prefetch
-    the same part, since a check would cost more. An addition waits for the previous one of its sum: where a tile has
-    few sums, each is divided into `chains` sums.
+    the same part, since a check would cost more. An addition waits for the previous addition to the same sum; if a tile
+    has few sums, each is therefore divided into `chains` sums.
     """
     count = len(x) * len(weight)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))
@@ -347,8 +348,8 @@ def tile(
 
 
 def parts(code: Code, begin: Any, end: Any) -> tuple[tuple[Any, Any, int], ...]:
-    """Emit code that divides the indices from `begin` to `end` - 1 into a range of tiles of TILE indices and a rest of
-    single ones; return (begin, end, step) of both ranges."""
+    """Emit code that divides the indices from `begin` to `end` - 1 into a range of tiles of TILE indices and a
+    remainder of single indices; return (begin, end, step) of both ranges."""
     middle = code.sub(end, code.urem(code.sub(end, begin), INT(TILE)))
     return (begin, middle, TILE), (middle, end, 1)
 

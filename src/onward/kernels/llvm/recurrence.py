@@ -23,19 +23,19 @@ ConvolutionArguments = arguments("ConvolutionArguments", "state", "slots", "posi
 
 @dataclass(frozen=True)
 class RecurrenceForm:
-    """The sizes of a recurrence, constants for which a kernel is compiled."""
+    """The constants for which a recurrence kernel is compiled."""
 
-    heads: int  # value heads of a row
-    shared: int  # value heads that read the same keys and queries
+    heads: int  # number of value heads
+    shared: int  # number of value heads that share keys and queries
     d_key: int
     d_value: int
     decays: int  # decays per head: 1 or d_key
-    beta: bool  # whether the state's own value is subtracted first
+    beta: bool  # whether the state's value for the key is subtracted first (delta rule)
 
 
 def slots_of(code: Code, given: Values, row: Any, token: Any) -> tuple[Any, Any, Any]:
-    """Emit code for the indices of the states (row, slot) before and after a token, and whether the row begins there,
-    with zeros."""
+    """Emit code for the indices of the states (row, slot) before and after a token, and for whether the row begins with
+    this token, from a state of zeros."""
     position = code.scalar(given.positions, "int64", code.add(code.mul(row, given.tokens), token))
     first = code.mul(row, given.slots)
     before = code.add(first, code.urem(code.sub(code.add(position, given.slots), INT(1)), given.slots))

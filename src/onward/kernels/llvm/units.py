@@ -53,7 +53,7 @@ class DotUnit(Unit):
 
     def read(self, code: Code, address: Any, dtype: str, index: Any, left: Any = None) -> Any:
         numbers = code.vector(address, dtype, index, self.step, left)
-        if dtype == "int8":  # bf16, the upper half of fp32, has all of its numbers
+        if dtype == "int8":  # bf16, the upper half of fp32, represents every int8 exactly
             halves = code.bitcast(code.as_floats(numbers, dtype), ir.VectorType(ir.IntType(16), 2 * PAIRS))
             numbers = shuffle(code, range(1, 2 * PAIRS, 2), halves)
         return code.bitcast(numbers, self.vector)
@@ -83,7 +83,7 @@ class NeonDotUnit(DotUnit):
         return shuffle(code, range(LANES), *halves)
 
 
-DOT_UNITS = {"avx512bf16": AVX512DotUnit, "bf16": NeonDotUnit}  # by LLVM's name of the feature of a CPU
+DOT_UNITS = {"avx512bf16": AVX512DotUnit, "bf16": NeonDotUnit}  # by LLVM's name of the CPU feature
 
 
 def unit_for(dtype: str, features: Mapping[str, bool] | None = None) -> Unit:
@@ -98,11 +98,12 @@ def sums(code: Code, vectors: Sequence[Any]) -> Any:
     """Emit code that adds up each of up to LANES vectors of LANES numbers; return the sums as the first numbers of a
     vector.
 
-    Each sum is computed in the same order, whatever the number of vectors: number i and i + 8 first, then i + 4, ...
+    Each sum is computed in the same order, regardless of the number of vectors: number i and i + 8 first, then i + 4,
+    ...
     """
     count, step = 1 << (len(vectors) - 1).bit_length(), LANES // 2
     padded = [*vectors, *[vectors[-1]] * (count - len(vectors))]
-    order = [0]  # the place of the sum of each vector
+    order = [0]  # lane of each vector's sum
     while step:
         starts = range(0, LANES, 2 * step)
         if len(padded) > 1:

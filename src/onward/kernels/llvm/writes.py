@@ -19,7 +19,7 @@ absolute, nearest = unary("llvm.fabs"), unary("llvm.rint")
 
 
 def write(width: int, dtype: str, paged: bool) -> Emit:
-    """Return the function that emits the code of a kernel which writes vectors of the new tokens (B, T, width), such as
+    """Return the function that emits the code of a kernel that writes vectors of the new tokens (B, T, width), such as
     their keys, to an entry of the KV cache, (B, S, width) or, if `paged`, (blocks, S, width), at the tokens'
     `positions` (B, T). The kernel's arguments are WriteArguments, where `tokens` is T and `columns` the columns of the
     block table; threads divide the tokens."""

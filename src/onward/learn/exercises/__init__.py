@@ -1,4 +1,4 @@
-"""Exercises that `onward learn --check` checks, one file each. A file in this folder is found by itself."""
+"""Exercises that `onward learn --check` checks, one file each. Files in this folder are discovered automatically."""
 
 from collections.abc import Sequence
 from functools import cache

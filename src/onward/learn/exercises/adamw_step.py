@@ -90,7 +90,7 @@ EXERCISE = Exercise(
         Mistake(
             "m = betas[0] * m + (1 - betas[0]) * g\n",
             "betas = betas[::-1]\n    m = betas[0] * m + (1 - betas[0]) * g\n",
-            "β₁ and β₂ are exchanged: the first is that of m",
+            "β₁ and β₂ are exchanged: β₁ belongs to m",
         ),
     ),
 )

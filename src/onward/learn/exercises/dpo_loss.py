@@ -9,8 +9,8 @@ from onward.learn.exercise import Exercise, Mistake
 
 
 def dpo_loss(chosen: Tensor, rejected: Tensor, ref_chosen: Tensor, ref_rejected: Tensor, beta: float) -> Tensor:
-    """Return the mean DPO loss of N pairs of answers: −ln σ(beta · margin), where the margin is how much more the model
-    than the reference prefers the chosen answer.
+    """Return the mean DPO loss of N pairs of answers: −ln σ(beta · margin), where the margin is how much more strongly
+    the model prefers the chosen answer than the reference does.
 
     chosen, rejected (N,): ln P of the answers by the model, summed over tokens; ref_...: the same by the reference
     -> ()

@@ -1,4 +1,4 @@
-"""Rotary positions that turn halves of a head."""
+"""Rotary positions, whose pairs combine the two halves of a head."""
 
 from random import Random
 
@@ -31,7 +31,7 @@ def draw(pick: Random) -> tuple[Tensor, Tensor, float]:
 
 LAST = """\
 first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)"""  # lines of the answer
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)"""  # two lines of the answer
 EXERCISE = Exercise(
     chapter=5,
     answer=rope,
@@ -64,7 +64,7 @@ EXERCISE = Exercise(
         Mistake(
             "positions[:, None]",
             "torch.arange(len(positions))[:, None]",
-            "positions are counted from 0: use those given, which may begin later, such as behind a cache",
+            "positions are counted from 0: use the given positions, which may begin later, such as after cached tokens",
         ),
         Mistake(
             "positions[:, None]", "(positions[:, None] + 1)", "positions are off by one: position 0 is not rotated"

@@ -28,7 +28,7 @@ EXERCISE = Exercise(
     answer=temperature,
     draw=draw,
     mistakes=(
-        Mistake("logits / t", "logits * t", "the logits are multiplied: divide them, so that heat makes them equal"),
+        Mistake("logits / t", "logits * t", "the logits are multiplied: divide them, so that a large t flattens them"),
         Mistake(
             "(logits / t).softmax(-1)", "logits.softmax(-1) / t", "the probabilities are divided: divide the logits"
         ),

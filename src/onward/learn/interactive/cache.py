@@ -1,4 +1,4 @@
-"""The memory of a KV cache by its sizes."""
+"""The memory of a KV cache, computed from its sizes."""
 
 import math
 from collections.abc import Sequence
@@ -33,5 +33,5 @@ def cache_memory(names: Sequence[str]) -> InteractiveFigure:
         "cache",
         "The memory of a KV cache",
         "Start from a published model, and change its sizes.",
-        {"models": models, "formats": {**formats, "int8": [1, DTYPES[0].itemsize]}},  # bytes of a number, of a vector
+        {"models": models, "formats": {**formats, "int8": [1, DTYPES[0].itemsize]}},  # bytes per number, per scale
     )

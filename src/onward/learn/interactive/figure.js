@@ -7,7 +7,7 @@ const node = (name, attributes = {}, ...children) => {
   made.append(...children)
   return made
 }
-// An SVG, or an element in one.
+// An SVG element, or an element inside one.
 const drawn = (name, attributes = {}, ...children) => {
   const made = document.createElementNS("http://www.w3.org/2000/svg", name)
   for (const key in attributes) made.setAttribute(key, attributes[key])
@@ -92,7 +92,7 @@ queueMicrotask(() => document.querySelectorAll("figure.interactive").forEach(fig
   figure.querySelector(".off").replaceWith(body)
   kinds[figure.dataset.kind](body, data)
 }))
-// In a notebook, the page of a figure is a frame, which gets the height of the page.
+// In a notebook, the page of a figure is in an iframe, which gets the height of the page.
 if (window.frameElement?.srcdoc) new ResizeObserver(() => {
   window.frameElement.style.height = document.documentElement.getBoundingClientRect().height + 4 + "px"
 }).observe(document.body)

@@ -1,4 +1,4 @@
-"""Interactive figures of the chapters: numbers from Python, and a script that draws them and follows sliders.
+"""Interactive figures of the chapters: numbers from Python, and a script that draws them and responds to sliders.
 
 A figure has the same HTML on the site, in a notebook and on a separate page. Its file, such as 09-samplers.json next
 to the chapter, holds its numbers; `python -m docs.site.outputs` writes it.
@@ -22,7 +22,7 @@ from onward.reports.pictures.markup import embedded, filled, resource, visible
 from onward.reports.pictures.plot import COLORS
 
 FOLDER = files("onward.learn.interactive")
-SHARED = ("pictures/sampling.js",)  # scripts of the reports that figures use
+SHARED = ("pictures/sampling.js",)  # scripts of the reports that figures also use
 PAGE = """:root { color-scheme: light dark }
 body { margin: 0 auto; max-width: 46rem; padding: .25rem; font: 16px/1.5 system-ui, sans-serif }
 """
@@ -30,15 +30,16 @@ body { margin: 0 auto; max-width: 46rem; padding: .25rem; font: 16px/1.5 system-
 
 @dataclass(frozen=True)
 class InteractiveFigure:
-    """A figure with sliders: a notebook shows it, `write` makes a page of it, and `data` are its numbers."""
+    """A figure with sliders, whose numbers are `data`. A notebook displays it, and `write` saves it as a page or as
+    JSON."""
 
-    kind: str  # samplers is drawn by samplers.js
+    kind: str  # for example, samplers is drawn by samplers.js
     title: str
     about: str  # suggestions to try, in one or two sentences
     data: Mapping[str, Any]  # JSON
 
     def html(self) -> str:
-        """The figure as an element for a page that has `style` and `script`; one line, as Markdown needs."""
+        """The figure as an HTML element for a page that has `style` and `script`; on one line, as Markdown requires."""
         return (
             f'<figure class="interactive" data-kind="{self.kind}"><figcaption><strong>{visible(self.title)}</strong> '
             f'{visible(self.about)}</figcaption><p class="off">This figure needs JavaScript.</p>'
@@ -58,7 +59,7 @@ class InteractiveFigure:
             new.write_text(text, encoding="utf-8")
 
     def _repr_html_(self) -> str:
-        frame = 'style="width:100%;height:36rem;border:0"'  # the script fits the height
+        frame = 'style="width:100%;height:36rem;border:0"'  # the script adjusts the height
         return f'<iframe srcdoc="{html.escape(self.page())}" {frame} title="{visible(self.title)}"></iframe>'
 
     def __repr__(self) -> str:
@@ -72,7 +73,7 @@ def page_of(body: str, title: str = "Figures") -> str:
 
 
 def with_figures(chapter: Chapter, text: str, shown: Callable[[InteractiveFigure], str]) -> str:
-    """The text of a chapter, in which `shown` takes the place of each interactive figure."""
+    """The text of a chapter, with each interactive figure replaced by the result of `shown`."""
     return FIGURE.sub(lambda match: shown(read_figure(chapter.path.parent / match[1])), text)
 
 

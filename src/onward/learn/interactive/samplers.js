@@ -29,7 +29,7 @@ kinds.samplers = (body, { temperatures, pieces, rows, texts }) => {
         node("th", { scope: "col", ...i === 1 ? { colspan: 2 } : {} }, name)).filter((_, i) => i !== 2))),
       node("tbody", {}, ...names, line(`${grouped(all - SHOWN)} others`, rest(shares), rest(counts))))
     summary.textContent = `${count(left, "token")} of ${grouped(all)} can be drawn. `
-      + `Without the sliders, ${left === 1 ? "it has" : "they have"} ${percent(kept)} of the probability.`
+      + `In the model's own distribution, ${left === 1 ? "it has" : "they have"} ${percent(kept)} of the probability.`
   }
   const pick = shares => {
     let left = Math.random(), i = 0

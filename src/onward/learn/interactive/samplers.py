@@ -1,4 +1,4 @@
-"""The samplers over the logits of a model."""
+"""Samplers applied to the logits of a model."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,8 @@ from onward.reports.runs.look import distributions
 
 
 def samplers(lm: LanguageModel, texts: Sequence[str]) -> InteractiveFigure:
-    """Sliders for temperature, top-k, top-p and min-p, over the model's logits of the token after each of `texts`."""
+    """Sliders for temperature, top-k, top-p and min-p, applied to the model's logits for the token after each of
+    `texts`."""
     if not texts:
         raise UserError("texts is empty: give at least one text, after which the model predicts a token")
     tokenizer = lm.text()

@@ -9,7 +9,7 @@ kinds.scaling = (body, { law: { E, A, B, alpha, beta }, models }) => {
     return `${+(number / 1000 ** i).toPrecision(3)}${["", " k", " M", " B", " T", "e15"][i]}`
   }
   const power = number => number.toExponential(2).replace("e+", "e")
-  let place = models[0].slice(1)  // exactly, while the sliders have steps
+  let place = models[0].slice(1)  // the exact point; the sliders round it to their steps
   const knobs = body.appendChild(node("div", { class: "controls" }))
   const start = menu(knobs, "start from", models.map(([name]) => name), () => begin())
   const n = slider(knobs, "parameters N", { min: N[0], max: N[1], step: .01, value: N[0], text: () => big(place[0]) }, () => draw([10 ** n.value, place[1]]))
