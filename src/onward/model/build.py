@@ -19,7 +19,7 @@ from onward.model import blocks, further
 from onward.model.attention import SelfAttentionModule
 from onward.model.layers import GatedFeedForwardModule, NewNorm, PreNormModule, RMSNormModule
 
-EXTENDED = {  # fields of attention whose steps plain attention does not have
+EXTENDED = {  # attention fields for steps that plain attention lacks
     *("value_scale", "value_norm", "values_are_keys", "qk_norm_part", "norm_rotated", "gate", "query_scale"),
 }
 
@@ -96,7 +96,7 @@ def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
 
 @torch.no_grad()
 def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> None:
-    """Draw the weights of a decoder in place, from torch's default generator; on the meta device there are none.
+    """Draw the weights of a decoder in place, from torch's default generator; does nothing on the meta device.
 
     | parameters                                        | values                                                    |
     | ------------------------------------------------- | --------------------------------------------------------- |

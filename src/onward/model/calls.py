@@ -1,7 +1,8 @@
 """The cache of decoders with parts from outside the package, which may call their attention more than once in a layer.
 
-Each call has cache entries of its own: those of the first call have the names that it gives, such as k and v, those of
-the next k@1 and v@1. `own.py` finds by a first forward which entries and states the calls of each layer keep.
+Each call has its own cache entries: the first call's entries have the names that it passes, such as k and v; the second
+call's are named k@1 and v@1. `own.py` runs a first forward to find the entries and states that the calls of each layer
+keep.
 """
 
 from __future__ import annotations
@@ -79,7 +80,8 @@ class CallLayerCache(LayerCache):
 
 
 class CountedCalls(NoStates):
-    """No states, as of a decoder with parts from outside the package whose layers keep none."""
+    """The states of a decoder with parts from outside the package whose layers have none; counts the calls of each
+    layer."""
 
     def view(self, rows: slice, counts: Tensor | None) -> CountedCalls:
         return self

@@ -151,7 +151,7 @@ class ExpertsModule(nn.Module):
         backend: str = self.part.backend
         if is_recorded() or (backend == "auto" and takes_kernel(tokens, experts, self.part.count)):
             return self.mix_by_kernel(tokens, weights, experts)
-        order = experts.flatten().argsort(stable=True)  # of the assignments, sorted by expert
+        order = experts.flatten().argsort(stable=True)  # indices of the assignments, sorted by expert
         token = order // experts.size(1)  # the token of each assignment
         counts = torch.bincount(experts.flatten(), minlength=self.part.count)
         dtype = working_dtype(tokens)
@@ -214,7 +214,7 @@ class InputWeightedExpertsModule(ExpertsModule):
         return reduce(torch.add, y.unflatten(0, experts.shape).unbind(1))
 
     def activations(self) -> Declarations:
-        # units and outputs of single experts are those of weighted inputs, which tracing does not compute
+        # the units and outputs of single experts depend on weighted inputs, which tracing does not compute
         return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
 
 

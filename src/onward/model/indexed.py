@@ -45,7 +45,8 @@ class IndexerModule(nn.Module):
         hides."""
         key = context.rotate(self.k_norm(self.k(x))[:, :, None])
         (keys,) = context.update(index=key)
-        if context.mask.key_positions.size(1) <= self.part.top_k and not is_recorded():  # a program takes any length
+        # an exported program must accept any length
+        if context.mask.key_positions.size(1) <= self.part.top_k and not is_recorded():
             return None
         exact = torch.promote_types(x.dtype, torch.float32)
         q = context.rotate(self.q(q).unflatten(-1, (self.part.n_heads, -1))).to(exact) * self.part.d_head**-0.5
