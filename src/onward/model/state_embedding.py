@@ -26,7 +26,7 @@ class StateEmbedding(nn.Module):
     @torch.no_grad()
     @torch.inference_mode(False)  # so that the memory can be written to in every mode
     def note(self, states: Tensor) -> None:
-        """Keep the hidden states (B, T, D) for the next call, in memory that stays the same for calls of a shape."""
+        """Store the hidden states (B, T, D) for the next call; calls with the same shape reuse the same memory."""
         self.states.setdefault(states.shape[:2], torch.empty_like(states, memory_format=torch.contiguous_format)).copy_(
             states
         )

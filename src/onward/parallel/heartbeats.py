@@ -68,7 +68,7 @@ def watch(launch: Launch, seconds: float, stopped: Event, remedy: str, report: C
                 lost, reporter = map(int, store.compare_set("silent", "", f"{lost} {rank}").decode().split())
                 end(lost, rank, seconds, remedy, report, first=reporter == rank)
         store.add(f"heartbeats/{rank}", ENDED)
-    except RuntimeError:  # the store has ended with the process that keeps it; `failures.py` detects this
+    except RuntimeError:  # the process that hosts the store has ended; `failures.py` detects this
         return
 
 

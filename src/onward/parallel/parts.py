@@ -1,7 +1,7 @@
 """Whole tensors and their parts: DTensors of a mesh with the axes replicate, shard and tensor.
 
-FSDP2 divides what tensor parallelism has left to a process, so a tensor divided along both axes is first split over
-`tensor`, then over `shard`, in the reverse order of the axes of the mesh.
+FSDP2 shards the part of a tensor that tensor parallelism assigns to a process. A tensor divided along both axes is
+therefore split over `tensor` first and over `shard` second, the reverse of the order of the axes in the mesh.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def by_token(outputs: Tensor) -> Tensor:
 
 class Recurrence(nn.Module):
     """The recurrence of `recurrence.py` as a module, so that forward hooks can reach its outputs (B, T, H, F), in the
-    order of value heads: one step at a time for as few tokens as states are kept, else in chunks. Hooks of `last` reach
-    the state after the last column of the call, (B, H, E, F)."""
+    order of value heads. Tokens are computed in chunks up to the first state to keep, and one at a time after it, or if
+    all states are kept. Hooks of `last` reach the state after the last column of the call, (B, H, E, F)."""
 
     def __init__(self) -> None:
         super().__init__()

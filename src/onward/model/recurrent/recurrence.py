@@ -25,7 +25,7 @@ BLOCK = 16  # tokens of a block, in which decays per key element are multiplied 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The changes that the tokens of a call make to the state, each (B, G, R or 1, T, ...)."""
+    """The inputs of the recurrence for the tokens of a call, each (B, G, R or 1, T, ...)."""
 
     q: Tensor  # (B, G, 1, T, E)
     k: Tensor  # (B, G, 1, T, E)
