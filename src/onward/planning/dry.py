@@ -45,7 +45,7 @@ def replay(segments: Iterable[Segment]) -> Segment:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors in use inside the `with` block, fake ones too, and their peak."""
+    """Counts the bytes of all tensors in use inside the `with` block, including fake tensors, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """Stands for the tensor of the numbers of tokens per expert, which fake scores cannot give."""
+    """Stands in for the tensor of the numbers of tokens per expert, which cannot be computed from fake scores."""
 
     assignments: int
     experts: int
@@ -97,12 +97,12 @@ class Shortened(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
             return EvenSplit(args[0].numel(), (kwargs or {})["minlength"])
-        if func is Tensor.backward:  # recomputes forwards, and a mode is off while it handles a call
+        if func is Tensor.backward:  # recomputed forwards need the mode, which is off while it handles a call
             with Shortened():
                 ones = (torch.ones_like(args[0]),)
                 return _engine_run_backward(args, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
         result = func(*args, **(kwargs or {}))
-        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # a loss chunks along its tokens
+        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # chunks of a loss's tokens
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
@@ -152,7 +152,8 @@ class DryStep:
 
 
 def divide_stream(model: Decoder, own: int, parts: int) -> None:
-    """Give modules between attention and feed-forward the first `own` tokens, one of `parts`: `parallel/stream.py`."""
+    """Pass only the first `own` tokens, one of `parts` parts, to modules outside attention and feed-forward, as in
+    `parallel/stream.py`."""
     cut: Any = lambda module, *given: given[-1][:, :own].clone()
     grow: Any = lambda x: x.repeat(1, parts, 1)
     for block in model.blocks:
@@ -177,8 +178,8 @@ def dry_step(
     context: int = 1,
 ) -> DryStep:
     """Measure the memory of a forward or, with a `loss`, of a Trainer's step on `rows` texts of `length` tokens,
-    without data or computation. Weights are in fp32 (of blocks with `low_blocks` in `autocast`); `parts` divides the
-    tokens between attention and feed-forward, `context` all tokens."""
+    without data or computation. Weights are in fp32 (with `low_blocks`, those of blocks in `autocast`). `parts`
+    processes divide the tokens between attention and feed-forward, and `context` processes divide all tokens."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)

@@ -1,4 +1,5 @@
-"""A page with the answers of two models side by side, which a person judges without knowing which is whose."""
+"""A page with the answers of two models side by side, for a person who judges them without knowing which model wrote
+which answer."""
 
 import random
 from collections.abc import Sequence

@@ -156,7 +156,7 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
 def rotation(token: Followed, layer: int, where: str, q: Tensor) -> StoryStep:
     """`q` (H, E) are the token's rotated queries."""
     c, part, position = token.config, at(token.config.attention, layer), at(token.config.position, layer)
-    first = q.size(1) - part.rope_width(c)  # of latent attention, the numbers before it are not rotated
+    first = q.size(1) - part.rope_width(c)  # in latent attention, earlier elements are not rotated
     pairs = f"Pairs of the last {part.rope_width(c)} numbers" if first else "Pairs of numbers"
     turned = ""
     if isinstance(position, Rotary):

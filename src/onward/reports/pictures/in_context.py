@@ -29,6 +29,6 @@ def in_context(shots: Shots, alternatives: LikelyAnswers) -> Picture:
 
 
 def shown(answer: str) -> str:
-    """On one line, with a visible mark instead of the space at the beginning."""
+    """Show an answer on one line, with a visible mark for a leading space."""
     space = answer.startswith(" ")
     return MARKS[" "] * space + readable(answer[space:], LINE_MARKS)
