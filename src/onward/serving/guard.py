@@ -151,7 +151,7 @@ class Guard:
             else:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        except asyncio.CancelledError:  # the server ends, and waits for this request no longer
+        except asyncio.CancelledError:  # the server is ending, and no longer waits for this request
             task.cancel()
             raise ApiError("the server has shut down before the end of the answer", 503) from None
         finally:
@@ -185,7 +185,7 @@ def sent_key(headers: Headers) -> bytes:
     """The key that a client has sent; b"" without one."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return given.encode("latin-1")  # as the header had it
+    return given.encode("latin-1")  # the bytes of the header
 
 
 def check_admin(key: Key | None) -> None:

@@ -33,7 +33,7 @@ from onward.tracing.edit import edit
 
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
-MOST = 512  # tokens of a text that is looked into
+MOST = 512  # largest number of tokens of an inspected text
 SHOWN = 40  # tokens of a distribution
 KEPT = 32  # logits that are kept for the next request
 

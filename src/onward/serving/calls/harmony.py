@@ -44,7 +44,7 @@ def read_harmony(source: Source, functions: Sequence[Function], markers: Markers
 
 
 def read_body(source: Source, name: str, ends: Sequence[str]) -> Parser[None]:
-    """Read the message to a function: the arguments of the call, which are empty without text."""
+    """Read a message to a function, whose text is the arguments of the call; without text, they are empty."""
     yield from source.spaces()
     if (yield from source.peek()) == "{":
         yield from arguments_of(source, name)
