@@ -1,4 +1,4 @@
-"""The server's process: its socket, its signals, and the models that are loaded while it listens already."""
+"""The server's process: its socket, its signals, and the models, which are loaded while it already listens."""
 
 from __future__ import annotations
 

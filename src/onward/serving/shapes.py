@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-LOOKED_AT = 4096  # parts of a value of which unknown fields are named
+LOOKED_AT = 4096  # largest number of parts of a value that are searched for unknown fields
 SHOWN = 80  # characters of a value in a message
 MISSING = object()  # the value of a required field that a request lacks
 WORDS: dict[Any, tuple[str, str]] = {  # for a type, in the singular and the plural

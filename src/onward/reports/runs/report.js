@@ -12,7 +12,8 @@ const units = [
 ]
 const bold = text => Object.assign(document.createElement("b"), { textContent: text })
 
-// Plots: Python draws them against steps; this script moves their points horizontally, and shows the values at the pointer.
+// Plots: Python draws them against steps; this script moves their points horizontally, and shows the values at the
+// pointer.
 const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(figure => {
   const data = JSON.parse(figure.querySelector("script").textContent), svg = figure.querySelector("svg")
   const ticks = svg.querySelector(".ticks"), paths = svg.querySelectorAll(".ticks ~ path")

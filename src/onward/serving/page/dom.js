@@ -30,7 +30,7 @@ export function report(error) {
   at("status").className = "error";
 }
 
-// A handler that reports its error, also one of a promise.
+// Return a handler that also reports errors, including those of a promise.
 export const safely = (handler) => async (...given) => {
   try {
     await handler(...given);

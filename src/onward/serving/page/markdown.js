@@ -1,7 +1,7 @@
 // Markdown as elements. Text reaches the page as text nodes only, so that no HTML of a model becomes HTML of the page.
 import { button, copy, node, safely } from "./dom.js";
 
-const DEEPEST = 6; // quotes, lists and emphasis inside each other
+const DEEPEST = 6; // largest depth of nested quotes, lists and emphasis
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const FENCE = /^\s*(```+|~~~+)\s*([\w+#.-]*)[^`]*$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
@@ -12,7 +12,7 @@ const INLINE = new RegExp([
   "(\\*\\*|__)(?=\\S)(.+?)\\4", // bold
   "(?<![\\w*])\\*(?=[^\\s*])([^*]+)\\*(?!\\w)|(?<![\\w_])_(?=[^\\s_])([^_]+)_(?!\\w)", // italic
   "~~(?=\\S)(.+?)~~", // struck out
-  "!?\\[([^\\[\\]]*)\\]\\(\\s*<?([^\\s()<>]+(?:\\([^\\s()]*\\)[^\\s()<>]*)?)>?[^()]{0,200}\\)", // a link, or a picture, which becomes one
+  "!?\\[([^\\[\\]]*)\\]\\(\\s*<?([^\\s()<>]+(?:\\([^\\s()]*\\)[^\\s()<>]*)?)>?[^()]{0,200}\\)", // a link, or a picture, which becomes a link
   "<?(https?:[^\\s<>]*[^\\s<>.,;:!?'\")\\]}])>?", // an address
 ].join("|"), "gs");
 

@@ -19,7 +19,7 @@ const FIELDS = [
 ];
 const neutral = Object.fromEntries([...KNOBS.map(([name, , , , value]) => [name, String(value)]), ...FIELDS.map(([name, , value]) => [name, value])]);
 
-// The knobs that are turned, as fields of a request.
+// The options that differ from their defaults, as fields of a request.
 export const knobs = () => Object.fromEntries(KNOBS.filter(([name]) => at(name).value !== neutral[name]).map(([name]) => [name, Number(at(name).value)]));
 
 // All fields of a request's sampling. Raises an Error for a field without a usable value.
@@ -47,7 +47,7 @@ export function setOptions(given) {
   at("options").dispatchEvent(new Event("input"));
 }
 
-// `changed` is called when a knob has moved.
+// `changed` is called when an option changes.
 export function makeOptions(changed) {
   const row = (name, input, about, ...more) => {
     input.setAttribute("aria-describedby", `${name}-about`);
