@@ -1,4 +1,5 @@
-"""Texts that continue others, which tokenizers encode unlike texts by themselves. Does not import torch."""
+"""Encoding of texts that continue other texts: without the special treatment of a text's beginning. Does not import
+torch."""
 
 import json
 from typing import Any

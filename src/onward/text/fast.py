@@ -160,5 +160,5 @@ def same_characters(characters: str = NEW) -> bool:
 def unbroken(text: str) -> bool:
     """Whether a text may have RUN or more characters without a word boundary, which `tiktoken` cannot encode; True for
     some texts without such a run."""
-    block = RUN // 2  # a run of RUN characters covers a whole block
+    block = RUN // 2  # a run of RUN characters contains a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

@@ -52,7 +52,7 @@ class LatentContext(AttentionContext):
     attn: LatentAttentionModule | None = None
     made: dict[str, Tensor] = field(default_factory=dict)  # q, and the rotary parts before and after the rotation
 
-    def rotate(self, x: Tensor) -> Tensor:  # the query's part comes first
+    def rotate(self, x: Tensor) -> Tensor:  # called for the query first, then for the key
         one = "k" if "q_rope" in self.made else "q"
         self.made[f"{one}_rope"], self.made[f"{one}_rotated"] = x, super().rotate(x)
         return self.made[f"{one}_rotated"]
