@@ -1,4 +1,4 @@
-"""Which module each part of a DecoderConfig builds, and the initial values of the weights.
+"""Builds the modules of the parts of a DecoderConfig, and draws the initial values of the weights.
 
 A part of your own with a method `build` builds its module itself; a subclass of one of Onward's parts without that
 method builds the module of its base. Any other part raises a UserError. `further.py` builds the parts that a plain

@@ -81,9 +81,9 @@ class KVCache:
     window + chunk. With a `step` > 0, layers begin with `step` slots, and `grow` adds multiples of `step`.
     `quantized` keeps every vector as int8 with one scale.
 
-    Layers with a state, such as GatedDeltaNet, keep the state after the row's last token and those after the `keep`
-    tokens before it: a row can be rolled back by that many, padding included. On a CPU, a call that rolls back further
-    raises a UserError. For a call with longer padding, pass the number of tokens per row to `view` as `counts`.
+    Layers with a state, such as GatedDeltaNet, keep the states after the row's last token and after the `keep` tokens
+    before it, so a row can be rolled back by up to `keep` tokens, padding included. On a CPU, a call that rolls back
+    further raises a UserError. For a call with longer padding, pass the number of tokens per row to `view` as `counts`.
 
     `rope_length` (rows,) is the number of tokens for which dynamic NTK or LongRoPE scale the rotary positions of a row,
     by default `length`. It must not change while a row is continued: an Engine recomputes the row when the scaling

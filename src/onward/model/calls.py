@@ -32,7 +32,7 @@ class Kept:
     window: int  # in tokens; 0: all
     entries: Shapes
     states: States
-    own: bool = False  # whether a part of the decoder is from outside the package: calls are counted
+    own: bool = False  # whether to count calls: a part of the decoder is from outside the package
 
 
 def tried(config: DecoderConfig) -> list[Kept]:

@@ -46,7 +46,7 @@ class SoftmaxRoutingModule(nn.Module):
         self.scoring = nn.Sequential(Softcap(part.softcap), scoring) if part.softcap else scoring
 
     def score(self) -> nn.Module:
-        """Make the module from logits (N, X) to scores (N, X)."""
+        """Build the module that computes scores (N, X) from logits (N, X)."""
         return nn.Softmax(-1)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -56,13 +56,13 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """The most blocks of `size` positions over which `positions` consecutive positions can extend."""
+    """The largest number of blocks of `size` positions that `positions` consecutive positions can span."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
-    """The most blocks that a row can use at once: all `columns` of the block table without a window, with a window, the
-    blocks that one query attends to plus the blocks of up to `chunk` tokens added by a call."""
+    """The largest number of blocks that a row can use at once. Without a window: all `columns` of the block table; with
+    a window: the blocks that one query attends to plus the blocks of up to `chunk` tokens added by a call."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 

@@ -107,8 +107,8 @@ def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def own_sum(parts: Sequence[Tensor], group: Any) -> Tensor:
-    """Reduce-scatter: the sum over the processes of the tensors that they have for this process, given one tensor for
-    each process; without gradient."""
+    """Reduce-scatter without gradient: `parts` has one tensor for each process; returns the sum over all processes of
+    their tensors for this process."""
     stacked = torch.stack([*parts]).contiguous()  # the strides of a gradient of keys may be in another order
     own = torch.empty_like(stacked[0])
     reduce_scatter(own, stacked.flatten(0, 1), group=group)

@@ -31,8 +31,8 @@ def patience() -> float:
 
 @contextmanager
 def heartbeats(launch: Launch, remedy: str, report: Callable[[str, bool], None]) -> Iterator[None]:
-    """A context in which a thread counts the heartbeats of this process in the store of all processes. The first
-    process watches all others, and each of the others watches the first.
+    """A context manager under which a thread counts the heartbeats of this process in the store of all processes. The
+    first process watches all others, and each of the others watches the first.
 
     If a process is silent for `patience()` seconds, all others end with status 2, since their collectives cannot be
     interrupted. One of them prints the rank of the silent process and the `remedy`. Before a process ends, it calls

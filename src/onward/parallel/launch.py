@@ -1,4 +1,4 @@
-"""How processes that torchrun started connect."""
+"""Connects the processes that torchrun started."""
 
 import atexit
 import itertools
@@ -47,7 +47,7 @@ def await_all(store: distributed.Store, rank: int, count: int) -> None:
 
 @contextmanager
 def meeting() -> Iterator[None]:
-    """A context in which processes connect; converts a failure into a UserError that names its cause."""
+    """A context manager for connecting processes; converts a failure into a UserError that names its cause."""
     try:
         yield
     except UserError:

@@ -191,8 +191,8 @@ def sum_of_bucket(_: object, bucket: distributed.GradBucket) -> torch.futures.Fu
 
 
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Return a context for the backward of one batch of a step with gradient accumulation; replicas sum their gradients
-    over the processes only in the backward of the `last` batch."""
+    """Return a context manager for the backward of one batch of a step with gradient accumulation; replicas sum their
+    gradients over the processes only in the backward of the `last` batch."""
     if isinstance(module, Inside):
         sharded: Any = module.model
         sharded.set_requires_all_reduce(last)

@@ -78,7 +78,8 @@ def counted_in(mode: Any, config: DecoderConfig) -> CountedFlops:
 
 
 def totals(model: nn.Module | Any, length: int) -> Counter[str]:
-    """Return the operations of a forward of `length` tokens, by path of the module, with those of its children."""
+    """Return the operations of a forward of `length` tokens, by path of the module; those of a module include its
+    children's."""
     tokens = torch.zeros(1, length, dtype=torch.int64)
     with torch.no_grad(), Shortened(), FlopCounterMode(display=False, custom_mapping=KERNEL) as counter:
         model(tokens)

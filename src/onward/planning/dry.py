@@ -92,7 +92,8 @@ class EvenSplit:
 
 
 class Shortened(TorchFunctionMode):
-    """A context for dry runs: routers divide tokens evenly, and only the first chunks of a loss are computed."""
+    """A context manager for dry runs: routers divide tokens evenly, and only the first chunks of a loss are
+    computed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
@@ -124,7 +125,8 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
 
 
 def computing_in(dtype: torch.dtype | None, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """A context in which a CPU computes matrix products in `dtype` and may keep weights that were cast to it."""
+    """A context manager under which a CPU computes matrix products in `dtype` and may keep weights that were cast to
+    it."""
     return torch.autocast("cpu", dtype, cache_enabled=keep_casts) if dtype else nullcontext()
 
 

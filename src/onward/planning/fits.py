@@ -251,8 +251,8 @@ def parabolas(runs: Sequence[RunPoint]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """Fit the best size as a power of the operations; raises a UserError for fewer than two minima within sizes of
-    runs."""
+    """Fit the best size as a power of the operations; raises a UserError for fewer than two minima that lie within the
+    sizes of the runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
         raise UserError(

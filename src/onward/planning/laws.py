@@ -147,8 +147,8 @@ SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 
 
 def smaller_models(law: LossLaw, flops: float, answered: float) -> list[Smaller]:
-    """List models of the best size for `flops` training operations by `law`, and of smaller sizes that reach the same
-    loss with more tokens, with the operations of training and of later use for `answered` tokens (read or
+    """List the model of the best size for `flops` training operations by `law`, and smaller models that reach the same
+    loss with more tokens. Each has the operations of its training and of its later use for `answered` tokens (read or
     generated)."""
     best, tokens = law.optimum(flops)
     loss = law.loss(best, tokens)

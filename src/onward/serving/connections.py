@@ -106,7 +106,7 @@ class Connection(H11Protocol):
 
     def outlet(self) -> Outlet | None:
         """An outlet for the body of the response to the current request; None if the body is not sent in chunks, or if
-        half of the descriptors are in use: an outlet has its own."""
+        half of the descriptors are in use, since an outlet needs one."""
         spare = len(self.all.open) < self.all.most // 2
         return Outlet(self.transport, self.loop) if spare and self.scope["http_version"] == "1.1" else None
 

@@ -82,9 +82,9 @@ INSTEAD = {  # the supported field with the meaning of a refused one
     "function_call": "tool_choice",
     "prompt_logprobs": "echo with logprobs",
 }
-MOST_ITEMS = 16_384  # most items of a list of objects, such as messages or tools, and of a list or table of options
+MOST_ITEMS = 16_384  # maximum items of a list of objects, such as messages or tools, and of a list or table of options
 WORKABLE_STOPS = 64  # stop texts of a request
-FORM_CHARACTERS = 100_000  # most characters of a regular expression, grammar or schema, as JSON
+FORM_CHARACTERS = 100_000  # maximum characters of a regular expression, grammar or schema, as JSON
 unknown_fields: set[str] = set()  # names that were already logged
 
 
@@ -135,7 +135,7 @@ def nesting(cls: type[Body]) -> dict[str, Any]:
 
 
 def json_type(kind: Type) -> Any:
-    """The type of the JSON values that become values of a type. The options check their ranges themselves."""
+    """The type of the JSON values from which values of a type are made. The options check their ranges themselves."""
     match kind:
         case Limited() | Either():
             return json_type(kind.args[0])

@@ -34,7 +34,7 @@ PUBLIC = {
 }  # paths that need no key
 PUBLIC_FILES = "/page/", "/learn/"  # files of the page, chapters of the course
 WORK = {"/api/roles"}  # paths that cause work, in addition to the POST routes
-BODIES = 16  # the most large bodies that are read at a time
+BODIES = 16  # maximum number of large bodies that are read at a time
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

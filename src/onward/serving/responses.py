@@ -87,7 +87,8 @@ def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Instructions and items as messages; successive items of the assistant (reasoning, text, calls) are one."""
+    """Instructions and items as messages; successive items of the assistant (reasoning, text, calls) become one
+    message."""
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})

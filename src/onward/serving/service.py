@@ -1,4 +1,4 @@
-"""The server's state, and the way of a request through it: prompts to requests, to the engine, to a response."""
+"""The server's state, and how it processes a request: from prompts to requests of the engine, to a response."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ T = TypeVar("T")
 LOG = logging.getLogger("onward.serving")
 PROMPTS = 2048  # largest number of prompts in a request
 ANSWERS = 128  # largest number of answers to a prompt
-TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most; log-probabilities count as tokens
+TOKENS = 1 << 22  # maximum of prompts x answers x tokens of each answer; log-probabilities count as tokens
 SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
 BRIEF = 2_048  # characters that are tokenized in less time than another thread takes to start
 
@@ -120,7 +120,7 @@ class Service:
         return await asyncio.wrap_future(self.worker.call(function))
 
     async def beside(self, pieces: Generator[None, None, T]) -> T:
-        """The result of work that runs a model in the engine's thread, in turns with decoding: after each decoding
+        """The result of work that runs a model in the engine's thread, alternating with decoding: after each decoding
         step at most one of its `pieces`."""
         return await asyncio.wrap_future(self.worker.beside(pieces))
 

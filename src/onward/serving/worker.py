@@ -79,7 +79,7 @@ class Worker(threading.Thread):
         return future
 
     def beside(self, pieces: Generator[None, None, T]) -> Future[T]:
-        """Run a generator in the engine's thread, in turns with decoding; cancelling the future ends it."""
+        """Run a generator in the engine's thread, alternating with decoding; cancelling the future ends it."""
         future: Future[T] = Future()
         self.post(lambda: self.pieces.append((future, pieces)))
         return future

@@ -73,7 +73,7 @@ class Chat:
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
     answer, which ends before the next `User:`. The attribute `stop` holds the texts that then end an answer; it is
-    empty with a template. `source` is the template's source.
+    empty with a template. `source` is the Jinja source of the template.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -83,7 +83,7 @@ class LatentContext(AttentionContext):
 
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
-    """Add the hook for queries and keys before their rotation; keys and values as they enter the cache."""
+    """Add the hook for queries and keys before their rotation, and for keys and values as they enter the cache."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -103,7 +103,7 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 
 
 def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks) -> None:
-    """Add the hooks for the latent and the rotary key in the cache; queries, keys and values of each head."""
+    """Add the hooks for the latent and the rotary key in the cache, and for queries, keys and values of each head."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # per thread, since another thread may run the same module
 

@@ -47,8 +47,8 @@ class Carried:
         return 0 if self.call is None else self.call.columns.size(1)
 
     def before(self, name: str, empty: Tensor) -> Tensor:
-        """Return the state `name` before the call's first token, in the dtype of `empty`, which are zeros of its shape
-        (B, ...), the state of rows that begin."""
+        """Return the state `name` before the call's first token, in the dtype and shape (B, ...) of `empty`, which
+        contains zeros, the state of rows that begin in this call."""
         if self.cache is None or self.call is None:
             return empty
         return self.cache.before(name + self.suffix, self.call, empty)

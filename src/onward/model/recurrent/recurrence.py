@@ -1,4 +1,5 @@
-"""A matrix that each token decays and adds to, step by step and in chunks of tokens; both forms give the same result.
+"""The recurrence of a state matrix that each token decays and adds to: step by step, or in chunks of tokens with the
+same result.
 
 For each head, with keys k and queries q of width E, values v of width F, decay a and a state S (E, F):
 

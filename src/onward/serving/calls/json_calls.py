@@ -102,7 +102,8 @@ def arguments_of(source: Source, name: str) -> Parser[None]:
 
 
 def incomplete(source: Source, read: str) -> Parser[bool]:
-    """End a call whose name and arguments have not arrived: dropped if the answer was cut, else content."""
+    """End a call whose name and arguments have not arrived: drop the call if the answer was cut off, otherwise pass on
+    its text as content."""
     if not source.cut:
         yield Event("content", read)
     return source.cut

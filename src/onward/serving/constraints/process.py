@@ -83,8 +83,9 @@ def serve(connection: Connection) -> None:
 
 
 def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
-    """Prepare a constraint, and answer with its masks: (source, target, token) makes the state `target` from another
-    one and a token, a single number forgets a state. The answer is a Mask, or the message of a UserError."""
+    """Prepare a constraint, and answer with its masks: the message (source, target, token) creates the state `target`,
+    which follows the state `source` after a token; a single number drops a state. The answer is a Mask, or the message
+    of a UserError."""
     limit_memory(task.memory)
     connection.send(os.getpid())
     states: dict[int, TextConstraint] = {}

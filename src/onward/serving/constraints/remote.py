@@ -221,7 +221,7 @@ class Child:
             self.first = RemoteConstraint(self, State(0), *mask)
 
     def reply(self, seconds: float, reason: str) -> tuple[np.ndarray, bool]:
-        """Wait for a mask (V,), and whether the answer is full after the next token. Raises a UserError if the process
+        """Wait for a mask (V,), and whether the answer is complete. Raises a UserError if the process
         sends a message instead, or ends, or takes too long."""
         assert self.connection is not None
         given: Mask | str | None = None

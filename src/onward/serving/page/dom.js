@@ -39,7 +39,7 @@ export const safely = (handler) => async (...given) => {
   }
 };
 
-// The clipboard is only for pages of https and of this machine: elsewhere a hidden text is selected and copied.
+// Only pages from https or from this machine can use the clipboard: elsewhere a hidden text is selected and copied.
 export async function copy(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);

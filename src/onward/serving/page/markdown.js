@@ -55,7 +55,7 @@ function table(rows) {
     node("table", {}, node("thead", {}, row(rows[0], "th")), node("tbody", {}, ...rows.slice(2).map((line) => row(line, "td")))));
 }
 
-// Items with the lines that belong to each: those that are indented deeper, or follow it without an empty line.
+// Items, each with its lines: the lines that are indented deeper than the item, or follow it without an empty line.
 function list(lines, depth) {
   const [, indent, mark] = ITEM.exec(lines[0]), ordered = /\d/.test(mark), items = [];
   let inner = 0;
