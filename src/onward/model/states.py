@@ -1,7 +1,7 @@
 """The states of recurrent layers in a cache: per row, not per token, in a ring of the last K + 1 of them.
 
-The state after the token at position p is in slot p % (K + 1) of its row, so no state has to be restored to roll a row
-back by up to K positions: call the model with smaller positions, as for keys and values.
+The state after the token at position p is in slot p % (K + 1) of its row, so rolling a row back by up to K positions
+needs no copy of a state. As with keys and values, the model is called with smaller positions.
 
 Shapes: B rows of a call, T tokens in this call, K states kept besides the newest, W = min(T, K + 1) states that a call
 writes.

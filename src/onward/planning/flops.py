@@ -53,7 +53,7 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
 
 def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
     """For each parameter of a block, or of a decoder without blocks: its kind of component, and (elements, elements
-    that one token uses, operations per token); both numbers of elements are 0 for a parameter that is not trained or
+    that one token uses, operations per token). Both numbers of elements are 0 for a parameter that is not trained or
     was counted before."""
     experts = {
         id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)

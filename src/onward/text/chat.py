@@ -155,11 +155,11 @@ class Chat:
     ) -> list[Conversation]:
         """A conversation as training examples, mostly one.
 
-        The assistant's messages after the first `given`, or those for which `trained` is True, are trained: everything
-        that follows the beginning of an answer as the template writes it, up to and including the control token that
-        ends it; in a template with `{% generation %}`, only the text in these blocks and that token. A message that the
-        template writes differently once others follow, for example without its reasoning, becomes an example that ends
-        with it."""
+        The assistant's messages after the first `given`, or those for which `trained` is True, are trained. In a
+        trained message, these tokens are trained: all that follow the beginning of an answer, as the template writes
+        it, up to and including the control token that ends it; in a template with `{% generation %}`, only the text in
+        these blocks and that token. A message that the template writes differently once others follow, for example
+        without its reasoning, becomes an example that ends with it."""
         talk = Messages(self.template, self.tokenizer.names, messages, variables)
         talk.render(False)
         result, turns = list[Conversation](), list[Turn]()
