@@ -63,7 +63,7 @@ class CacheView:
 
     layers: list[LayerCache]
     rope_length: Tensor  # (B,)
-    states: NoStates  # of recurrent layers
+    states: NoStates  # states of recurrent layers
     length: int  # exclusive upper bound of the positions of tokens
     end: int  # exclusive upper bound of the positions of tokens and padding
     chunk: int  # maximum number of tokens that one call adds to a row

@@ -22,7 +22,7 @@ from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.no_states import NoStates
 
 Device = torch.device | str | None
-Shapes = dict[str, tuple[int, ...]]  # by name, for each token
+Shapes = dict[str, tuple[int, ...]]  # shapes by name, for each token
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def tried(config: DecoderConfig) -> list[Kept]:
 class CallSlots(SlotIndices):
     """The slots that one call of the model reads and writes, and the calls in each layer so far."""
 
-    calls: Counter[tuple[LayerCache, str]] = field(default_factory=Counter)  # by layer and name
+    calls: Counter[tuple[LayerCache, str]] = field(default_factory=Counter)  # numbers of calls by layer and name
 
     def numbered(self, cache: LayerCache, name: str) -> str:
         """Return `name` with the number of this use of it in the layer of `cache`: the name, name@1, name@2, ..."""

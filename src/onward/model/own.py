@@ -58,7 +58,7 @@ def tried(config: DecoderConfig) -> list[Kept]:
     small = reduced(config)
     known(small)
     if small not in TRIED:
-        TRIED[small] = ""  # for the caches of the trial
+        TRIED[small] = ""  # lets the trial make caches
         try:
             seeds = range(SEEDS if FOUND[small][1] else 1)
             TRIED[small] = next(filter(None, (trial(small, seed) for seed in seeds)), "")

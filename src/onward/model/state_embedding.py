@@ -17,7 +17,7 @@ class StateEmbedding(nn.Module):
     def __init__(self, embed: nn.Module, join: nn.Module) -> None:
         super().__init__()
         self.embed, self.join = embed, join
-        self.states: dict[tuple[int, ...], Tensor] = {}  # by (B, T): the hidden states of the next call, (B, T, D)
+        self.states: dict[tuple[int, ...], Tensor] = {}  # hidden states of the next call, (B, T, D), by (B, T)
 
     @property
     def weight(self) -> Tensor:

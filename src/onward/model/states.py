@@ -166,7 +166,7 @@ class StateLayerCache(LayerCache):
     """The cache of a layer with states, in a view; `base` is that of its keys and values, often without entries."""
 
     base: LayerCache
-    states: dict[str, Tensor]  # by name, each (rows, K + 1, ...)
+    states: dict[str, Tensor]  # states by name, each (rows, K + 1, ...)
     rows: RowStates  # shared by the layers
     leads: bool  # whether this is the first layer with states, which records each call for all of them
 

@@ -143,7 +143,7 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # for each branch, the rules o
 def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
     """How `n` processes hold a parameter of a branch (attention or feed-forward), by its name in the branch, such as
     q.weight."""
-    weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
+    weight, adapter, own = name.partition("_lora.")  # adapters: name.weight_lora.adapter.a or stack_lora.adapter.a
     table, path = TABLE.get(type(branch), {}), weight.split(".")
     known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
     key = next((one for one in known if one in table), None)

@@ -229,7 +229,7 @@ def dry_step(
     cut()
     # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first of them with the embedding's
     count = 2 * len(chosen)
-    first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # with the masks that layers share
+    first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # includes the masks that layers share
     second = {kind: cuts[2 + 2 * i] for i, kind in enumerate(chosen)}
     layers = [first[kind] if kind == layer else second[kind] for layer, kind in enumerate(kinds)]
     if not loss:

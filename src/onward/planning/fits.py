@@ -20,11 +20,11 @@ from onward.base.errors import UserError
 from onward.planning.laws import Frontier, LossLaw
 
 Array = NDArray[np.float64]
-DELTA = 1e-3  # of the Huber loss of log L (arXiv:2203.15556, section 3.3)
+DELTA = 1e-3  # delta of the Huber loss of log L (arXiv:2203.15556, section 3.3)
 STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.2
 FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, number of the best kept, further steps from these
 LEAST = 4  # runs or budgets that a fit needs
-EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # of L(C)
+EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # exponents tried for L(C)
 SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
@@ -206,7 +206,7 @@ def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> L
 
 
 def law_of(x: Array) -> LossLaw:
-    with np.errstate(over="ignore"):  # as in `forecast`
+    with np.errstate(over="ignore"):  # see `forecast`
         return LossLaw(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 

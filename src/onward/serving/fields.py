@@ -264,7 +264,7 @@ def check_others(body: Body) -> None:
 def routed() -> frozenset[str]:
     """The fields of all routes."""
     classes = [Body]
-    for cls in classes:  # which grows
+    for cls in classes:  # grows in the loop
         classes.extend(cls.__subclasses__())
     return frozenset(name for cls in classes for name in declared(cls) or ())
 

@@ -19,7 +19,7 @@ from typing_extensions import is_typeddict
 LOOKED_AT = 4096  # largest number of parts of a value that are searched for unknown fields
 SHOWN = 80  # characters of a value in a message
 MISSING = object()  # the value of a required field that a request lacks
-WORDS: dict[Any, tuple[str, str]] = {  # for a type, in the singular and the plural
+WORDS: dict[Any, tuple[str, str]] = {  # words for a type, in the singular and the plural
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("a text", "texts"),

@@ -21,7 +21,7 @@ def without_beginning(part: Any) -> Any:
     left."""
     if part is None:
         return None
-    for name in "normalizers", "pretokenizers":  # of a sequence
+    for name in "normalizers", "pretokenizers":  # entries of a sequence
         if name in part:
             inner = [one for one in map(without_beginning, part[name]) if one is not None]
             return {**part, name: inner} if inner else None

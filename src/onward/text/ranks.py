@@ -49,7 +49,7 @@ LLAMA3_SPECIALS = (
     *(RESERVED.format(number) for number in range(5, 251)),
 )
 FIM = "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"
-PUBLISHED = {  # by the number of ranks
+PUBLISHED = {  # published vocabularies by number of ranks
     50_256: PublishedVocabulary(GPT2, {END: 50_256}, END, END),
     100_256: PublishedVocabulary(CL100K, numbered((END, *FIM), 100_257) | {"<|endofprompt|>": 100_276}, END, END),
     128_000: PublishedVocabulary(LLAMA3, numbered(LLAMA3_SPECIALS, 128_000), "<|begin_of_text|>", "<|end_of_text|>"),

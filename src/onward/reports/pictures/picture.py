@@ -45,7 +45,7 @@ MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels: around panels, betw
 LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
 POINTED = 'class="hit"', "<title>"  # marks of elements whose text is shown under the pointer
 LETTER = '<text y="15">x</text>'
-MOST_VALUES = 4096  # of a panel; for larger panels, the page reads values from the image
+MOST_VALUES = 4096  # values of a panel; for larger panels, the page reads values from the image
 
 
 @dataclass(frozen=True)

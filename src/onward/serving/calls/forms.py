@@ -35,7 +35,7 @@ class Form:
     schema: Schema | None = None
 
 
-FORMS = {  # by name; the first one with a sign in the chat template is used, or else json
+FORMS = {  # the first form with a sign in the chat template is used, or else json
     HARMONY: Form(read_harmony, ("<|channel|>",), harmony_grammar),
     "qwen3_coder": Form(read_xml, ("<function=",), xml_grammar),
     "hermes": Form(json_calls.read_hermes, ("<tool_call>",), json_calls.hermes_grammar),

@@ -10,7 +10,7 @@ from onward.serving.calls.markers import Markers, unmarked
 from onward.serving.calls.schemas import Function, arguments_rule
 from onward.serving.calls.source import Event, Parser, Source
 
-PREFIX = "functions."  # of a recipient
+PREFIX = "functions."  # prefix of a recipient that is a function
 
 
 def read_harmony(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:

@@ -11,7 +11,7 @@ from onward.serving.calls.schemas import Function, arguments_rule, calls_schema
 from onward.serving.calls.source import Event, Kind, Parser, Source
 
 ARGUMENTS = "arguments", "parameters"
-KEYS = frozenset({"name", "type", "id", *ARGUMENTS})  # of a call
+KEYS = frozenset({"name", "type", "id", *ARGUMENTS})  # keys of a call
 
 
 def json_value(source: Source, kind: Kind | None = None, depth: int = 0) -> Parser[tuple[str, bool]]:

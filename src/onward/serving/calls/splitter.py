@@ -20,7 +20,7 @@ class Splitter:
     def __init__(self, forms: Forms) -> None:
         self.forms, self.source = forms, Source()
         self.parser = forms.reader(self.source)
-        self.kind: Kind | None = None  # of the last event
+        self.kind: Kind | None = None  # kind of the last event
         self.held, self.begun = "", False  # white space held until text follows; whether reasoning was passed on
         self.num_calls, self.reasons = 0, False  # `reasons`: whether the text is inside reasoning
 
