@@ -162,7 +162,7 @@ MODULES: dict[type[parts.ScaledBlock], type[WeightedPreNormModule]] = {
 
 
 def module_of(part: parts.ScaledBlock) -> type[WeightedPreNormModule] | None:
-    """Return the class of the module of a block with two branches; None for a part that has none."""
+    """Return the module class of a block with two branches; None for a part without such a class."""
     return next((MODULES[kind] for kind in type(part).__mro__ if kind in MODULES), None)
 
 

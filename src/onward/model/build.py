@@ -25,8 +25,8 @@ EXTENDED = {  # attention fields for steps that plain attention lacks
 
 
 def build_position(part: parts.Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
-    """Build the module from positions (B, T) and a dtype to vectors (B, T, D) that are added to the embeddings; None
-    for parts that add none, such as Rotary."""
+    """Build the module that returns, for positions (B, T) and a dtype, the vectors (B, T, D) to add to the embeddings;
+    None for parts that add none, such as Rotary."""
     if part.build is not None:
         return part.build(config, layer)
     return further.position(part, config) if part.added else None

@@ -108,7 +108,7 @@ class ExpertsModule(nn.Module):
     """A mixture of experts, x (..., D) -> (..., D). The experts' weights are stacks: gate and up (X, F, D), down (X, D,
     F); experts without a gate have no `gate`.
 
-    The `router` is a module from tokens (N, D) to the weights and the ids of their experts, both (N, K).
+    The `router` is a module that returns, for tokens (N, D), the weights and the ids of their experts, both (N, K).
     """
 
     up: nn.Parameter
@@ -205,7 +205,7 @@ class ExpertsModule(nn.Module):
 
 
 class InputWeightedExpertsModule(ExpertsModule):
-    """A mixture of experts, x (..., D) -> (..., D), whose weights multiply the inputs of the experts, not the
+    """A mixture of experts, x (..., D) -> (..., D), whose routing weights multiply the inputs of the experts, not the
     outputs."""
 
     def mix_chosen(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
@@ -219,8 +219,8 @@ class InputWeightedExpertsModule(ExpertsModule):
 
 
 class LatentExpertsModule(ExpertsModule):
-    """A mixture of experts, x (..., D) -> (..., D), that work on a projection of the tokens (N, L); the router and the
-    shared expert see the tokens themselves."""
+    """A mixture of experts, x (..., D) -> (..., D), whose experts work on a projection of the tokens (N, L); the router
+    and the shared expert see the tokens themselves."""
 
     def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
         super().__init__(part, config, router)

@@ -11,7 +11,8 @@ from onward.model.layers import GatedFeedForwardModule, PlainFeedForwardModule
 
 
 class CombiningFeedForwardModule(GatedFeedForwardModule):
-    """A feed-forward with a gate whose part combines the outputs of gate and up projection by a function of its own."""
+    """A feed-forward with a gate in which the function `combine` of the part joins the outputs of the gate and up
+    projections."""
 
     def __init__(self, part: Gated, width: int, d_ff: int, dropout: float) -> None:
         super().__init__(width, d_ff, part.act, part.bias, dropout)

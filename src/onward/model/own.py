@@ -35,7 +35,7 @@ WEIGHTS = 1 << 22  # approximate number of elements in its layers
 NOISE = 0.05  # standard deviation of noise added to its weights, so that none is 0
 ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens per row, and the number of tokens that are rolled back
 SEEDS = 8  # trials of a decoder whose forward depends on values
-FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # and whether the forward reads values of tensors
+FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # kept, and whether the forward reads values of tensors
 TRIED: dict[DecoderConfig, str] = {}  # what is broken in each reduced decoder
 CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts when it was first read
 

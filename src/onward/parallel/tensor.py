@@ -4,7 +4,7 @@ layer (Shoeybi et al. 2019, Megatron-LM).
 A branch (the attention or the feed-forward of a block) receives all tokens and returns a part of its output, which is
 summed over the processes. In the backward, the gradient of its input is summed as well. Inside a branch, each process
 has only one term of such a sum, so the gradients of parameters that every process has whole are also summed. Between
-branches each process has a part of the tokens (`stream.py`). The final norm is computed by each process for itself; the
+branches each process has a part of the tokens (`stream.py`). Each process computes the entire final norm; the
 embedding and the head are divided (`vocabulary.py`).
 
 Parameters are DTensors; while a module computes, it and its submodules see this process's part of each parameter as a
@@ -156,7 +156,7 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
     end = own.rpartition(".")[2]
     if end == "magnitude" and rule.inputs:
         raise UserError(f"dora of {key} has no rule for tensor parallelism: leave dora out, or use tensor=1")
-    if end in ("a", "b"):  # A has the weight's inputs, B its outputs
+    if end in ("a", "b"):  # A has the weight's input dimension, B its output dimension
         return rule if rule != REPLICATED and (end == "a") == rule.inputs else REPLICATED
     return ONCE if rule == IN and not adapter and path[-1] == "bias" else rule
 

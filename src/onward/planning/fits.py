@@ -109,7 +109,7 @@ class PowerFit:
 
 
 def checked(runs: Sequence[RunPoint]) -> None:
-    """Raise a UserError for too few or impossible runs; warn of a model that is worse after more tokens."""
+    """Raise a UserError for too few or invalid runs; warn of a model that is worse after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
             f"Cannot fit a law to {len(runs)} runs: give at least {LEAST}, of different sizes and numbers of tokens"

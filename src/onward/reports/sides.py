@@ -9,7 +9,7 @@ from onward.reports.pictures.markup import embedded, resource, visible
 
 
 def sides_page(names: Sequence[str], pairs: Sequence[Pair], verdicts: Sequence[float] = ()) -> str:
-    """One HTML file without outside parts. Sides are drawn from a fixed seed; the browser stores the choices. With the
+    """A self-contained HTML file. Sides are drawn from a fixed seed; the browser stores the choices. With the
     `verdicts` of a judge (1: the second model is better), the page shows them after each choice."""
     rng = random.Random(0)
     rows = [

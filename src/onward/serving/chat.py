@@ -152,7 +152,7 @@ async def encoded(
     ends: Mapping[str, bool],
     variables: Mapping[str, Any],
 ) -> list[int]:
-    """The token ids of a conversation, which errors name by its field `source`."""
+    """The token ids of a conversation; errors name its field, `source`."""
     size = size_of([message.get("content") or "" for message in messages])
     check_size(size, served, source, truncate)
     try:

@@ -127,8 +127,8 @@ class Connection(H11Protocol):
 
 
 class Outlet:
-    """Writes pieces of a response's body to the socket of a connection, from any thread, while it is `free`: then the
-    event loop has nothing else to send over it."""
+    """Writes pieces of a response's body to the socket of a connection, from any thread. It may write only while it is
+    `free`, when the event loop has nothing else to send over the connection."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.transport, self.loop = transport, loop

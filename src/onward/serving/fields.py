@@ -135,7 +135,8 @@ def nesting(cls: type[Body]) -> dict[str, Any]:
 
 
 def json_type(kind: Type) -> Any:
-    """The type of the JSON values from which values of a type are made. The options check their ranges themselves."""
+    """The type of JSON values that pydantic accepts for a type of the options. The options check their ranges
+    themselves."""
     match kind:
         case Limited() | Either():
             return json_type(kind.args[0])

@@ -175,7 +175,7 @@ class Guard:
 
 
 def num_commas(body: bytes | bytearray) -> int:
-    """The number of commas in JSON outside of its texts."""
+    """The number of commas in JSON, outside of its strings."""
     data = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     inside = np.bitwise_xor.accumulate(data == ord('"'))
     return int(((data == ord(",")) & ~inside).sum())

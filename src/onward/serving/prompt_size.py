@@ -11,7 +11,7 @@ from onward.serving.errors import TOO_LONG, ApiError
 from onward.serving.models import Served
 from onward.text.tokenizer import Tokenizer
 
-ALWAYS = 1 << 16  # characters that are tokenized in any case, which takes some milliseconds
+ALWAYS = 1 << 16  # characters that are always tokenized, which takes some milliseconds
 TRUNCATED = 1 << 20  # characters per token of a prompt whose end is kept
 
 

@@ -152,7 +152,8 @@ def log_request(record: RequestRecord, prompts: bool = False) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value in one line, in quotation marks unless it is one plain word; a text of any client cannot forge a line."""
+    """A value in one line, in quotation marks unless it is one plain word, so that no client's text can forge a
+    line."""
     if not isinstance(value, str):
         return json.dumps(value)
     return value if PLAIN.fullmatch(value) and len(value) <= LONGEST else json.dumps(value[:LONGEST])

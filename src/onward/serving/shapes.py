@@ -1,4 +1,4 @@
-"""The types of a request's fields: where a request departs from them, and the fields that they lack.
+"""The types of a request's fields: the first mismatch of a request, and fields that the types do not have.
 
 A type is an annotation that pydantic reads. A class of fields is a model of pydantic, or a TypedDict.
 """

@@ -30,7 +30,7 @@ StepObserver = Callable[[Engine, list[tuple[Request, int]]], None]
 LOG = logging.getLogger("onward.serving")
 # without the pause, the first of four prompts would be prefilled alone, the others between steps of its answer
 PAUSE = 0.002  # seconds without an arrival that end a burst of requests
-PATIENCE = 0.003  # seconds that a step waits at most for the event loop to send the tokens of the step before
+PATIENCE = 0.003  # maximum seconds that a step waits for the event loop to send the tokens of the step before
 
 
 class Worker(threading.Thread):

@@ -134,7 +134,7 @@ class Chat:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> MaskedString:
-        """The text of which `encode` returns the token ids."""
+        """The text whose token ids `encode` returns."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         talk = Messages(self.template, self.tokenizer.names, given, variables)
         text = talk.render(add_generation_prompt and not continue_final_message)
@@ -153,7 +153,7 @@ class Chat:
     def conversations(
         self, messages: Sequence[Message], given: int = 0, trained: Sequence[bool] | None = None, **variables: Any
     ) -> list[Conversation]:
-        """A conversation as training examples, mostly one.
+        """A conversation as training examples, usually a single one.
 
         The assistant's messages after the first `given`, or those for which `trained` is True, are trained. In a
         trained message, these tokens are trained: all that follow the beginning of an answer, as the template writes

@@ -1,4 +1,5 @@
-"""Vocabularies of vocab.json and merges.txt, which each program splits in its own way. Does not import torch.
+"""Vocabularies of vocab.json and merges.txt, for which each model family splits texts in its own way. Does not import
+torch.
 
 The two files specify neither how a text is normalized nor how it is split before merging: this follows from the class
 of transformers that tokenizer_config.json names, or config.json by its model_type.

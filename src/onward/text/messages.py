@@ -131,7 +131,7 @@ class Messages:
         changed: Message,
         add_generation_prompt: bool,
     ) -> bool:
-        """Whether the fields `names` of a message are in `text`, or it differs with `changed` in place of the
+        """Whether one of the fields `names` of a message is in `text`, or `text` changes with `changed` in place of the
         message."""
         if any(self.end_of(text, index, name) for name in names):
             return True

@@ -264,7 +264,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
     """Parsed JSON files of a model's folder that may name control tokens, the most important first; unreadable files
     are left out."""
     tables = {}
-    for file in (*CONTROL_FILES, "added_tokens.json", "chat_template.json"):  # the last: in models for images
+    for file in (*CONTROL_FILES, "added_tokens.json", "chat_template.json"):  # chat_template.json: multimodal models
         try:
             table = json.loads((folder / file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The picture of answers as examples are added to a prompt."""
+"""The picture of how a model's answers change as examples are added to a prompt."""
 
 from onward.base.fields import counted
 from onward.evaluation.in_context import LikelyAnswers, Shots

@@ -49,7 +49,7 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """The options of a sampling step that have an effect, with values that are numbers."""
+    """The options of a sampling step that have an effect, as text, with the values that are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())

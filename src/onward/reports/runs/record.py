@@ -156,7 +156,7 @@ class RunRecord(Shown):
 
     @property
     def when(self) -> str:
-        """Local time of the last change, as 2026-11-22 14:05."""
+        """Local time of the last change, such as 2026-11-22 14:05."""
         times = [path.stat().st_mtime for name in DATED if (path := self.folder / name).exists()]
         return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else ""
 

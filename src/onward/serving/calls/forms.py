@@ -122,8 +122,8 @@ class Forms:
         return {"grammar": f"start: {answer}\n{rules}"}
 
     def bare_rule(self, schema: Prepared | None) -> str:
-        """A rule of calls or JSON of the schema. One schema holds both, since a grammar could not tell them apart by
-        their first characters."""
+        """A grammar rule for calls or JSON of the schema. One schema holds both, since a grammar could not tell them
+        apart by their first characters."""
         describe = FORMS[self.calls].schema
         assert describe is not None
         calls = describe(self.functions, self.parallel)

@@ -64,7 +64,7 @@ def harmony_grammar(functions: Sequence[Function], parallel: bool, markers: Mark
 
 
 def harmony_rules(markers: Markers) -> str:
-    """Rules of a message of reasoning, `reasoning`, and of the header of an answer, `final`."""
+    """Grammar rules: `reasoning` for a message of reasoning, and `final` for the header of an answer."""
     start, channel, body = (markers.symbol(one) for one in ("<|start|>", "<|channel|>", "<|message|>"))
     symbols, rules = markers.up_to("<|end|>", "thought")
     analysis = f'reasoning: {channel} "analysis" {body} {symbols} {start} "assistant"\n'

@@ -220,7 +220,7 @@ def read_json(source: Source, functions: Sequence[Function], markers: Markers) -
 
 
 def json_rules(functions: Sequence[Function]) -> str:
-    """Rules of one call as JSON, `call`, and of white space, SPACE."""
+    """Grammar rules: `call` for one call as JSON, and SPACE for white space."""
     rules = ["SPACE: /[ \\n]/\n"]
     for number, function in enumerate(functions):
         name, key = quoted(quoted(function.name)), quoted('"arguments":')

@@ -8,7 +8,7 @@ import { showNext } from "./next.js";
 import { showParts } from "./parts.js";
 import { path } from "./tree.js";
 
-const MOST = 512; // tokens of a text that the server looks into
+const MOST = 512; // largest number of tokens that the server inspects
 const VIEWS = { next: showNext, attention: showAttention, layers: showLayers, parts: showParts };
 const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
 let chosen = null, looking = null, take = () => {}, waiting = 0;
@@ -22,7 +22,7 @@ export function inspect(conversation, turn, answer, one, after) {
   chosen = one && { conversation, turn, answer, one };
   take = after ?? take;
   clearTimeout(waiting);
-  waiting = setTimeout(refresh, 60, ""); // while an arrow key is held down, only the last token is looked into
+  waiting = setTimeout(refresh, 60, ""); // while an arrow key is held down, only the last token is inspected
 }
 
 function headline() {

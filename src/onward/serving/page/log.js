@@ -88,7 +88,7 @@ function footer(turn, answer, { mode, running, isLast }) {
     row.querySelector("[title^=Next]").disabled = !isLast || place === all.length - 1;
   }
   row.append(button("Copy", safely(() => copy(mode === "complete" ? turn.prompt + answer.text : split(answer.text)[1])), { className: "act", title: "Copy the text" }));
-  if (canContinue(end) && answer.leaf.parent) row.append(act("proceed", "Continue", turn, "Let the answer go on"));
+  if (canContinue(end) && answer.leaf.parent) row.append(act("proceed", "Continue", turn, "Continue this answer"));
   const changing = [act("regenerate", answer.text || answer.leaf.parent ? "Regenerate" : "Try again", turn, "Another answer, with a new seed"), act("editAnswer", mode === "chat" ? "Edit" : "Edit answer", turn, "Change the answer's text")];
   if (mode === "complete") changing.push(act("edit", "Edit prompt", turn, "Change this text, and complete it again"));
   const [share, forms] = shared(turn, end);

@@ -13,7 +13,7 @@ export const KNOBS = [
   ["presence_penalty", 0, 2, 0.1, 0, "for each token that the answer already has"],
 ];
 const FIELDS = [
-  ["max_tokens", "number", "512", "the most tokens of an answer, which Continue extends"],
+  ["max_tokens", "number", "512", "maximum number of tokens of an answer, which Continue extends"],
   ["seed", "number", "", "the same seed gives the same answer; empty: another one each time"],
   ["stop", "text", "", "a text that ends the answer; \\n is a line break"],
 ];
