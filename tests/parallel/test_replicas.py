@@ -142,7 +142,7 @@ def disagree(first: str, other: str) -> str:
 
 
 def test_processes_with_different_work_are_named(two: Ranks) -> None:
-    sentence = "rank 1 computes b, and rank 0 a: give all ranks the same model, files and versions"
+    sentence = "rank 1 computes b, but rank 0 computes a: give all ranks the same model, files and versions"
     assert two.run(disagree, "a", "b") == [sentence] * 2
 
 

@@ -249,7 +249,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a long context": (["{run}", "--port", "0", "--context", "9999"], "the model's 32 tokens"),
     "a small cache": (["{run}", "--port", "0", "--cache-memory", "1KB"], "in a cache of"),
     "a wrong size": (["{run}", "--port", "0", "--cache-memory", "much"], "write a positive number of bytes"),
-    "two of a name": (["{run}", "{run}", "--port", "0"], "two models of the name"),
+    "two of a name": (["{run}", "{run}", "--port", "0"], "two models with the name"),
     "no rows": (["{run}", "--rows", "0"], "rows is 0"),
 }
 

@@ -160,7 +160,7 @@ def test_a_conversation_is_answered_edited_answered_again_and_kept(server: Runni
         page.fill(".editor textarea", "A dog")
         page.click("text=Keep")
         expect(newest(page).locator(".text").last).to_have_text("A dog")
-        newest(page).locator("[title^=Let]").click()
+        newest(page).locator("[title^='Continue this']").click()
         expect(newest(page).locator(".text").last).not_to_have_text("A dog")
         ended(page)
         expect(newest(page).locator(".text").last).to_contain_text("A dog")

@@ -52,7 +52,7 @@ def test_errors_are_sentences_and_answers_go_on(server: Running, browser: Any) -
         expect(error(page)).to_contain_text("stopped in the middle")
         expect(newest(page).locator(".token")).to_have_count(1)  # the tokens so far stay
         page.unroute("**/v1/completions")
-        newest(page).locator("[title^=Let]").click()
+        newest(page).locator("[title^='Continue this']").click()
         expect(newest(page).locator(".token")).to_have_count(5)
         ended(page)
         assert error(page).count() == 0

@@ -204,7 +204,7 @@ def test_port_in_use_is_one_sentence(tmp_path: Path) -> None:
         done = subprocess.run(words, capture_output=True, text=True, env=os.environ | place | ranks)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
-    assert f"the processes cannot meet at 127.0.0.1:{place['MASTER_PORT']}" in done.stderr
+    assert f"the processes cannot connect at 127.0.0.1:{place['MASTER_PORT']}" in done.stderr
 
 
 NO_PORT = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "99999"}
@@ -218,7 +218,7 @@ def test_variables_with_which_processes_cannot_meet_are_one_sentence(
         monkeypatch.setenv(name, value)
     assert main(["train", "story.txt"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("onward: Cannot meet the other processes of WORLD_SIZE=2 (")
+    assert said.startswith("onward: Cannot connect to the other processes of WORLD_SIZE=2 (")
     assert said.endswith("): start them with torchrun, or unset WORLD_SIZE\n")
 
 
@@ -305,7 +305,7 @@ def test_a_patience_that_is_not_a_number_is_refused(value: str, monkeypatch: pyt
 
 FACTS = {
     "data": "rank 1 differs from rank 0 in data; give all ranks one run folder, on a shared disk",
-    "version of torch": "rank 1 differs from rank 0 in version of torch (0, 1); install the same on all",
+    "version of torch": "rank 1 differs from rank 0 in version of torch (0, 1); install the same versions",
 }
 
 
@@ -333,7 +333,7 @@ def test_a_run_does_not_train_with_different_versions(story_file: Path, tmp_path
     run = Run.start(config(story_file, tmp_path / "run", accumulation=2)).folder
     name, number = PACKAGES[0], versions()[0]
     for outcome in run_ranks(train_with_other_packages, run):
-        assert str(outcome).endswith(f"in version of {name} ({number}, 0.1); install the same on all")
+        assert str(outcome).endswith(f"in version of {name} ({number}, 0.1); install the same versions")
 
 
 def test_processes_without_a_window_each_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Other blocks than the pre-norm block: how attention and feed-forward are added to the residual stream.
+"""Blocks other than the pre-norm block: how attention and feed-forward are added to the residual stream.
 
 Shapes: x (B, T, D) -> (B, T, D).
 """
@@ -16,7 +16,7 @@ from onward.model.activations import Declarations
 from onward.model.context import AttentionContext
 from onward.model.layers import NewNorm, PreNormModule
 
-Weights = tuple[tuple[float, float], tuple[float, float]]  # of the stream and the branch, in both additions of a block
+Weights = tuple[tuple[float, float], tuple[float, float]]  # (stream, branch) for each of a block's two additions
 EQUAL: Weights = ((1.0, 1.0), (1.0, 1.0))
 
 
@@ -162,12 +162,12 @@ MODULES: dict[type[parts.ScaledBlock], type[WeightedPreNormModule]] = {
 
 
 def module_of(part: parts.ScaledBlock) -> type[WeightedPreNormModule] | None:
-    """Return the class of the module of a block with two branches; None for a part that has none."""
+    """Return the module class of a block with two branches; None for a part without such a class."""
     return next((MODULES[kind] for kind in type(part).__mro__ if kind in MODULES), None)
 
 
 def weights_of(part: parts.ScaledBlock, config: DecoderConfig, layer: int) -> Weights:
-    """Return the weights of the additions in the block of a layer: its own, or 1 and its residual_scale."""
+    """Return the weights of a block's additions in a layer: those of `part.weights`, or 1 and `residual_scale`."""
     if part.weights is not None:
         return part.weights(config, layer)  # type: ignore[no-any-return]
     return ((1.0, part.residual_scale),) * 2

@@ -1,4 +1,4 @@
-"""Which module each part of a DecoderConfig builds, and the initial values of the weights.
+"""Builds the modules of the parts of a DecoderConfig, and draws the initial values of the weights.
 
 A part of your own with a method `build` builds its module itself; a subclass of one of Onward's parts without that
 method builds the module of its base. Any other part raises a UserError. `further.py` builds the parts that a plain
@@ -19,14 +19,14 @@ from onward.model import blocks, further
 from onward.model.attention import SelfAttentionModule
 from onward.model.layers import GatedFeedForwardModule, NewNorm, PreNormModule, RMSNormModule
 
-EXTENDED = {  # fields of attention whose steps plain attention does not have
+EXTENDED = {  # attention fields for steps that plain attention lacks
     *("value_scale", "value_norm", "values_are_keys", "qk_norm_part", "norm_rotated", "gate", "query_scale"),
 }
 
 
 def build_position(part: parts.Position, config: DecoderConfig, layer: int = 0) -> nn.Module | None:
-    """Build the module from positions (B, T) and a dtype to vectors (B, T, D) that are added to the embeddings; None
-    for parts that add none, such as Rotary."""
+    """Build the module that returns, for positions (B, T) and a dtype, the vectors (B, T, D) to add to the embeddings;
+    None for parts that add none, such as Rotary."""
     if part.build is not None:
         return part.build(config, layer)
     return further.position(part, config) if part.added else None
@@ -96,7 +96,7 @@ def layer_norms(config: DecoderConfig, layer: int) -> NewNorm:
 
 @torch.no_grad()
 def initialize(model: nn.Module, config: DecoderConfig, std: float = 0.02) -> None:
-    """Draw the weights of a decoder in place, from torch's default generator; on the meta device there are none.
+    """Draw the weights of a decoder in place, from torch's default generator; does nothing on the meta device.
 
     | parameters                                        | values                                                    |
     | ------------------------------------------------- | --------------------------------------------------------- |

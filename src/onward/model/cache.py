@@ -1,4 +1,4 @@
-"""The KV cache, which is outside the model: keys and values of past tokens, and views of them for one call.
+"""The KV cache, which is separate from the model: keys and values of past tokens, and views of them for one call.
 
 Shapes: B rows, S slots, P blocks of a row.
 """
@@ -23,7 +23,8 @@ from onward.model.states import RowStates
 
 
 def kept_by(config: DecoderConfig) -> list[Kept]:
-    """Return what each layer keeps: as its attention declares it or, with parts from outside the package, found."""
+    """Return the cache entries and states of each layer: declared by its attention or, with parts from outside the
+    package, found by a first forward."""
     return tried(config) if own_parts(config) else declared(config)
 
 
@@ -62,7 +63,7 @@ class CacheView:
 
     layers: list[LayerCache]
     rope_length: Tensor  # (B,)
-    states: NoStates  # of recurrent layers
+    states: NoStates  # states of recurrent layers
     length: int  # exclusive upper bound of the positions of tokens
     end: int  # exclusive upper bound of the positions of tokens and padding
     chunk: int  # maximum number of tokens that one call adds to a row
@@ -80,12 +81,13 @@ class KVCache:
     window + chunk. With a `step` > 0, layers begin with `step` slots, and `grow` adds multiples of `step`.
     `quantized` keeps every vector as int8 with one scale.
 
-    Layers with a state, such as GatedDeltaNet, keep the state after the row's last token and those after the `keep`
-    tokens before it: a row can be rolled back by that many, padding included. Beyond, on a CPU, a call raises a
-    UserError. A call whose padding is longer must say in `view` how many tokens each row has.
+    Layers with a state, such as GatedDeltaNet, keep the states after the row's last token and after the `keep` tokens
+    before it, so a row can be rolled back by up to `keep` tokens, padding included. On a CPU, a call that rolls back
+    further raises a UserError. For a call with longer padding, pass the number of tokens per row to `view` as `counts`.
 
     `rope_length` (rows,) is the number of tokens for which dynamic NTK or LongRoPE scale the rotary positions of a row,
-    by default `length`. It stays while a row is continued: an Engine computes the row again when the scaling changes.
+    by default `length`. It must not change while a row is continued: an Engine recomputes the row when the scaling
+    changes.
 
     >>> cache = KVCache(config, rows=1, length=16, chunk=8)
     >>> logits = model(tokens, positions, cache)
@@ -117,7 +119,8 @@ class KVCache:
             entries = empty_entries(layer.entries, (rows, slots), quantized, device, dtype)
             self.layers.append(LayerCache(entries, layer.window, slots >= most or not entries))
             self.max_slots.append(most)
-        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1  # positions below have slots
+        # slots exist for positions below `capacity`
+        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1
         self.states = row_states(kept, rows, keep, device, dtype)
 
     @property

@@ -1,7 +1,8 @@
 """The cache of decoders with parts from outside the package, which may call their attention more than once in a layer.
 
-Each call has cache entries of its own: those of the first call have the names that it gives, such as k and v, those of
-the next k@1 and v@1. `own.py` finds by a first forward which entries and states the calls of each layer keep.
+Each call has its own cache entries: the first call's entries have the names that it passes, such as k and v; the second
+call's are named k@1 and v@1. `own.py` runs a first forward to find the entries and states that the calls of each layer
+keep.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from onward.model.layer_cache import CacheEntry, LayerCache, SlotIndices
 from onward.model.no_states import NoStates
 
 Device = torch.device | str | None
-Shapes = dict[str, tuple[int, ...]]  # by name, for each token
+Shapes = dict[str, tuple[int, ...]]  # shapes by name, for each token
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Kept:
     window: int  # in tokens; 0: all
     entries: Shapes
     states: States
-    own: bool = False  # whether a part of the decoder is from outside the package: calls are counted
+    own: bool = False  # whether to count calls: a part of the decoder is from outside the package
 
 
 def tried(config: DecoderConfig) -> list[Kept]:
@@ -44,7 +45,7 @@ def tried(config: DecoderConfig) -> list[Kept]:
 class CallSlots(SlotIndices):
     """The slots that one call of the model reads and writes, and the calls in each layer so far."""
 
-    calls: Counter[tuple[LayerCache, str]] = field(default_factory=Counter)  # by layer and name
+    calls: Counter[tuple[LayerCache, str]] = field(default_factory=Counter)  # numbers of calls by layer and name
 
     def numbered(self, cache: LayerCache, name: str) -> str:
         """Return `name` with the number of this use of it in the layer of `cache`: the name, name@1, name@2, ..."""
@@ -79,7 +80,8 @@ class CallLayerCache(LayerCache):
 
 
 class CountedCalls(NoStates):
-    """No states, as of a decoder with parts from outside the package whose layers keep none."""
+    """The states of a decoder with parts from outside the package whose layers have none; counts the calls of each
+    layer."""
 
     def view(self, rows: slice, counts: Tensor | None) -> CountedCalls:
         return self

@@ -1,4 +1,4 @@
-"""The mask of keys that were chosen, each query's own.
+"""The mask of sparse attention: each query attends only to the keys chosen for it.
 
 Shapes: B batch, T tokens in this call, S keys, K key/value heads, E d_head, C chosen keys.
 """
@@ -37,7 +37,8 @@ class ChosenMask(AttentionMask):
         return False
 
     def gathered(self, dtype: torch.dtype, *keys: Keys) -> tuple[list[Tensor], AttentionMask]:
-        """Return the chosen ones of keys (B, S, K, E) in a cache, for one query of each row, and their mask."""
+        """Gather the chosen keys of each row from `keys` (B, S, K, E) in a cache, for one query per row; return them
+        and their mask."""
         rows = self.indices[:, 0]
         positions = self.key_positions.expand(len(rows), -1).gather(1, rows)
         return [take(to_tensor(one, dtype), rows) for one in keys], AttentionMask(self.query_positions, positions)

@@ -24,7 +24,8 @@ from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """Keys and values, or masks, that layers take from others, by layer; FSDP would copy a dict among arguments."""
+    """Keys and values, or masks, that later layers reuse, by layer. Not a dict, because FSDP would copy a dict
+    argument."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, Any] = {}

@@ -93,11 +93,11 @@ class Decoder(Shown, nn.Module):
         """Return the hidden states (B, T, D): the residual stream after the last block and the final norm.
 
         `tokens` are ids (B, T), or vectors (B, T, D) in place of their embeddings. `positions` (B, T) are by default 0,
-        1, 2, ...; a position that is not the previous one plus one begins a packed document, whose tokens attend to no
-        earlier document, or, if it is not 0, a branch of the document before it (`mask.Segments`). With a `cache`,
-        positions are required, each row continues after the tokens in the cache, and a row's last position must be its
-        greatest. Tokens of a wrong shape or dtype, ids out of range, and positions
-        beyond the cache or the learned positions raise a UserError (a ValueError).
+        1, 2, .... A position that is not the previous one plus one begins a segment (`segments.Segments`). A segment at
+        0 is a packed document, whose tokens attend to no earlier document; a segment at another position is a branch of
+        the document before it. With a `cache`, positions are required, each row continues after the tokens in the
+        cache, and a row's last position must be its greatest. Tokens of a wrong shape or dtype, ids out of range, and
+        positions beyond the cache or the learned positions raise a UserError (a ValueError).
         """
         check_tokens(tokens, self.config)
         view = cache.view() if isinstance(cache, KVCache) else cache

@@ -66,7 +66,8 @@ class DifferentialAttentionModule(nn.Module):
         return self.dropout(self.out(self.head_norm(y).mul(1 - self.lambda_init).flatten(-2)))  # type: ignore[no-any-return]
 
     def halves(self, x: Tensor, context: AttentionContext) -> tuple[Tensor, ...]:
-        """The rotated vectors (B, T, H, E) of the first and of the second heads of pairs, from both (B, T, H * 2 E)."""
+        """Rotate the vectors (B, T, H * 2 E) of all heads; return those of the first and of the second head of each
+        pair, (B, T, H, E)."""
         return context.rotate(x.unflatten(-1, (-1, self.d_head))).unflatten(2, (-1, 2)).unbind(3)
 
     def factor(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Decoders that processes may have divided among them, as their callers see them.
+"""Functions for callers of a decoder that may be divided among processes.
 
 `parallel/` sets attributes on a decoder that it divides. These functions look for them, so that losses, engines and
 evaluations work with any decoder without importing `parallel/`: for a decoder of one process, each function has its
@@ -81,7 +81,8 @@ def resharded(model: Any) -> None:
 
 def keep_gathered(model: Any) -> None:
     """Keep the embedding and the head of a sharded, frozen model gathered from its first call on, so that each process
-    can compute logits without the others: the recomputations of a backward may differ in number."""
+    can compute logits without the others: in the backward, processes may recompute logits a different number of
+    times."""
     if one_forward := getattr(model, "inside", None):
         one_forward.frees = False
 

@@ -46,7 +46,7 @@ class SoftmaxRoutingModule(nn.Module):
         self.scoring = nn.Sequential(Softcap(part.softcap), scoring) if part.softcap else scoring
 
     def score(self) -> nn.Module:
-        """Make the module from logits (N, X) to scores (N, X)."""
+        """Build the module that computes scores (N, X) from logits (N, X)."""
         return nn.Softmax(-1)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ class ExpertsModule(nn.Module):
     """A mixture of experts, x (..., D) -> (..., D). The experts' weights are stacks: gate and up (X, F, D), down (X, D,
     F); experts without a gate have no `gate`.
 
-    The `router` is a module from tokens (N, D) to the weights and the ids of their experts, both (N, K).
+    The `router` is a module that returns, for tokens (N, D), the weights and the ids of their experts, both (N, K).
     """
 
     up: nn.Parameter
@@ -151,7 +151,7 @@ class ExpertsModule(nn.Module):
         backend: str = self.part.backend
         if is_recorded() or (backend == "auto" and takes_kernel(tokens, experts, self.part.count)):
             return self.mix_by_kernel(tokens, weights, experts)
-        order = experts.flatten().argsort(stable=True)  # of the assignments, sorted by expert
+        order = experts.flatten().argsort(stable=True)  # indices of the assignments, sorted by expert
         token = order // experts.size(1)  # the token of each assignment
         counts = torch.bincount(experts.flatten(), minlength=self.part.count)
         dtype = working_dtype(tokens)
@@ -205,7 +205,7 @@ class ExpertsModule(nn.Module):
 
 
 class InputWeightedExpertsModule(ExpertsModule):
-    """A mixture of experts, x (..., D) -> (..., D), whose weights multiply the inputs of the experts, not the
+    """A mixture of experts, x (..., D) -> (..., D), whose routing weights multiply the inputs of the experts, not the
     outputs."""
 
     def mix_chosen(self, tokens: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
@@ -214,13 +214,13 @@ class InputWeightedExpertsModule(ExpertsModule):
         return reduce(torch.add, y.unflatten(0, experts.shape).unbind(1))
 
     def activations(self) -> Declarations:
-        # units and outputs of single experts are those of weighted inputs, which tracing does not compute
+        # the units and outputs of single experts depend on weighted inputs, which tracing does not compute
         return {name: one for name, one in super().activations().items() if name not in ("post", "experts")}
 
 
 class LatentExpertsModule(ExpertsModule):
-    """A mixture of experts, x (..., D) -> (..., D), that work on a projection of the tokens (N, L); the router and the
-    shared expert see the tokens themselves."""
+    """A mixture of experts, x (..., D) -> (..., D), whose experts work on a projection of the tokens (N, L); the router
+    and the shared expert see the tokens themselves."""
 
     def __init__(self, part: Experts, config: DecoderConfig, router: nn.Module) -> None:
         super().__init__(part, config, router)

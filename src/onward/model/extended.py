@@ -76,7 +76,7 @@ class Gate(nn.Module):
 
 
 class HeadBiasedGate(Gate):
-    """Gate with a number for each head, (H,), that is added to the projections of the head."""
+    """A gate with a learned bias for each head, (H,), that is added to the projection's outputs for the head."""
 
     def __init__(self, part: OutputGate, n_heads: int) -> None:
         super().__init__(part)
@@ -95,7 +95,7 @@ class NoGate(nn.Module):
 
 
 def add_gate(module: Any, part: OutputGate | None, d_model: int, n_heads: int, d_value: int) -> None:
-    """Give an attention module the submodules `gate`, the projection, and `gated`, the product."""
+    """Add the submodules `gate`, the projection, and `gated`, which computes the product, to an attention module."""
     module.gate, module.gated = nn.Identity(), NoGate()
     if part:
         width = n_heads * (d_value if part.per == "element" else 1)
@@ -111,8 +111,8 @@ def gate_activations(module: Any) -> Declarations:
 
 class ExtendedSelfAttentionModule(SelfAttentionModule):
     """Self-attention whose values may be scaled and normalized, whose heads' outputs may be gated, and whose keys and
-    values the later layers `shared_by` may also use. The other arguments are those of SelfAttentionModule, a function
-    that makes the norm of values of a width, and the number of the layer."""
+    values the later layers `shared_by` may also use. `value_norm` makes the norm of the values from their width,
+    `layer` is the number of the layer, and the other arguments are those of SelfAttentionModule."""
 
     gate: nn.Module
     gated: nn.Module

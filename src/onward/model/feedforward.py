@@ -1,4 +1,4 @@
-"""Other feed-forwards than the plain and the gated one, x (..., D) -> (..., D)."""
+"""Feed-forwards other than the plain and the gated one, x (..., D) -> (..., D)."""
 
 import math
 
@@ -11,7 +11,8 @@ from onward.model.layers import GatedFeedForwardModule, PlainFeedForwardModule
 
 
 class CombiningFeedForwardModule(GatedFeedForwardModule):
-    """A feed-forward with a gate whose part combines the outputs of gate and up projection by a function of its own."""
+    """A feed-forward with a gate in which the function `combine` of the part joins the outputs of the gate and up
+    projections."""
 
     def __init__(self, part: Gated, width: int, d_ff: int, dropout: float) -> None:
         super().__init__(width, d_ff, part.act, part.bias, dropout)
@@ -34,7 +35,7 @@ class XIELUFeedForwardModule(PlainFeedForwardModule):
 class XIELUModule(nn.Module):
     """The activation function xIELU (Huang and Schlag 2024, arXiv:2411.13010): a x ** 2 + beta x for x > 0, else
     b (exp(x) - 1 - x) + beta x, where a = softplus(alpha_p) and b = beta + softplus(alpha_n) are learned and begin as
-    0.8. `beta` and `eps`, the greatest x of the exponential, are constants that files contain."""
+    0.8. `beta` and `eps` are constants that checkpoints contain; the exponential takes min(x, eps)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -75,6 +75,6 @@ def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
 
 def llama3(part: Llama3Scaling, plain: Tensor) -> Tensor:
     """Low frequencies divided by the factor, high ones unchanged, with a blend between."""
-    rotations = plain * (part.original / (2 * math.pi))  # in the original context
+    rotations = plain * (part.original / (2 * math.pi))  # full rotations over the original context
     share = ((rotations - part.low_frequency) / (part.high_frequency - part.low_frequency)).clamp(0, 1)
     return plain * (share + (1 - share) / part.factor)

@@ -41,11 +41,12 @@ class IndexerModule(nn.Module):
     @torch.no_grad()
     def forward(self, q: Tensor, x: Tensor, context: AttentionContext) -> Tensor | None:
         """Return the indices (B, T, C) of the chosen keys for tokens with the query latents q (B, T, Q) and the vectors
-        x (B, T, D); None if there are at most top_k keys, which are all chosen. Some may be keys that the mask
+        x (B, T, D); None if there are at most top_k keys, which are all chosen. They may include keys that the mask
         hides."""
         key = context.rotate(self.k_norm(self.k(x))[:, :, None])
         (keys,) = context.update(index=key)
-        if context.mask.key_positions.size(1) <= self.part.top_k and not is_recorded():  # a program takes any length
+        # an exported program must accept any length
+        if context.mask.key_positions.size(1) <= self.part.top_k and not is_recorded():
             return None
         exact = torch.promote_types(x.dtype, torch.float32)
         q = context.rotate(self.q(q).unflatten(-1, (self.part.n_heads, -1))).to(exact) * self.part.d_head**-0.5

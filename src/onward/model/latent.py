@@ -52,8 +52,8 @@ class LatentAttentionModule(nn.Module):
         return self.heads(*self.vectors(self.q_norm(self.q_down(x)), x, context), context)
 
     def vectors(self, q: Tensor, x: Tensor, context: AttentionContext) -> tuple[Tensor, Keys, Keys]:
-        """Return the queries (B, T, H, P + R) of `q`, their latents or x, and latents (B, S, 1, L) and rotary keys (B,
-        S, 1, R) to attend to."""
+        """Return the queries (B, T, H, P + R), and the latents (B, S, 1, L) and rotary keys (B, S, 1, R) to attend to;
+        `q` are the latents of the queries, or x."""
         nope, rope = self.q(q).unflatten(-1, (self.n_heads, -1)).split([self.part.d_nope, self.part.d_rope], -1)
         q = torch.cat([nope, context.rotate(rope)], -1)
         latent, rope_key = self.kv_down(x).split([self.part.d_latent, self.part.d_rope], -1)

@@ -107,9 +107,9 @@ class CacheEntry:
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor | None:
-        """Compute attention with queries q (B, T, H, E), this entry as the keys and `v` as the values, read from the
-        cache memory without a copy; return (B, T, H, F), or None if the kernel cannot do this, for example for a cache
-        in another dtype. The options are those of `reference`."""
+        """Compute attention with queries q (B, T, H, E), this entry as the keys and `v` as the values, which are read
+        from the cache memory without a copy. Return (B, T, H, F), or None if the kernel cannot do this, for example for
+        a cache in another dtype. The options are those of `reference`."""
         names = [name for name in (self.name, v.name, self.tail) if name]
         keys, values, *tails = (self.cache.entries[name] for name in names)
         scales = [self.cache.entries[name + SCALE] for name in names] if self.cache.quantized else []

@@ -1,7 +1,7 @@
-"""The pre-norm block and its layers but attention: linear layers, norms and feed-forwards.
+"""The pre-norm block and its layers except attention: linear layers, norms and feed-forwards.
 
-Norms compute in at least fp32 and return the dtype that the next matmul uses: under autocast that is autocast's dtype,
-so that one conversion here saves one in each of the matmuls that follow.
+Norms compute in at least fp32 and return the dtype that the next matmul uses. Under autocast this is autocast's dtype,
+so that one conversion here saves a conversion in each of the next matmuls.
 """
 
 from collections.abc import Callable, Sequence
@@ -112,10 +112,10 @@ class PreNormModule(nn.Module):
     `attn` and `mlp` are the attention and feed-forward modules of the layer; `norm` is a function that returns a new
     norm.
 
-    The class attribute `mid` tells tracing how to reach the activation `mid`, the residual stream between attention and
-    feed-forward: the name of the submodule that reads it, and of the submodule whose input is its sum with the
-    feed-forward's output ("": the sum is the block's output). It is None in a subclass whose forward has no such
-    stream.
+    The class attribute `mid` tells tracing where the activation `mid` is, the residual stream between attention and
+    feed-forward. It has two names: the submodule that reads this stream, and the submodule whose input is the sum of
+    this stream and the feed-forward's output ("": the sum is the block's output). It is None in a subclass whose
+    forward has no such stream.
     """
 
     mid: tuple[str, str] | None = ("mlp_norm", "")

@@ -47,7 +47,7 @@ class AttentionMask:
         self.key_positions = key_positions  # (B or 1, S), negative where a cache slot is empty
         self.window = window  # number of positions that a query attends to, itself included; 0: all
         self.chunked = chunked  # whether a query attends only to keys of the same chunk of `window` positions
-        self.reach = {"window": window, "chunked": chunked}  # as attention kernels take it
+        self.reach = {"window": window, "chunked": chunked}  # keyword arguments for attention kernels
         self.segments = segments  # documents of the queries; None: each row is one document
         self.key_segments = None if segments is None else segments.ids  # index of each key's segment
         self.slopes = slopes  # (H,), the first argument of `bias_of`; None: no bias

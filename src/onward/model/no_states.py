@@ -11,8 +11,7 @@ Snapshot = dict[str, Tensor]  # the states of one row by "layer.name", each of t
 
 
 class NoStates:
-    """The states of the rows of a cache, as the cache of a model without recurrent layers has them: none. `RowStates`
-    are those of other models."""
+    """The states in a cache of a model without recurrent layers: none. Caches of other models have `RowStates`."""
 
     layers: Sequence[dict[str, Tensor]] = ()  # states of each layer by name, each (rows, K + 1, ...)
 
@@ -27,17 +26,18 @@ class NoStates:
         return True
 
     def note(self, positions: Tensor) -> None:
-        """Note that the first rows advance at `positions` (B, T) outside the model, as in a compiled step."""
+        """Record that the first rows advance at `positions` (B, T) outside the model, as in a compiled step."""
 
     def preserved(self) -> AbstractContextManager[object]:
-        """A context after which the states are as before."""
+        """A context manager that restores the states on exit."""
         return nullcontext()
 
     def snapshot_bytes(self) -> int:
         return 0
 
     def forget(self, row: int) -> None:
-        """Let a row have no states, as its request has left; the next one begins at position 0 or from a snapshot."""
+        """Drop the states of a row whose request has left; the row's next request begins at position 0 or from a
+        snapshot."""
 
     def snapshot(self, row: int, length: int) -> Snapshot:
         """Copy the states of a row after its first `length` tokens, at least one. Raises a UserError if they are not
@@ -45,8 +45,8 @@ class NoStates:
         return {}
 
     def restore(self, row: int, length: int, snapshot: Snapshot) -> None:
-        """Give a row the states of `snapshot`, taken after the first `length` tokens of a row. It has no others then,
-        and continues at position `length`."""
+        """Give a row the states of `snapshot`, taken after the first `length` tokens of a row. The row then has no
+        other states, and continues at position `length`."""
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Give the rows `targets` all states of the rows `sources`, which may overlap, for beams and forks."""

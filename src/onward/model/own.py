@@ -1,9 +1,9 @@
-"""Decoders with parts from outside the package: what their layers keep of earlier tokens, and whether a cache gives the
-same logits as none.
+"""Decoders with parts from outside the package: what their layers keep of earlier tokens, and whether their logits with
+a cache equal those without.
 
 A first forward finds the cache entries and states of each call (`Kept`). A trial then compares forwards on random
-tokens and weights, in fp64; the wider part of a decoder, its vocabulary, and layers beyond a few millions of weights
-are left out of it.
+tokens and weights, in fp64; it uses a small vocabulary and, if the layers of the decoder have more than a few million
+weights, fewer layers.
 
 Shapes: B rows, T tokens in a call, D d_model.
 """
@@ -31,17 +31,17 @@ from onward.model.no_states import NoStates
 from onward.model.states import RowStates, StateIndices, StateLayerCache, StateSlots
 
 VOCABULARY = 64  # token ids of the decoder of a trial
-WEIGHTS = 1 << 22  # elements in its layers, about
-NOISE = 0.05  # standard deviation that is added to its weights, so that none is 0
-ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens of each, and by how many of them a row is rolled back
+WEIGHTS = 1 << 22  # approximate number of elements in its layers
+NOISE = 0.05  # standard deviation of noise added to its weights, so that none is 0
+ROWS, LENGTH, KEEP = 3, 20, 3  # rows of a trial, tokens per row, and the number of tokens that are rolled back
 SEEDS = 8  # trials of a decoder whose forward depends on values
-FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # and whether the forward reads values of tensors
+FOUND: dict[DecoderConfig, tuple[list[Kept], bool]] = {}  # kept, and whether the forward reads values of tensors
 TRIED: dict[DecoderConfig, str] = {}  # what is broken in each reduced decoder
 CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts when it was first read
 
 
 def known(config: DecoderConfig) -> list[Kept]:
-    """Return what each layer of a decoder keeps, as its first forward finds it."""
+    """Return the cache entries and states of each layer of a decoder, found by a first forward."""
     if CODE.setdefault(config, code := code_of(own_parts(config))) != code:  # a cell of a notebook was run again
         for kept in FOUND, TRIED, CODE:
             kept.clear()
@@ -58,7 +58,7 @@ def tried(config: DecoderConfig) -> list[Kept]:
     small = reduced(config)
     known(small)
     if small not in TRIED:
-        TRIED[small] = ""  # for the caches of the trial
+        TRIED[small] = ""  # lets the trial make caches
         try:
             seeds = range(SEEDS if FOUND[small][1] else 1)
             TRIED[small] = next(filter(None, (trial(small, seed) for seed in seeds)), "")
@@ -72,8 +72,8 @@ def tried(config: DecoderConfig) -> list[Kept]:
 
 
 def reduced(config: DecoderConfig) -> DecoderConfig:
-    """Return the decoder of a trial: with few token ids, and with as many layers as have about WEIGHTS elements, but
-    with each part that a layer has."""
+    """Return the config of a trial's decoder: a small vocabulary, and only so many layers that they have about WEIGHTS
+    elements, but at least one layer with each of the parts."""
     period = max(len(each(parts)) for parts in (config.attention, config.block, config.mlp, config.position))
     most = max(period, 2, WEIGHTS // (4 * config.d_model**2 + 3 * config.d_model * config.d_ff))
     shared = any(part.shares_kv for part in each(config.attention))
@@ -82,7 +82,8 @@ def reduced(config: DecoderConfig) -> DecoderConfig:
 
 
 class ValueReads(TorchDispatchMode):
-    """A mode of PyTorch that notes whether an operation reads a value of a tensor, on which the code may depend."""
+    """A dispatch mode that records whether an operation reads the value of a tensor, on which control flow may
+    depend."""
 
     found = False
 
@@ -151,7 +152,7 @@ def found(config: DecoderConfig) -> tuple[list[Kept], bool]:
 
 
 def kept(cache: FindingLayerCache, dtype: torch.dtype) -> Kept:
-    """Return what the calls in a layer keep, in the form that its attention declares, if it does."""
+    """Return what the calls in a layer keep, in the form that its attention declares, if any."""
     states: States = {}
     for name, state in cache.states.items():
         own = None if state.dtype == dtype else str(state.dtype).removeprefix("torch.")
@@ -163,9 +164,9 @@ def kept(cache: FindingLayerCache, dtype: torch.dtype) -> Kept:
 
 @contextmanager
 def on(device: str, seed: int) -> Iterator[None]:
-    """A context in which tensors are made on a device, and torch's generator of the CPU has this seed; afterwards it is
-    as before."""
-    usual = torch.get_default_device().type == device  # else each operation would take longer
+    """A context manager that creates tensors on a device and seeds torch's CPU generator, whose state is restored on
+    exit."""
+    usual = torch.get_default_device().type == device  # a device mode would slow each operation
     with torch.random.fork_rng(devices=[]), nullcontext() if usual else torch.device(device):
         torch.manual_seed(seed)
         yield
@@ -196,7 +197,7 @@ def trial(config: DecoderConfig, seed: int) -> str:
 class Trial:
     """Forwards of one decoder on tokens (B, T), and on `others` (B, T), compared with a relative `tolerance`."""
 
-    model: Any  # a Decoder, whose own modules compute what they like
+    model: Any  # a Decoder, whose custom modules may compute anything
     tokens: Tensor
     others: Tensor
     tolerance: float

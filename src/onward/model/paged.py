@@ -56,13 +56,13 @@ class PagedLayerCache(LayerCache):
 
 
 def block_span(positions: int, size: int) -> int:
-    """The most blocks of `size` positions over which `positions` consecutive positions can extend."""
+    """The largest number of blocks of `size` positions that `positions` consecutive positions can span."""
     return (positions - 2) // size + 2
 
 
 def max_blocks(window: int, size: int, chunk: int, columns: int) -> int:
-    """The most blocks that a row can use at once: all `columns` of the block table without a window, else those that
-    one query attends to, and those of up to `chunk` tokens added by a call."""
+    """The largest number of blocks that a row can use at once. Without a window: all `columns` of the block table; with
+    a window: the blocks that one query attends to plus the blocks of up to `chunk` tokens added by a call."""
     return min(columns, -(-(window - 1) // size) - (-(size - 1 + chunk) // size)) if window else columns
 
 
@@ -72,7 +72,7 @@ class PagedKVCache(KVCache):
 
     Layers with the same window share one block table; window layers have only as many blocks as the rows can use at
     once. A BlockManager must reserve blocks before every call. The positions of a row in one call are consecutive.
-    States of recurrent layers are per row, as in a KVCache, and in no block.
+    States of recurrent layers are stored per row, as in a KVCache, not in blocks.
     """
 
     @checked
@@ -96,9 +96,9 @@ class PagedKVCache(KVCache):
         self.block_size, self.keep = block_size, keep
         self.rope_length = torch.full((rows,), length, device=device)
         columns = -(-(length + chunk) // block_size)
-        self.num_blocks: dict[int, int] = {}  # by window, without the null block and the one for padding
+        self.num_blocks: dict[int, int] = {}  # by window, not counting the null block and the padding block
         self.tables: dict[int, Tensor] = {}  # block tables (rows, P), by window
-        self.layers, self.max_slots = [], []  # it does not grow
+        self.layers, self.max_slots = [], []  # a paged cache does not grow
         for layer in (kept := kept_by(config)):
             window = layer.window
             if not layer.entries:
@@ -108,7 +108,7 @@ class PagedKVCache(KVCache):
                 limit = rows * max_blocks(window, block_size, chunk, columns) if window else blocks
                 self.num_blocks[window] = min(blocks, limit)
                 self.tables[window] = torch.full((rows, columns), NULL_BLOCK, device=device)
-            size = self.num_blocks[window] + 2, block_size  # with the null block and the one for padding
+            size = self.num_blocks[window] + 2, block_size  # counting the null block and the padding block
             entries = empty_entries(layer.entries, size, quantized, device, dtype)
             self.layers.append(PagedLayerCache(entries, window, table=self.tables[window]))
         self.states = row_states(kept, rows, keep, device, dtype)

@@ -1,4 +1,4 @@
-"""Vectors of positions that are added to embeddings.
+"""Position vectors that are added to embeddings.
 
 Shapes: B batch, T tokens in this call, D d_model.
 """

@@ -17,7 +17,7 @@ class StateEmbedding(nn.Module):
     def __init__(self, embed: nn.Module, join: nn.Module) -> None:
         super().__init__()
         self.embed, self.join = embed, join
-        self.states: dict[tuple[int, ...], Tensor] = {}  # by (B, T): the hidden states of the next call, (B, T, D)
+        self.states: dict[tuple[int, ...], Tensor] = {}  # hidden states of the next call, (B, T, D), by (B, T)
 
     @property
     def weight(self) -> Tensor:
@@ -26,7 +26,7 @@ class StateEmbedding(nn.Module):
     @torch.no_grad()
     @torch.inference_mode(False)  # so that the memory can be written to in every mode
     def note(self, states: Tensor) -> None:
-        """Keep the hidden states (B, T, D) for the next call, in memory that stays the same for calls of a shape."""
+        """Store the hidden states (B, T, D) for the next call; calls with the same shape reuse the same memory."""
         self.states.setdefault(states.shape[:2], torch.empty_like(states, memory_format=torch.contiguous_format)).copy_(
             states
         )

@@ -1,7 +1,7 @@
 """The states of recurrent layers in a cache: per row, not per token, in a ring of the last K + 1 of them.
 
-The state after the token at position p is in slot p % (K + 1) of its row, so that rolling a row back by up to K
-positions is calling the model with smaller positions, as for keys and values; no state is ever restored for it.
+The state after the token at position p is in slot p % (K + 1) of its row, so rolling a row back by up to K positions
+needs no copy of a state. As with keys and values, the model is called with smaller positions.
 
 Shapes: B rows of a call, T tokens in this call, K states kept besides the newest, W = min(T, K + 1) states that a call
 writes.
@@ -42,10 +42,10 @@ class StateIndices:
 
 @dataclass(eq=False)
 class RowStates(NoStates):
-    """The states of all layers and rows of a cache, and which ones are there."""
+    """The states of all layers and rows of a cache, and the positions whose states are stored."""
 
-    layers: Sequence[dict[str, Tensor]] = field()  # without the default of a cache without states
-    held: Tensor  # (rows, K + 1), the position after which the state in each slot stands; < 0: no state
+    layers: Sequence[dict[str, Tensor]] = field()  # required, unlike in NoStates
+    held: Tensor  # (rows, K + 1), the last position that the state in each slot includes; < 0: no state
     counts: Tensor | None = None  # (B,), tokens of each row in the next call, the others are padding; None: all
     own: bool = False  # whether a part is from outside the package: its calls are counted
     call: StateIndices | None = None  # the slots that the current call reads and writes
@@ -88,7 +88,7 @@ class RowStates(NoStates):
     def advance(self, positions: Tensor) -> StateIndices:
         """Return the slots that a call with tokens at `positions` (B, T), consecutive in each row, reads and writes;
         record the states that exist after it. On a CPU, raises a UserError if the state before a row's first token is
-        not there any more."""
+        no longer stored."""
         (rows, tokens), slots = positions.shape, self.held.size(1)
         index, first = torch.arange(rows, device=positions.device)[:, None], positions[:, :1]
         counts = torch.full_like(first, tokens) if self.counts is None else self.counts[:, None].to(first)
@@ -98,7 +98,7 @@ class RowStates(NoStates):
         if positions.device.type == "cpu" and not torch.compiler.is_compiling():
             self.check(first, (self.held[index, before] == first - 1) | (first == 0) | (counts == 0))
         held = self.held[:rows]
-        held.masked_fill_((held >= first) & (counts > 0), -1)  # what was rolled back
+        held.masked_fill_((held >= first) & (counts > 0), -1)  # states that were rolled back
         held[index, after % slots] = torch.where(columns >= 0, after, held[index, after % slots])
         self.call = StateIndices(index, before, first[:, 0] == 0, after % slots, columns, self.counts)
         return self.call
@@ -166,7 +166,7 @@ class StateLayerCache(LayerCache):
     """The cache of a layer with states, in a view; `base` is that of its keys and values, often without entries."""
 
     base: LayerCache
-    states: dict[str, Tensor]  # by name, each (rows, K + 1, ...)
+    states: dict[str, Tensor]  # states by name, each (rows, K + 1, ...)
     rows: RowStates  # shared by the layers
     leads: bool  # whether this is the first layer with states, which records each call for all of them
 
@@ -182,7 +182,7 @@ class StateLayerCache(LayerCache):
         return self.base.update(name, vectors, indices)
 
     def before(self, name: str, call: StateIndices, empty: Tensor) -> Tensor:
-        """Return `read` in the dtype and shape of `empty`, (B, ...)."""
+        """Return the result of `read` in the dtype and shape of `empty`, (B, ...)."""
         return self.read(name, call).view_as(empty).to(empty.dtype)
 
     def read(self, name: str, call: StateIndices) -> Tensor:

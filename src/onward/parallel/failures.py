@@ -24,9 +24,9 @@ class Terminated(BaseException):
 
 @contextmanager
 def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> Iterator[None]:
-    """A context for the work of one process of many: connects to the other processes that torchrun started, and reports
-    a failure once. The first process that fails raises its own error, with its rank; the others raise a UserError that
-    names this rank.
+    """A context manager for the work of one of several processes: connects to the other processes that torchrun
+    started, and reports a failure once. The first process that fails raises its own error, with its rank; the others
+    raise a UserError that names this rank.
 
     A lost connection is usually caused by another process that failed: a process that loses its connection waits up to
     `patience` seconds for that process to report its error. If no process does, or if one was killed, the first process
@@ -45,10 +45,10 @@ def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> It
         with heartbeats(launch, remedy, write_error_file):
             yield
     except (Exception, Terminated) as error:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until this process has ended, with its message
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # let this process end with its own message
         try:
             failed, reporter = first_failure(launch, error, patience)
-        except RuntimeError:  # the store ended with the first process, which has it where torchrun has none
+        except RuntimeError:  # rank 0, which hosts the store if torchrun does not, has ended
             failed, reporter = 0, 0
         if failed == rank and isinstance(error, Terminated):
             raise SystemExit(128 + signal.SIGTERM) from None
@@ -86,11 +86,11 @@ def in_one_sentence(error: BaseException, rank: int, remedy: str) -> BaseExcepti
 
 def first_failure(launch: Launch, error: BaseException, patience: float) -> tuple[int, int]:
     """Return the rank of the process that failed first, and the rank of the process that reports this. `error` is the
-    error of this process, one of those of `launch`. If it may come from a lost connection, waits up to `patience`
-    seconds for another process to report the cause."""
+    error of this process. If it may come from a lost connection, waits up to `patience` seconds for another process to
+    report the cause."""
     store: Any = launch.store
     failed, until = launch.rank, time.monotonic() + patience
-    if isinstance(error, Terminated | RuntimeError):  # perhaps the other end of a connection is gone
+    if isinstance(error, Terminated | RuntimeError):  # another process may have closed the connection
         while not store.check(["failure"]) and time.monotonic() < until:
             if killed := [rank for rank in range(launch.count) if is_dead(store.get(f"process/{rank}").decode())]:
                 failed = killed[0]
@@ -116,8 +116,8 @@ def is_dead(process: str) -> bool:
 
 
 def write_error_file(sentence: str, first: bool) -> None:
-    """Write `sentence`, the reason why this process ended, to the file that torchrun reads. Of several processes'
-    reasons torchrun shows the earliest; `first` says whether this process failed first."""
+    """Write `sentence`, the reason why this process ended, to the file that torchrun reads. If several processes write
+    a reason, torchrun shows the earliest; `first` says whether this process failed first."""
     if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": sentence, "timestamp": str(int(time.time()) + (not first))}
         Path(path).write_text(json.dumps({"message": {"message": sentence, "extraInfo": extra}}))

@@ -107,7 +107,8 @@ def scattered(x: Tensor, mesh: DeviceMesh) -> Tensor:
 
 
 def own_sum(parts: Sequence[Tensor], group: Any) -> Tensor:
-    """The sum over the processes for this one, given a tensor for each; without gradient."""
+    """Reduce-scatter without gradient: `parts` has one tensor for each process; returns the sum over all processes of
+    their tensors for this process."""
     stacked = torch.stack([*parts]).contiguous()  # the strides of a gradient of keys may be in another order
     own = torch.empty_like(stacked[0])
     reduce_scatter(own, stacked.flatten(0, 1), group=group)

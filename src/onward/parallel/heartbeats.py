@@ -31,8 +31,8 @@ def patience() -> float:
 
 @contextmanager
 def heartbeats(launch: Launch, remedy: str, report: Callable[[str, bool], None]) -> Iterator[None]:
-    """A context in which a thread counts the heartbeats of this process in the store of all processes. The first
-    process watches all others, and each of the others watches the first.
+    """A context manager under which a thread counts the heartbeats of this process in the store of all processes. The
+    first process watches all others, and each of the others watches the first.
 
     If a process is silent for `patience()` seconds, all others end with status 2, since their collectives cannot be
     interrupted. One of them prints the rank of the silent process and the `remedy`. Before a process ends, it calls
@@ -68,7 +68,7 @@ def watch(launch: Launch, seconds: float, stopped: Event, remedy: str, report: C
                 lost, reporter = map(int, store.compare_set("silent", "", f"{lost} {rank}").decode().split())
                 end(lost, rank, seconds, remedy, report, first=reporter == rank)
         store.add(f"heartbeats/{rank}", ENDED)
-    except RuntimeError:  # the store has ended with the process that keeps it; `failures.py` detects this
+    except RuntimeError:  # the process that hosts the store has ended; `failures.py` detects this
         return
 
 

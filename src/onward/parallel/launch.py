@@ -1,4 +1,4 @@
-"""How processes that torchrun started connect."""
+"""Connects the processes that torchrun started."""
 
 import atexit
 import itertools
@@ -40,26 +40,27 @@ def await_all(store: distributed.Store, rank: int, count: int) -> None:
             store.wait([f"here/{other}"], timedelta(seconds=left))
         except RuntimeError:
             raise UserError(
-                f"rank {other} has not answered within {PATIENCE:g} seconds: look at its node, and start all again"
+                f"rank {other} has not answered within {PATIENCE:g} seconds: look at its node, and restart "
+                "all processes"
             ) from None
 
 
 @contextmanager
 def meeting() -> Iterator[None]:
-    """A context in which processes connect; converts a failure into a UserError that names its cause."""
+    """A context manager for connecting processes; converts a failure into a UserError that names its cause."""
     try:
         yield
     except UserError:
         raise
     except ValueError as error:
         raise UserError(
-            f"Cannot meet the other processes of WORLD_SIZE={os.environ.get('WORLD_SIZE')} ({error}): start them with "
-            "torchrun, or unset WORLD_SIZE"
+            f"Cannot connect to the other processes of WORLD_SIZE={os.environ.get('WORLD_SIZE')} ({error}): start them "
+            "with torchrun, or unset WORLD_SIZE"
         ) from None
     except RuntimeError as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         reason = str(error).splitlines()[0]
-        raise UserError(f"the processes cannot meet at {where} ({reason}): choose another --master-port") from None
+        raise UserError(f"the processes cannot connect at {where} ({reason}): choose another --master-port") from None
 
 
 @dataclass(frozen=True)
@@ -79,10 +80,11 @@ class Launch:
             return cls()
         if not LAUNCHES:
             if torch.cuda.is_available():
-                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())  # % for --device cpu
+                # with --device cpu, processes may outnumber GPUs
+                torch.cuda.set_device(int(os.environ["LOCAL_RANK"]) % torch.cuda.device_count())
             with meeting():
                 store, rank, count = next(distributed.rendezvous("env://"))
-                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # the store outlives restarted processes
+                if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # a store that outlives restarts
                     store = distributed.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)
                 await_all(store, rank, count)
             LAUNCHES.append(cls(rank, count, distributed.PrefixStore("onward", store)))

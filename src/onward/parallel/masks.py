@@ -1,4 +1,4 @@
-"""The attention masks of pieces of a call: of some of its heads or of its queries."""
+"""The attention masks for parts of a call: for some of its heads, or for some of its queries."""
 
 from __future__ import annotations
 

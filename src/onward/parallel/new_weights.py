@@ -20,8 +20,8 @@ ALLOCATIONS = [getattr(torch.ops.aten, name) for name in ("empty", "zeros", "one
 
 
 class MatricesOnMeta(TorchDispatchMode):
-    """A context in which new tensors of two or more dimensions are on the meta device, to save memory. Their random
-    values are drawn and discarded, so that the random generator advances as without this context."""
+    """A context manager under which new tensors of two or more dimensions are on the meta device, to save memory. Their
+    random values are drawn and discarded, so that the random generator advances as without this context."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -34,8 +34,9 @@ class MatricesOnMeta(TorchDispatchMode):
 
 
 class FullDraws(TorchFunctionMode):
-    """A context in which a normal initialization of a divided parameter draws the values of the full parameter on the
-    CPU, and keeps this process's part. For a parameter on the meta device, the values are discarded."""
+    """A context manager under which a normal initialization of a divided parameter draws the values of the full
+    parameter on the CPU, and keeps this process's part. For a parameter on the meta device, the values are
+    discarded."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})

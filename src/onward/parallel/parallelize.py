@@ -1,6 +1,6 @@
-"""Parallel training over a finished decoder, from outside: layers around compiled and recomputed blocks nest in the
-order of `attachments.KINDS`, and FSDP2 wraps the blocks last (as in torchtitan, Liang et al. 2024, but torchtitan
-splits stages first and compiles the checkpointing as well; see docs/decisions.md)."""
+"""Parallel training of a finished decoder, without changes to its code. The wrappers for compiling and recomputing
+blocks nest in the order of `attachments.KINDS`, and FSDP2 wraps the blocks last, as in torchtitan (Liang et al. 2024).
+Unlike here, torchtitan splits stages first and compiles the checkpointing as well (see docs/decisions.md)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -50,9 +50,10 @@ def parallelize(
     recompute: bool = False,
     fill: Callable[[Decoder], object] = lambda model: None,
 ) -> None:
-    """Divide a decoder, on the meta device or with equal weights in all processes, over a mesh, in place; compile its
-    blocks, and make them recompute activations. `devices` is the mesh of torch, None for one process;
-    `context` is the group of the processes that divide the tokens of the same windows, None without a context axis.
+    """Divide a decoder over a mesh, in place; with `compile`, compile its blocks, and with `recompute`, recompute their
+    activations in the backward. The decoder is on the meta device or has equal weights in all processes. `devices` is
+    the mesh of torch, None for one process; `context` is the group of the processes that divide the tokens of the same
+    windows, None without a context axis.
 
     Parameters on the meta device get memory, block by block, and undefined values: `fill` is then called with the model
     to set them.
@@ -97,7 +98,7 @@ def shard(model: Any, mesh: DeviceMesh, precision: str) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no product and sum in one
+            module.set_force_sum_reduction_for_comms(True)  # gloo does not support PREMUL_SUM
     model.inside = MethodType(call, model)
     register_fsdp_forward_method(model, "inside")
     model.inside = OneForward(
@@ -190,8 +191,8 @@ def sum_of_bucket(_: object, bucket: distributed.GradBucket) -> torch.futures.Fu
 
 
 def accumulating(module: nn.Module, *, last: bool) -> AbstractContextManager[object]:
-    """Return a context for the backward of one batch of a step with gradient accumulation; replicas sum their gradients
-    over the processes only in the backward of the `last` batch."""
+    """Return a context manager for the backward of one batch of a step with gradient accumulation; replicas sum their
+    gradients over the processes only in the backward of the `last` batch."""
     if isinstance(module, Inside):
         sharded: Any = module.model
         sharded.set_requires_all_reduce(last)
@@ -214,8 +215,8 @@ def clip_gradients(parameters: Iterable[Tensor], limit: float, pipeline: Pipelin
 
 
 def norm_of(tensors: Sequence[Tensor], *, divided: bool) -> float:
-    """Compute the norm of all elements of several tensors, such as gradients, as one vector; if they are parts of a
-    `divided` model, of the tensors of all processes, which call this together."""
+    """Compute the norm of several tensors, such as gradients, taken together as one vector. If they are parts of a
+    `divided` model, the norm includes the tensors of all processes, which must call this together."""
     norms = torch.stack([*map(torch.linalg.vector_norm, map(local, tensors))]).double()
     square = (norms * torch.tensor([is_first_holder(t) for t in tensors], device=norms.device)).square().sum()
     if divided:

@@ -1,7 +1,7 @@
 """Whole tensors and their parts: DTensors of a mesh with the axes replicate, shard and tensor.
 
-FSDP2 divides what tensor parallelism has left to a process, so a tensor divided along both axes is first split over
-`tensor`, then over `shard`, in the reverse order of the axes of the mesh.
+FSDP2 shards the part of a tensor that tensor parallelism assigns to a process. A tensor divided along both axes is
+therefore split over `tensor` first and over `shard` second, the reverse of the order of the axes in the mesh.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def gathered(tensor: Tensor) -> Tensor:
 
 
 def full_tensor(part: Tensor, like: Tensor) -> Tensor:
-    """The full tensor, divided as `like` is, given this process's part; all processes must call this together."""
+    """The full tensor of which `part` is this process's part, divided as `like` is; all processes must call this
+    together."""
     divisions, shapes = splits(like), [like.shape]
     for dim, parts, index, _ in divisions:
         shapes.append(piece(torch.empty(shapes[-1], device="meta"), dim, parts, index).shape)
@@ -120,7 +121,8 @@ def counted_parameters(model: nn.Module) -> list[nn.Parameter]:
 
 @contextmanager
 def gathered_parameters(model: nn.Module) -> Iterator[None]:
-    """A context in which trainable parameters and those of adapters are full; all processes must enter it together."""
+    """A context manager under which trainable parameters and those of adapters are full; all processes must enter it
+    together."""
     parameters: list[tuple[nn.Module, str, Any]] = [
         (module, name, parameter)
         for path, module in model.named_modules()

@@ -117,7 +117,7 @@ class Pipeline:
         return values
 
     def empty(self, rows: int, length: int, device: torch.device | str | None = None) -> Tensor:
-        """For the hidden states of `rows` windows."""
+        """Allocate a tensor for the hidden states of `rows` windows."""
         model = self.model
         return torch.empty(rows, length, model.config.d_model, dtype=model.dtype, device=device or model.device)
 

@@ -45,7 +45,7 @@ from onward.parallel.pipeline import Pipeline
 from onward.parallel.replicas import Replicas
 
 T = TypeVar("T")
-AGREED = itertools.count()  # numbers of the calls of `agreed`, the same in all processes
+AGREED = itertools.count()  # numbers the calls of `agreed`, equally in all processes
 
 
 @cache  # each group keeps threads and sockets until the process ends, so runs on equal meshes share groups
@@ -68,8 +68,8 @@ class Processes(Alone):
     """The processes that train one model: the rank of this process, the number of processes that torchrun started, and
     their mesh, the axes along which they replicate or divide the model. Without torchrun, rank 0 of 1 process.
 
-    A trainer of one process has no such object. A trainer that has one lets it divide batches, sum gradients and
-    figures, and convert tensors between the full ones and the parts of this process (see parts.py)."""
+    A trainer of one process has no such object. Other trainers use it to divide batches, sum gradients and metrics, and
+    convert between full tensors and the parts of this process (see parts.py)."""
 
     rank: int = 0
     count: int = 1
@@ -91,7 +91,7 @@ class Processes(Alone):
         number, rank = divmod(launch.rank, size)
         store = distributed.PrefixStore(f"group/{number}", launch.store)
         if not distributed.is_initialized():
-            # imported later, its functions' default arguments would keep the group and its threads alive
+            # a later import would bind the group in default arguments, which would keep it and its threads alive
             from torch.distributed.nn import functional  # noqa: F401
 
             # the first process prepares the data alone, which may take hours
@@ -102,7 +102,7 @@ class Processes(Alone):
         return cls(rank, size, store, Mesh(replicate=size))
 
     def arranged(self, mesh: Mesh) -> "Processes":
-        """Return these processes in a mesh. Raises a UserError if it is for another number of processes."""
+        """Return these processes in a mesh. Raises a UserError if the mesh is for another number of processes."""
         mesh.check_count(self.count)
         return replace(self, mesh=mesh)
 
@@ -224,7 +224,7 @@ class Processes(Alone):
             if differ := [name for name, value in first.items() if other[name] != value]:
                 known = same_part if {*differ} <= {*of_part} else 0
                 versions = [f"{name} ({first[name]}, {other[name]})" for name in differ if name.startswith("version")]
-                remedy = "install the same on all" if versions else "give all ranks one run folder, on a shared disk"
+                remedy = "install the same versions" if versions else "give all ranks one run folder, on a shared disk"
                 raise UserError(
                     f"the ranks hold different runs: rank {rank} differs from rank {known} in "
                     f"{' and '.join(versions or differ)}; {remedy}"
@@ -277,9 +277,9 @@ class Processes(Alone):
         pairs: Sequence[tuple[Tensor, Tensor]],
         shape: Sequence[int],
     ) -> Iterator[Tensor]:
-        """Yield the full result of a function for each of `pairs`, (parameter, this process's part of a tensor like
-        it). `function` computes the results, of equal `shape`, of several full tensors. The processes of a stage divide
-        this work and exchange the results."""
+        """For each of `pairs`, (parameter, this process's part of a tensor of the same shape), yield the full result of
+        a function. `function` computes the results, of equal `shape`, of several full tensors. The processes of a stage
+        divide this work and exchange the results."""
         rank, count, own = self.rank % self.mesh.stage, self.mesh.stage, []
         for i, (p, part) in enumerate(pairs):
             full = full_tensor(part, p)

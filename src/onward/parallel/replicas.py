@@ -67,8 +67,8 @@ class Replicas(Alone):
             raise SharedError(str(failed[0]))
         if other := next((rank for rank, (work_name, _) in enumerate(outcomes) if work_name != outcomes[0][0]), 0):
             raise SharedError(
-                f"rank {other} computes {outcomes[other][0]}, and rank 0 {outcomes[0][0]}: give all ranks the same "
-                "model, files and versions"
+                f"rank {other} computes {outcomes[other][0]}, but rank 0 computes {outcomes[0][0]}: give all ranks the "
+                "same model, files and versions"
             )
         return [result for _, result in outcomes]
 

@@ -25,7 +25,7 @@ from onward.parallel.functions import Copy, Gather, Join, Own, Scatter, Sum
 class Stream:
     """The residual stream of a decoder whose layers are divided over the n processes of a mesh with one axis. Between
     the branches (attention and feed-forward), each process has only T / n of the T tokens (sequence parallelism).
-    `divided` says whether the tokens are divided in the block that runs."""
+    `divided` says whether the tokens are divided in the current block."""
 
     def __init__(self, model: Decoder, mesh: DeviceMesh) -> None:
         self.mesh, self.group, self.divided = mesh, mesh.get_group(), False
@@ -37,7 +37,8 @@ class Stream:
         self.between(model.blocks[0], model.blocks[-1])
 
     def between(self, first: nn.Module, last: nn.Module) -> None:
-        """Divide the tokens from one block to another, such as those of a pipeline stage, and in no other block."""
+        """Divide the tokens in the blocks from `first` to `last`, such as those of a pipeline stage, and in no
+        others."""
         for hook in self.hooks:
             hook.remove()
         self.hooks = [self.attachment.before(first, self.begin), self.attachment.after(last, self.end)]
@@ -51,7 +52,7 @@ class Stream:
         self.divided = is_part(x, context)
         try:
             return plain(x, context)  # type: ignore[no-any-return]
-        finally:  # checkpointing may end a recomputation before the hooks that restore the parameters
+        finally:  # checkpointing may end a recomputation before the hooks that restore parameters run
             for module in block.modules():
                 for name in module._parameters:
                     module.__dict__.pop(name, None)

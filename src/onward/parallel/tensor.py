@@ -2,10 +2,10 @@
 layer (Shoeybi et al. 2019, Megatron-LM).
 
 A branch (the attention or the feed-forward of a block) receives all tokens and returns a part of its output, which is
-summed over the processes. In the backward the gradient of its input is such a sum. So inside a branch a gradient is a
-part of a sum; the gradient of a parameter that every process has whole is therefore also summed. Between branches each
-process has a part of the tokens (`stream.py`). The final norm is computed by each process for itself; the embedding and
-the head are divided (`vocabulary.py`).
+summed over the processes. In the backward, the gradient of its input is summed as well. Inside a branch, each process
+has only one term of such a sum, so the gradients of parameters that every process has whole are also summed. Between
+branches each process has a part of the tokens (`stream.py`). Each process computes the entire final norm; the
+embedding and the head are divided (`vocabulary.py`).
 
 Parameters are DTensors; while a module computes, it and its submodules see this process's part of each parameter as a
 plain tensor under its name.
@@ -62,10 +62,10 @@ class Rule:
     """How the processes of the tensor axis hold a parameter of a branch (the attention or the feed-forward of a block):
     by default each has all of it, and its gradient is summed over the processes.
 
-    `split` is the dimension of the parameter that is divided, None for none. `inputs`: this dimension is that of a
-    layer's inputs, so that the processes' outputs must be summed. `heads` > 0: dimension 0 consists of this many heads,
-    fewer than processes; each process holds all heads and uses one. `once`: only one process uses the parameter; for
-    the others it is 0.
+    `split` is the dimension of the parameter that is divided, None for none. `inputs`: this is the input dimension of a
+    layer, so that the processes' outputs must be summed. `heads` > 0: dimension 0 consists of this many heads, fewer
+    than processes; each process holds all heads and uses one. `once`: only one process uses the parameter; for the
+    others it is 0.
     """
 
     split: int | None = None
@@ -119,7 +119,7 @@ EXPERTS: dict[str, Any] = {
     "down_bias": ONCE,
     **{f"shared.{name}": rule for name, rule in FEED_FORWARD.items()},
 }
-TABLE: dict[type[nn.Module], dict[str, Any]] = {  # per branch: its layers and its own parameters
+TABLE: dict[type[nn.Module], dict[str, Any]] = {  # for each branch, the rules of its layers and of its own parameters
     SelfAttentionModule: SELF_ATTENTION,
     ExtendedSelfAttentionModule: SELF_ATTENTION,
     LateNormSelfAttentionModule: SELF_ATTENTION,
@@ -141,9 +141,9 @@ TABLE: dict[type[nn.Module], dict[str, Any]] = {  # per branch: its layers and i
 
 
 def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
-    """How `n` processes hold a parameter of a branch (attention or feed-forward), by its name in it, such as
+    """How `n` processes hold a parameter of a branch (attention or feed-forward), by its name in the branch, such as
     q.weight."""
-    weight, adapter, own = name.partition("_lora.")  # of an adapter, name.weight_lora.adapter.a or stack_lora.adapter.a
+    weight, adapter, own = name.partition("_lora.")  # adapters: name.weight_lora.adapter.a or stack_lora.adapter.a
     table, path = TABLE.get(type(branch), {}), weight.split(".")
     known = [".".join(path[:i]) for i in range(len(path), 0, -1)]
     key = next((one for one in known if one in table), None)
@@ -156,7 +156,7 @@ def rule_of(branch: nn.Module, name: str, n: int) -> Rule:
     end = own.rpartition(".")[2]
     if end == "magnitude" and rule.inputs:
         raise UserError(f"dora of {key} has no rule for tensor parallelism: leave dora out, or use tensor=1")
-    if end in ("a", "b"):  # A has the weight's inputs, B its outputs
+    if end in ("a", "b"):  # A has the weight's input dimension, B its output dimension
         return rule if rule != REPLICATED and (end == "a") == rule.inputs else REPLICATED
     return ONCE if rule == IN and not adapter and path[-1] == "bias" else rule
 
@@ -193,7 +193,7 @@ class Locally:
     ) -> None:
         self.parameters, self.mesh = parameters, mesh
         attachment.before(module, self.begin, prepend=True)
-        attachment.after(module, self.end)  # if it were always called, each block would be compiled for itself
+        attachment.after(module, self.end)  # always_call=True would compile each block separately
 
     def begin(self, module: nn.Module, inputs: Any) -> None:
         for one in self.parameters:
@@ -268,7 +268,7 @@ def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str]
 
 
 def rules_of_vocabulary(model: Decoder, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
-    """The rules of embedding and head, divided by rows; none if `n` does not divide the vocabulary, or one has
+    """The rules of embedding and head, divided by rows; none if `n` does not divide the vocabulary, or if either has
     adapters."""
     modules = model.embed, model.head
     if not divides_vocabulary(model.config, n) or any(module._modules for module in modules):
@@ -338,7 +338,7 @@ def normalize_gathered(branch: nn.Module, model: Decoder, layer: int, mesh: Devi
 
 def connect(branch: nn.Module, parameters: list[LocalParameter], mesh: DeviceMesh, stream: Stream) -> None:
     """Register hooks that make a branch (attention or feed-forward) compute with this process's parts of `parameters`,
-    and receive its input from the residual stream and return its sum over the processes to it."""
+    take its input from the residual stream, and return its output, summed over the processes, to the stream."""
     masks = WeakKeyDictionary[AttentionMask, AttentionMask]()
 
     def enter(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

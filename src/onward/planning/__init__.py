@@ -1,4 +1,4 @@
-"""Parameters, operations, memory and scaling laws of a decoder, before it exists."""
+"""Parameters, operations, memory and scaling laws of a decoder, computed from its configuration."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

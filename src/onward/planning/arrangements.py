@@ -14,7 +14,7 @@ from onward.planning.flops import part_sizes, training_flops
 from onward.planning.machine import Machine
 from onward.planning.traffic import Collective, collectives
 
-SAFE = 0.9  # the share of a device's memory that a training may plan to use
+SAFE = 0.9  # share of a device's memory that a training plan may use
 
 
 def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (1,)) -> list[Mesh]:
@@ -31,8 +31,8 @@ def arrangements(count: int, neighbors: int = MACHINE, tensor: Sequence[int] = (
 
 def pipelines(config: DecoderConfig, count: int, tensor: Iterable[int], neighbors: int = MACHINE) -> list[Mesh]:
     """List the meshes of `count` devices in which the stages of a pipeline are on different machines of `neighbors`
-    devices, and shards and a tensor axis within a machine: for each size in `tensor`, every number of stages that
-    divides the number of machines, up to the decoder's number of blocks."""
+    devices, and shards and a tensor axis within a machine. For each size in `tensor`, the list has every number of
+    stages that divides the number of machines, up to the decoder's number of blocks."""
     machines = count // neighbors
     stages = [p for p in range(2, min(machines, config.n_layers) + 1) if machines % p == 0 and count % neighbors == 0]
     return [Mesh(p, machines // p, shard=neighbors // n, tensor=n) for n in tensor for p in stages]

@@ -1,6 +1,7 @@
 """The operations of decoders with parts from outside the package, counted by PyTorch in dry forwards of two lengths.
 
-n tokens take a n + b n² operations: a are those of a token, in products with weights, b those of a query and a key.
+n tokens take a n + b n² operations: a operations for each token, in products with weights, and b for each pair of a
+query and a key.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ def of_attention(q: Sequence[int], k: Sequence[int], v: Sequence[int], *_: Any, 
     return 2 * q[0] * q[1] * q[2] * k[2] * (q[3] + v[3])
 
 
-KERNEL: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: of_attention}  # which torch does not count
+KERNEL: Any = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: of_attention}  # not counted by torch
 
 
 @dataclass(frozen=True)
 class CountedFlops:
-    """The operations of a forward: by path of the module, for one token, and by layer, for a query and a key."""
+    """The operations of a forward: for one token by path of the module, and for one query and key by layer."""
 
     modules: dict[str, int]
     pairs: list[int]
@@ -44,7 +45,8 @@ class CountedFlops:
 
 @lru_cache(maxsize=64)
 def counted(config: DecoderConfig) -> CountedFlops:
-    """Count the operations of a forward, without memory or computation where the code of its parts reads no values."""
+    """Count the operations of a forward. Uses fake tensors, without memory or computation, unless the code of its parts
+    reads values of tensors."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     try:
@@ -58,7 +60,7 @@ def counted_in(mode: Any, config: DecoderConfig) -> CountedFlops:
         model: Any = Decoder(config).eval()
         model.hidden = model.hidden_of_checked
         length = CHUNK if any(part.states(config) for part in each(config.attention)) else LENGTH
-        if isinstance(mode, nullcontext):  # a table of positions is read
+        if isinstance(mode, nullcontext):  # tables of positions limit the length
             length = max(1, min(length, config.context_length // 2))
         short, long = (totals(model, tokens) for tokens in (length, 2 * length))
     pairs = {name: (long[name] - 2 * short[name]) // (2 * length**2) for name in long}
@@ -76,7 +78,8 @@ def counted_in(mode: Any, config: DecoderConfig) -> CountedFlops:
 
 
 def totals(model: nn.Module | Any, length: int) -> Counter[str]:
-    """Return the operations of a forward of `length` tokens, by path of the module, with those of its children."""
+    """Return the operations of a forward of `length` tokens, by path of the module; those of a module include its
+    children's."""
     tokens = torch.zeros(1, length, dtype=torch.int64)
     with torch.no_grad(), Shortened(), FlopCounterMode(display=False, custom_mapping=KERNEL) as counter:
         model(tokens)

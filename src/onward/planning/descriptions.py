@@ -17,7 +17,7 @@ from onward.config.decoder import Attention, AttentionOnly, DecoderConfig, at, e
 from onward.planning.parameters import active_parameters, biases, cache_bytes_per_token, parameters, state_bytes
 
 NEUTRAL = (0, 1, None, "none", "auto")  # defaults that add, scale, cap or share nothing, and need no mention
-MOST = 4  # different values of a field over the layers that are listed; the others are counted
+MOST = 4  # maximum number of distinct values of a field to list; layers with other values are counted
 SPECIAL = re.compile(r"; (0|none): (.*)")  # the meaning of a special value, in a field's comment
 LABELS = {
     "position": "positions",
@@ -86,7 +86,7 @@ def differences(before: DecoderConfig, after: DecoderConfig) -> list[ConfigChang
 
 
 def facts(config: DecoderConfig) -> Iterator[Fact]:
-    """Yield all values of a configuration, sizes first; those whose names have no dot exist for every decoder."""
+    """Yield all values of a configuration, sizes first; values whose names have no dot exist for every decoder."""
     count, active = parameters(config), active_parameters(config)
     yield Fact("parameters", count, "trainable parameters")
     yield Fact("active parameters", active, "parameters that one token uses", silent=active == count)
@@ -112,8 +112,8 @@ def facts(config: DecoderConfig) -> Iterator[Fact]:
 
 
 def facts_of_part(what: str, meaning: str, parts: Sequence[Any], silent: bool = False) -> Iterator[Fact]:
-    """Yield the kind of a component and the kind's fields, over `parts`, one of each layer; layers of another kind may
-    have another value under this name. `facts` lists biases."""
+    """Yield the kind of a component and the fields of this kind, given the parts of all layers; in layers of another
+    kind, a field of the same name may have another value. `facts` lists biases."""
     kinds = [titled(part) if isinstance(part, Part) else part for part in parts]
     yield Fact(what, over_layers(kinds, meaning), SPECIAL.sub("", meaning), silent)
     owned = [

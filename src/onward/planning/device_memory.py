@@ -121,7 +121,7 @@ def device_memory(
 
 def with_engine(memory: TrainingMemory, config: DecoderConfig, mesh: Mesh, rows: int, length: int) -> TrainingMemory:
     """Add the engine that samples `rows` completions of `length` tokens in each process."""
-    # unsharded, since gathers while decoding would need as many forwards in all processes
+    # unsharded, since gathers while decoding would need the same number of forwards in all processes
     weights = weight_bytes(config) if mesh.shard > 1 else 0
     chunk = min(CHUNK, config.context_length)
     cache = cache_bytes(config, rows, min(length, config.context_length), torch.float32, chunk=chunk)

@@ -45,7 +45,7 @@ def replay(segments: Iterable[Segment]) -> Segment:
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of all tensors in use inside the `with` block, fake ones too, and their peak."""
+    """Counts the bytes of all tensors in use inside the `with` block, including fake tensors, and their peak."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class LiveBytes(TorchDispatchMode):
 
 @dataclass(frozen=True)
 class EvenSplit:
-    """Stands for the tensor of the numbers of tokens per expert, which fake scores cannot give."""
+    """Stands in for the tensor of the numbers of tokens per expert, which cannot be computed from fake scores."""
 
     assignments: int
     experts: int
@@ -92,17 +92,18 @@ class EvenSplit:
 
 
 class Shortened(TorchFunctionMode):
-    """A context for dry runs: routers divide tokens evenly, and only the first chunks of a loss are computed."""
+    """A context manager for dry runs: routers divide tokens evenly, and only the first chunks of a loss are
+    computed."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.bincount:
             return EvenSplit(args[0].numel(), (kwargs or {})["minlength"])
-        if func is Tensor.backward:  # recomputes forwards, and a mode is off while it handles a call
+        if func is Tensor.backward:  # recomputed forwards need the mode, which is off while it handles a call
             with Shortened():
                 ones = (torch.ones_like(args[0]),)
                 return _engine_run_backward(args, ones, False, False, (), allow_unreachable=True, accumulate_grad=True)
         result = func(*args, **(kwargs or {}))
-        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # a loss chunks along its tokens
+        return result[:CHUNKS] if func is Tensor.chunk and len(args) == 2 else result  # chunks of a loss's tokens
 
 
 def kinds_of_layers(config: DecoderConfig) -> list[int]:
@@ -124,7 +125,8 @@ def reduced(config: DecoderConfig, layers: list[int]) -> DecoderConfig:
 
 
 def computing_in(dtype: torch.dtype | None, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """A context in which a CPU computes matrix products in `dtype` and may keep weights that were cast to it."""
+    """A context manager under which a CPU computes matrix products in `dtype` and may keep weights that were cast to
+    it."""
     return torch.autocast("cpu", dtype, cache_enabled=keep_casts) if dtype else nullcontext()
 
 
@@ -152,7 +154,8 @@ class DryStep:
 
 
 def divide_stream(model: Decoder, own: int, parts: int) -> None:
-    """Give modules between attention and feed-forward the first `own` tokens, one of `parts`: `parallel/stream.py`."""
+    """Pass only the first `own` tokens, one of `parts` parts, to modules outside attention and feed-forward, as in
+    `parallel/stream.py`."""
     cut: Any = lambda module, *given: given[-1][:, :own].clone()
     grow: Any = lambda x: x.repeat(1, parts, 1)
     for block in model.blocks:
@@ -177,8 +180,8 @@ def dry_step(
     context: int = 1,
 ) -> DryStep:
     """Measure the memory of a forward or, with a `loss`, of a Trainer's step on `rows` texts of `length` tokens,
-    without data or computation. Weights are in fp32 (of blocks with `low_blocks` in `autocast`); `parts` divides the
-    tokens between attention and feed-forward, `context` all tokens."""
+    without data or computation. Weights are in fp32 (with `low_blocks`, those of blocks in `autocast`). `parts`
+    processes divide the tokens between attention and feed-forward, and `context` processes divide all tokens."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)
@@ -226,7 +229,7 @@ def dry_step(
     cut()
     # cuts: embedding; blocks forward; norm, head and loss; blocks backward, the first of them with the embedding's
     count = 2 * len(chosen)
-    first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # with the masks that layers share
+    first = {kind: cuts[1 + 2 * i] for i, kind in enumerate(chosen)}  # includes the masks that layers share
     second = {kind: cuts[2 + 2 * i] for i, kind in enumerate(chosen)}
     layers = [first[kind] if kind == layer else second[kind] for layer, kind in enumerate(kinds)]
     if not loss:

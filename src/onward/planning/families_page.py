@@ -52,7 +52,7 @@ def ladder() -> str:
 
 
 def renewed(page: str) -> str:
-    """The page with the text between `<!-- NAME -->` and `<!-- end -->` generated again."""
+    """The page with the text between `<!-- NAME -->` and `<!-- end -->` regenerated."""
     made = {"families": families(), "ladder": ladder()}
     within = re.compile(r"<!-- (\w+) -->\n.*?\n<!-- end -->", re.DOTALL)
     return within.sub(lambda match: f"<!-- {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->", page)

@@ -20,11 +20,11 @@ from onward.base.errors import UserError
 from onward.planning.laws import Frontier, LossLaw
 
 Array = NDArray[np.float64]
-DELTA = 1e-3  # of the Huber loss of log L (arXiv:2203.15556, section 3.3)
+DELTA = 1e-3  # delta of the Huber loss of log L (arXiv:2203.15556, section 3.3)
 STARTS = [np.linspace(0, 25, 6)] * 2 + [np.linspace(-1, 1, 5)] + [np.linspace(0, 2, 5)] * 2  # appendix D.2
-FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, and further steps from the best starts
+FIRST, KEPT, LAST = 25, 100, 150  # steps from every start, number of the best kept, further steps from these
 LEAST = 4  # runs or budgets that a fit needs
-EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # of L(C)
+EXPONENTS, FINER = np.linspace(0.01, 1, 100), np.linspace(-0.009, 0.009, 37)  # exponents tried for L(C)
 SAME = 0.1  # budgets whose logarithms differ by less are the same
 
 
@@ -46,8 +46,8 @@ class RunPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class LossFit:
-    """A law of the loss L(N, D) fitted to runs. `intervals` are 95 % over fits to resampled runs, for each constant and
-    for "a": the best N is proportional to C ** a."""
+    """A law of the loss L(N, D) fitted to runs. `intervals` are 95 % intervals over fits to resampled runs, for each
+    constant and for "a", where the best N is proportional to C ** a."""
 
     law: LossLaw
     objective: float  # sum of the Huber losses
@@ -109,7 +109,7 @@ class PowerFit:
 
 
 def checked(runs: Sequence[RunPoint]) -> None:
-    """Raise a UserError for too few or impossible runs; warn of a model that is worse after more tokens."""
+    """Raise a UserError for too few or invalid runs; warn of a model that is worse after more tokens."""
     if len(runs) < LEAST:
         raise UserError(
             f"Cannot fit a law to {len(runs)} runs: give at least {LEAST}, of different sizes and numbers of tokens"
@@ -173,8 +173,8 @@ def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> L
     """Fit L(N, D) to runs, by minimizing from each starting point of the grid in Chinchilla's appendix. The sum of the
     Huber losses is minimized; with their mean the search would stop too early (arXiv:2404.10102).
 
-    The intervals come from `resamples` random resamplings of the runs (drawn with `seed`), each fitted from the best
-    law on. Raises a UserError for fewer than four runs and for losses that are not numbers.
+    The intervals come from `resamples` random resamplings of the runs (drawn with `seed`); each fit starts from the
+    best law. Raises a UserError for fewer than four runs and for losses that are not numbers.
     """
     checked(runs)
     for what, given in (("size", {r.parameters for r in runs}), ("number of tokens", {r.tokens for r in runs})):
@@ -206,7 +206,7 @@ def fit_loss(runs: Sequence[RunPoint], resamples: int = 200, seed: int = 0) -> L
 
 
 def law_of(x: Array) -> LossLaw:
-    with np.errstate(over="ignore"):  # as in `forecast`
+    with np.errstate(over="ignore"):  # see `forecast`
         return LossLaw(*np.exp(x[[2, 0, 1]]).tolist(), *x[3:].tolist())
 
 
@@ -251,8 +251,8 @@ def parabolas(runs: Sequence[RunPoint]) -> list[Parabola]:
 
 
 def fit_frontier(curves: Sequence[Parabola]) -> Frontier:
-    """Fit the best size as a power of the operations; raises a UserError for fewer than two minima within sizes of
-    runs."""
+    """Fit the best size as a power of the operations; raises a UserError for fewer than two minima that lie within the
+    sizes of the runs."""
     inside = [curve for curve in curves if curve.best is not None and curve.inside]
     if len(inside) < 2:
         raise UserError(

@@ -22,7 +22,7 @@ from onward.planning.fits import (
 )
 from onward.planning.laws import Frontier
 
-LARGER = 10.0  # operations of the run that is forecast, by those of the largest run
+LARGER = 10.0  # operations of the forecast run, relative to the largest run
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from onward.model.experts import ExpertsModule
 from onward.planning.counted import counted
 from onward.planning.parameters import modules
 
-NO_PRODUCTS = "embed.", "position.", "layer_inputs.embed."  # tables from which tokens read rows
+NO_PRODUCTS = "embed.", "position.", "layer_inputs.embed."  # lookup tables
 ORDER = "embedding", "positions", "attention", "feed-forward", "experts", "router", "shared expert", "norms", "head"
 
 
@@ -53,7 +53,8 @@ def part_sizes(config: DecoderConfig) -> list[PartSize]:
 
 def sized(module: nn.Module) -> Iterator[tuple[str, tuple[int, int, int]]]:
     """For each parameter of a block, or of a decoder without blocks: its kind of component, and (elements, elements
-    that one token uses, operations per token), 0 and 0 if it is not trained or counted before."""
+    that one token uses, operations per token). Both numbers of elements are 0 for a parameter that is not trained or
+    was counted before."""
     experts = {
         id(stack): m.part for m in module.modules() if isinstance(m, ExpertsModule) for stack in m.parameters(False)
     }
@@ -94,8 +95,8 @@ def weight_flops(config: DecoderConfig) -> int:
 
 def attention_flops(config: DecoderConfig, keys: float, decoding: bool = False) -> float:
     """Count the operations per token, summed over layers, of attention to `keys` keys and values; a layer with a window
-    or an indexer attends to at most as many, and recurrent layers change and read their states. With `decoding`, the
-    keys are in a cache, so latent attention works on its latents."""
+    or an indexer may attend to fewer keys, and recurrent layers change and read their states. With `decoding`, the keys
+    are in a cache, so latent attention works on its latents."""
     total = 0.0
     for part, states, index, pair in layer_flops(config, decoding):
         total += states + index * keys + pair * min(keys, most_keys(part, config) or keys)

@@ -69,8 +69,8 @@ class Law:
         return self.law.optimum(flops)
 
     def range(self, flops: float) -> tuple[float, float] | None:
-        """Range of the best size: the exponent takes both ends of its interval, around the middle of the fitted
-        runs."""
+        """Range of the best size for both ends of the exponent's interval, through the best size in the middle of the
+        fitted runs."""
         if self.exponents is None:
             return None
         middle = self.optimum(MIDDLE)[0]
@@ -78,7 +78,7 @@ class Law:
         return sizes[0], sizes[1]
 
 
-# The constants of approach 3 are those of the paper's source, since the two digits that it prints give other optima.
+# The constants of approach 3 are from the paper's LaTeX source, since the two digits in print give other optima.
 CHINCHILLA = LossLaw(math.exp(0.5267228), math.exp(6.0073404), math.exp(6.0179186), 0.33917084, 0.2849083)
 REFIT = LossLaw(1.8172, 482.01, 2085.43, 0.3478, 0.3658)
 NEWEST = Law("re-fit of 2024", "fit of L(N, D) to the same runs", REFIT, (0.487, 0.539))
@@ -131,7 +131,7 @@ def optimum(law: Law, flops: float) -> Optimum:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model that reaches the loss of the compute-optimal one, whose size it has at most, with more tokens."""
+    """A model, at most as large as the compute-optimal one, that reaches the same loss with more tokens."""
 
     parameters: float
     tokens: float
@@ -147,8 +147,8 @@ SHARES = 1.0, 0.7, 0.5, 0.35, 0.25
 
 
 def smaller_models(law: LossLaw, flops: float, answered: float) -> list[Smaller]:
-    """List models of the best size for `flops` training operations by `law`, and of smaller sizes that reach the same
-    loss with more tokens, with the operations of training and of later use for `answered` tokens (read or
+    """List the model of the best size for `flops` training operations by `law`, and smaller models that reach the same
+    loss with more tokens. Each has the operations of its training and of its later use for `answered` tokens (read or
     generated)."""
     best, tokens = law.optimum(flops)
     loss = law.loss(best, tokens)

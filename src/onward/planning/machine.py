@@ -15,9 +15,9 @@ from onward.planning.memory import DTYPES
 
 READ = 1 << 28  # bytes of an array that no processor's cache holds
 READ_BY_GPU = 1 << 31  # on a GPU: so large that the start of a kernel is negligible
-SIDES = [1 << i for i in range(8, 14)]  # rows and columns of the matrices that are multiplied, up to
-LONG = 0.1  # seconds of a product
-ROUNDS, ENOUGH = 8, 0.2  # calls that are timed, and seconds after which no other begins
+SIDES = [1 << i for i in range(8, 14)]  # sizes of the square matrices that are multiplied
+LONG = 0.1  # maximum expected seconds of a product
+ROUNDS, ENOUGH = 8, 0.2  # maximum number of timed calls, and seconds after which no further call begins
 
 
 def best_seconds(run: Callable[[], object], device: torch.device, rounds: int = ROUNDS) -> float:

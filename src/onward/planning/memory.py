@@ -29,7 +29,7 @@ from onward.transforms.quantize import choose_layers
 HOLES = 0.28  # fragmentation of activations, gradients and temporary tensors on a CPU (measured: 0.14 to 0.41)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-ORTHOGONAL = 12  # bytes per element of the matrices that are made orthogonal together: those of one shape
+ORTHOGONAL = 12  # bytes per element of the matrices that Muon orthogonalizes together: all of one shape
 
 
 def weight_bytes(config: DecoderConfig, dtype: torch.dtype = torch.float32, quantize: str | None = None) -> int:
@@ -141,7 +141,7 @@ def hidden_parameters(config: DecoderConfig) -> Iterator[tuple[int, nn.Parameter
 
 def optimizer_bytes(config: DecoderConfig, optimizer: str) -> int:
     """Bytes of the state: two fp32 moments per parameter; with Muon, one for each matrix inside the blocks, and with
-    NorMuon also a number per row; for "module:Class", those that a step of it makes."""
+    NorMuon also a number per row; for "module:Class", the state that one step creates."""
     if ":" in optimizer:
         each = [(count, p) for module, count in modules(config) for p in module.parameters() if p.requires_grad]
         return sum(count * state_of(optimizer, tuple(parameter.shape)) for count, parameter in each)
@@ -178,7 +178,7 @@ def training_memory(
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """The greatest number up to `limit`, such as a batch size, whose memory fits; `needed` must not fall."""
+    """The greatest number up to `limit`, such as a batch size, whose memory fits; `needed` must be non-decreasing."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2

@@ -1,4 +1,5 @@
-"""Optimizers of libraries and of one's own, "module:Class", and the bytes of their state, by running a step of them."""
+"""Optimizers of libraries or of your own, given as "module:Class", and the bytes of their state, measured by running a
+step."""
 
 import math
 from functools import cache
@@ -10,7 +11,7 @@ from torch import nn
 from onward.base.errors import UserError
 from onward.base.own import named
 
-PRIMES = 31, 37, 41, 43, 47  # sizes that stand for larger ones
+PRIMES = 31, 37, 41, 43, 47  # distinct sizes that replace larger sizes
 
 
 def library_class(name: str) -> type[torch.optim.Optimizer]:
@@ -26,9 +27,9 @@ def library_class(name: str) -> type[torch.optim.Optimizer]:
 
 @cache
 def state_of(name: str, shape: tuple[int, ...]) -> int:
-    """Return the bytes of the state that an optimizer keeps for a parameter of this shape in fp32: it makes a step on a
-    smaller parameter with distinct sizes, which it recognizes in the shapes of the state. Raises a UserError if it
-    cannot make one."""
+    """Return the bytes of the state that an optimizer keeps for a parameter of this shape in fp32: the optimizer makes
+    a step on a smaller parameter with distinct sizes, which identify the dimensions in the shapes of the state. Raises
+    a UserError if the step fails."""
     small = tuple(min(size, prime) for size, prime in zip(shape, PRIMES))
     sizes = {prime: size for size, prime in zip(shape, PRIMES) if size > prime}
     parameter = nn.Parameter(torch.zeros(small))

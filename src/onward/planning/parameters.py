@@ -19,7 +19,8 @@ from onward.model.own import known
 
 
 def modules(config: DecoderConfig) -> list[tuple[nn.Module, int]]:
-    """A decoder without repetitions, on meta: one block of each kind, then the rest, each with its number of copies."""
+    """The modules of a decoder on the meta device: one block of each kind, then the rest, each with its number of
+    copies."""
     final_norm = config.final_norm or at(config.norm, config.n_layers - 1)
     with torch.device("meta"), SizeLimit(sys.maxsize):
         rest = Decoder(replace(config, n_layers=1, final_norm=final_norm))
@@ -93,7 +94,7 @@ def cache_bytes_per_token(config: DecoderConfig, bytes_per_number: int = 2, leng
 
 
 def state_bytes(config: DecoderConfig, bytes_per_number: int = 2) -> int:
-    """Compute the bytes of the states of one row at one position, those of recurrent layers: they do not depend on the
-    row's length. States with a dtype of their own, fp32, take 4 bytes per number or more."""
+    """Compute the bytes of the recurrent layers' states of one row at one position, which do not depend on the row's
+    length. States with their own dtype (fp32) take at least 4 bytes per number."""
     states = [state for layer in kept(config) for state in layer.states.values()]
     return sum(math.prod(shape) * (max(4, bytes_per_number) if own else bytes_per_number) for shape, own in states)

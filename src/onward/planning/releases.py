@@ -27,7 +27,7 @@ def find(name: str, others: Iterable[str] = ()) -> tuple[Family, DecoderConfig]:
 
 
 def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
-    """As `find`, for a config.json too."""
+    """The configuration of a release, as `find` returns it, or of a config.json."""
     path = Path(name)
     if path.suffix in (".gguf", ".json") and not path.exists():
         raise UserError(f"there is no file {path}: name a model's GGUF file, its config.json or its folder")
@@ -37,7 +37,7 @@ def decoder_of(name: str, others: Iterable[str] = ()) -> DecoderConfig:
 
 
 def lineage(name: str) -> list[str]:
-    """A release and its ancestors, up to the first; a folder has none."""
+    """A release and its ancestors, up to the first; a folder has no ancestors."""
     chain = [name]
     while chain[-1] in presets() and presets()[chain[-1]].ancestor:
         chain.append(presets()[chain[-1]].ancestor)

@@ -12,7 +12,7 @@ from typing import Any
 from onward.base.errors import UserError
 from onward.planning.fits import RunPoint
 
-COLUMNS = {  # names of a column in tables of others
+COLUMNS = {  # accepted column names of each quantity
     "parameters": ("parameters", "params", "n", "model size", "model_size"),
     "tokens": ("tokens", "d", "training tokens", "training_tokens"),
     "flops": ("flops", "c", "compute", "training flop", "training_flop", "flop"),
@@ -38,7 +38,7 @@ def read_table(path: Path) -> list[RunPoint]:
 
 
 def of_row(row: Mapping[str | None, Any], columns: Mapping[str, str], where: str) -> RunPoint:
-    """`columns` names the column of each quantity, `where` the line in errors."""
+    """`columns` names the column of each quantity, `where` names the row in error messages."""
     if None in row:
         raise UserError(f"{where} has more cells than the table has columns: write numbers without commas")
     numbers = {}

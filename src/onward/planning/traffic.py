@@ -35,7 +35,7 @@ SUM, GATHER, SCATTER, SEND, BROADCAST = "all-reduce", "all-gather", "reduce-scat
 
 @dataclass(frozen=True)
 class Collective:
-    """Communication of one kind for one purpose in a training step, as one device takes part in it."""
+    """The communication of one kind and for one purpose in a training step, as seen from one device."""
 
     axis: str  # mesh axis along which the devices communicate; "": all devices; "stage": those of a pipeline stage
     kind: str
@@ -144,7 +144,7 @@ def of_tensor(
 ) -> Iterator[Collective]:
     make, n = partial(Collective, "tensor", SUM), mesh.tensor
     layers, ends = branches_of(config, rows, length, precision, embeds=stage == 0)
-    divided = divides_tokens(length, n)  # whole otherwise: padding would change the statistics of a router
+    divided = divides_tokens(length, n)  # else whole, since padding would change a router's statistics
     yield from of_branches(layers, ends, n, divided=divided, recompute=recompute)
     width = low_width(precision) if mesh.summed > 1 else 4
     summed = [
@@ -159,7 +159,7 @@ def of_tensor(
     if divides_vocabulary(config, n):
         tokens = rows * length
         chunks = -(-tokens // rows_at_once(config.vocab_size // n))
-        chunks = -(-tokens // -(-tokens // chunks))  # as torch.chunk makes them
+        chunks = -(-tokens // -(-tokens // chunks))  # the number that torch.chunk returns
         if stage == 0:
             yield make("embeddings", n, 1, ends.embedded)
         if stage == mesh.pipeline - 1:
@@ -231,8 +231,8 @@ class BranchSizes:
 def branches_of(
     config: DecoderConfig, rows: int, length: int, precision: str, *, embeds: bool
 ) -> tuple[list[BranchSizes], EndSizes]:
-    """The sizes of each layer's branches and around the blocks, in a dry run of two blocks of each kind. Unless the
-    decoder `embeds` tokens, it receives hidden states in fp32, as a later stage does."""
+    """The sizes in each layer's branches, and before and after the blocks, in a dry run of two blocks of each kind.
+    Unless the decoder `embeds` tokens, it receives hidden states in fp32, as a later stage does."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     kinds = kinds_of_layers(config)

@@ -260,8 +260,8 @@ class Planned:
         return self.batch * mesh.data * mesh.pipeline * self.context / self.time(mesh).seconds
 
     def proposed_for(self, count: int) -> Planned:
-        """This plan with the meshes of `count` devices to choose from, and the first of them; if none fits, blocks are
-        recomputed."""
+        """A copy of this plan that lists the meshes of `count` devices as `proposed` and uses the first of them; if
+        none fits, blocks recompute their activations."""
         found = self.proposals(count)
         if not self.fits(found[0]) and not self.recompute:
             return replace(self, recompute=True).proposed_for(count)
@@ -283,7 +283,7 @@ class Planned:
             for mesh in sorted(pipelines(self.config, count, {1, sizes[-1]}), key=self.speed, reverse=True):
                 if best and self.speed(mesh) <= best.speed:
                     break
-                if state * mesh.replicate / mesh.count <= limit:  # before a dry run, which takes seconds
+                if state * mesh.replicate / mesh.count <= limit:  # avoids a dry run, which takes seconds
                     found.append(Proposal(mesh, self.on_mesh(mesh), self.speed(mesh)))
                     best = found[-1] if self.fits(found[-1]) else best
         for mesh in () if best else context_axes(count, {1, sizes[-1]}, self.context):
@@ -333,6 +333,7 @@ class Planned:
 
 
 def unread(config: DecoderConfig, dtype: torch.dtype) -> int:
-    """Bytes that decoding a token does not read: the embedding, unless it is the head, and experts not assigned."""
+    """Bytes that decoding a token does not read: the embedding, unless it is the head, and the experts to which the
+    token is not assigned."""
     table = 0 if config.tied else config.vocab_size * config.d_embed
     return (table + parameters(config) - active_parameters(config)) * dtype.itemsize

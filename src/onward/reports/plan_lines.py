@@ -1,4 +1,4 @@
-"""The lines of a plan, and those of its mesh: memory of a device, bytes that it sends, and speed."""
+"""The line of a plan, and the lines about its mesh: memory of a device, bytes that a device sends, and speed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def time_lines(section: str, time: StepTime, tokens: int, mesh: Mesh) -> Iterato
     yield line("sent meanwhile", time.meanwhile, "along shard and replicate / bandwidth of the link or network")
     waiting = [axis for axis in ("context", "tensor", "pipeline") if getattr(mesh, axis) > 1]
     yield line("waited for", time.waiting, f"along {' and '.join(waiting or ['tensor'])} / bandwidth")
-    yield line("step", time.seconds, "the longer of arithmetic and sent meanwhile, and waited for")
+    yield line("step", time.seconds, "the longer of arithmetic and sent meanwhile, plus waited for")
     speed = tokens / time.seconds / mesh.count
     by = f"{tokens:,} tokens / step / {mesh.count}"
     yield Line(section, "tokens per second", speed, f"{speed:,.0f} of each device", by)

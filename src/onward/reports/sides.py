@@ -1,4 +1,5 @@
-"""A page with the answers of two models side by side, which a person judges without knowing which is whose."""
+"""A page with the answers of two models side by side, for a person who judges them without knowing which model wrote
+which answer."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +9,7 @@ from onward.reports.pictures.markup import embedded, resource, visible
 
 
 def sides_page(names: Sequence[str], pairs: Sequence[Pair], verdicts: Sequence[float] = ()) -> str:
-    """One HTML file without outside parts. Sides are drawn from a fixed seed; the browser stores the choices. With the
+    """A self-contained HTML file. Sides are drawn from a fixed seed; the browser stores the choices. With the
     `verdicts` of a judge (1: the second model is better), the page shows them after each choice."""
     rng = random.Random(0)
     rows = [

@@ -13,7 +13,7 @@ from onward.serving.server_options import RequestLimits
 
 class Account:
     """The work of one request: `size` answers, or one piece of other work, for a `client`, an API key or an address.
-    `ends` are called with the end of the request, to cancel unfinished work."""
+    The callbacks `ends` run at the end of the request, to cancel unfinished work."""
 
     def __init__(self, accounts: Accounts, client: str) -> None:
         self.accounts, self.client, self.size = accounts, client, 0
@@ -22,7 +22,7 @@ class Account:
         self.ends.callback(self.arrive)
 
     def arrive(self) -> None:
-        """Note that the engines' thread now has the answers, or that there are none."""
+        """Record that the answers have reached the engines' thread, or that there are none."""
         self.accounts.coming.discard(self)
 
     def grow(self, size: int) -> None:
@@ -33,8 +33,8 @@ class Account:
 
 class Accounts:
     """The accounts of all requests in progress. At most `num_rows()` answers are generated at a time, and
-    `limits.max_queue` wait. A client with at most 1 - `limits.share` of both may wait beyond that, so that no other
-    client can lock it out."""
+    `limits.max_queue` wait. A client that has at most the fraction 1 - `limits.share` of this total may exceed the
+    total, up to twice, so that no other client can lock it out."""
 
     def __init__(self, limits: RequestLimits, num_rows: Callable[[], int]) -> None:
         self.max_queue, self.share, self.num_rows = limits.max_queue, limits.share, num_rows
@@ -48,8 +48,8 @@ class Accounts:
 
     @contextmanager
     def open(self, client: str) -> Iterator[Account]:
-        """The account of a request, until the end of the block. Raises an ApiError with status 429 if too many are
-        pending."""
+        """A context manager: the account of a request until the end of the block. Raises an ApiError with status 429 if
+        too many are pending."""
         account = Account(self, client)
         try:
             with account.ends:

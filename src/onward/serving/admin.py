@@ -50,9 +50,9 @@ async def load_lora_adapter(body: AdapterToLoad, http: Request) -> PlainTextResp
     service = administered(http, body)
     base = service.model(body.model)
     if base.base or base.adapter:
-        raise ApiError(f"Cannot add an adapter to {base.name}, which is one: name its model", param="model")
+        raise ApiError(f"Cannot add an adapter to {base.name}, which is an adapter: name its base model", param="model")
     check_new(service, body.lora_name)
-    await service.compute(check_adapter_of, base, Path(body.lora_path))  # which reads all weights
+    await service.compute(check_adapter_of, base, Path(body.lora_path))  # reads all weights
     served = await service.in_engine(lambda: add_adapter(base, Path(body.lora_path), body.lora_name))
     service.served[served.name] = served
     return PlainTextResponse(f"Success: LoRA adapter '{served.name}' added successfully.")
@@ -140,7 +140,7 @@ async def finished(service: Service, uses: Callable[[Job], bool]) -> None:
 
 
 def in_thread(function: Callable[[], T]) -> Future[T]:
-    """Call a function in a separate thread, which ends: OpenMP keeps threads for each thread that has computed."""
+    """Call a function in a new thread that then ends, since OpenMP keeps threads for each thread that has computed."""
     future: Future[T] = Future()
 
     def run() -> None:

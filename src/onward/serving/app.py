@@ -86,17 +86,17 @@ async def failed(request: Request, error: Exception) -> JSONReply:
     status, body = body_of(error, sent)
     if status == 500:
         LOG.error("the request %s failed", current().id, exc_info=error)
-    headers = {"X-Request-Id": current().id} if status == 500 else {}  # sent outside of all that adds headers
+    headers = {"X-Request-Id": current().id} if status == 500 else {}  # no middleware adds headers to this response
     if status in RETRY_AFTER:
         headers["Retry-After"] = RETRY_AFTER[status]
     return JSONReply(body, status, headers=headers)
 
 
 async def refused(request: Request, error: Exception) -> JSONReply:
-    # of the HTTP layer: an unknown path, a wrong method, a body that is too large
+    # raised by the HTTP layer: an unknown path, a wrong method, a body that is too large
     assert isinstance(error, HTTPException)
     message = str(error.detail)
-    if error.status_code == 400:  # in reading the body
+    if error.status_code == 400:  # raised while reading the body
         message = "the body is not JSON in UTF-8, or nests too deep: send an object"
     if error.status_code in (404, 405):
         message = f"there is no {request.method} {request.url.path[:200]} here: see /docs"
@@ -104,7 +104,7 @@ async def refused(request: Request, error: Exception) -> JSONReply:
 
 
 async def invalid(request: Request, error: Exception) -> JSONReply:
-    """The first mistake of a body in one sentence."""
+    """Describe the first mistake of a request's body in one sentence."""
     assert isinstance(error, RequestValidationError)
     first, kind = error.errors()[0], request.headers.get("content-type")
     param = None

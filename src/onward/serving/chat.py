@@ -33,7 +33,7 @@ from onward.serving.usage import of_chat, usage_of
 from onward.text.chat import Chat, chat_of
 
 router = APIRouter(tags=["OpenAI"])
-ENDS = "add_generation_prompt", "continue_final_message"  # fields for the end of the prompt
+ENDS = "add_generation_prompt", "continue_final_message"  # fields that determine the end of the prompt
 
 
 class ChatMessage(BaseModel):
@@ -114,8 +114,9 @@ async def begin(
     ends: Mapping[str, bool] | None = None,
     logprobs: int | None = None,
 ) -> tuple[Job, Forms]:
-    """Start the answer to a conversation, by default as long as the context; return its job, and how it is read.
-    `label` names it in the log, `schema` is that of an answer without calls, `ends` are arguments of `Chat.encode`."""
+    """Start the answer to a conversation, by default as long as the context; return its job, and the forms in which it
+    is read. `label` names it in the log, `schema` is that of an answer without calls, `ends` are arguments of
+    `Chat.encode`."""
     service = service_of(http)
     variables = variables_of(body.chat_template_kwargs, tools, served)
     effort, place = body.reasoning_effort, "chat_template_kwargs.reasoning_effort"
@@ -151,11 +152,11 @@ async def encoded(
     ends: Mapping[str, bool],
     variables: Mapping[str, Any],
 ) -> list[int]:
-    """The token ids of a conversation, which errors name by its field `source`."""
+    """The token ids of a conversation; errors name its field, `source`."""
     size = size_of([message.get("content") or "" for message in messages])
     check_size(size, served, source, truncate)
     try:
-        slow = size if size > SHORT else 0  # a template may take any time
+        slow = size if size > SHORT else 0  # a template may take long
         text = await service.compute(lambda: chat.prompt(messages, **ends, **variables), size=slow)
         check_size(len(text), served, source, truncate)
         return await service.compute(chat.ids, text, size=len(text))
@@ -166,12 +167,12 @@ async def encoded(
 
 
 def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Forms:
-    """The forms that the command names, or else those of the model's chat template."""
+    """The forms that the server's options choose, or else those of the model's chat template."""
     template = template_of(served)
     calls = call_form_of(template) if served.tool_parser == "auto" else served.tool_parser
     reasoning = reasoning_form_of(template) if served.reasoning_parser == "auto" else served.reasoning_parser
     if reasoning == HARMONY:
-        calls = HARMONY  # this class has both
+        calls = HARMONY  # this form includes calls
     if reasoning_format == "none":
         reasoning = "none"
     return Forms(calls, reasoning, Markers(served.lm.text()), tools.callable, tools.parallel and not tools.named)
@@ -190,7 +191,7 @@ def check_form(form: Mapping[str, Any], body: ChatFields, field: str) -> None:
 
 
 def of_messages(error: UserError, field: str) -> ApiError:
-    """Name the message of an error by its index in `field`, in place of its number."""
+    """Turn an error into an ApiError that names a message by its index in `field`, in place of its number."""
     found = re.search(r"\bmessage (\d+)\b", str(error)) if field == "messages" else None
     place = f"messages[{int(found[1]) - 1}]" if found else field
     return ApiError(str(error).replace(found[0], place) if found else str(error), param=place)
@@ -242,7 +243,7 @@ def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) 
     variables = dict(given or {})
     if clash := variables.keys() & {"messages", "tools", "add_generation_prompt", "continue_final_message"}:
         message = (
-            f"Cannot set {min(clash)} in chat_template_kwargs, because it is a field of the request: give it there"
+            f"Cannot set {min(clash)} in chat_template_kwargs, because it is a field of the request: set that field"
         )
         raise ApiError(message, param="chat_template_kwargs")
     if tools.choice != "none":

@@ -1,6 +1,6 @@
 """The connections of the server: their number, and how long a client may take to send a request or to read its reply.
 
-Pure protocol: the application sees requests that are complete, and clients that have gone.
+The application sees only complete requests, and disconnected clients.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onward.serving.server_options import ConnectionLimits
 
 LOG = logging.getLogger("onward.serving")
 RESERVED = 200  # descriptors for files, and for connections that are accepted in one turn of the event loop
-BACKLOG = 64  # connections that the system accepts for the server, which takes all of them at once
+BACKLOG = 64  # connections that the system queues; the server accepts all of them at once
 REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -31,7 +31,7 @@ class Connections:
         self.limits = limits
         self.most = max(16, min(limits.max_connections, descriptors() - RESERVED))
         self.open: set[Connection] = set()
-        self.waiting: dict[Connection, None] = {}  # for a request, the oldest first
+        self.waiting: dict[Connection, None] = {}  # connections that wait for a request, the oldest first
         self.full = False
 
     def protocol(self, **given: Any) -> Connection:
@@ -66,7 +66,7 @@ class Connection(H11Protocol):
         super().__init__(**given)
         self.all, self.limits = connections, connections.limits
         self.timer: asyncio.TimerHandle | None = None
-        self.app_state = {**self.app_state, "connection": self}  # the state of each request
+        self.app_state = {**self.app_state, "connection": self}  # in the state of each request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -88,7 +88,7 @@ class Connection(H11Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a request is complete, and its response is not."""
+        """Whether a request is complete but its response is not."""
         return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
 
     def on_response_complete(self) -> None:
@@ -106,7 +106,7 @@ class Connection(H11Protocol):
 
     def outlet(self) -> Outlet | None:
         """An outlet for the body of the response to the current request; None if the body is not sent in chunks, or if
-        half of the descriptors are in use: an outlet has its own."""
+        half of the descriptors are in use, since an outlet needs one."""
         spare = len(self.all.open) < self.all.most // 2
         return Outlet(self.transport, self.loop) if spare and self.scope["http_version"] == "1.1" else None
 
@@ -123,16 +123,16 @@ class Connection(H11Protocol):
         if self.cycle is None or not self.cycle.response_started:
             self.transport.write(REFUSAL % status)
         self.transport.close()
-        self.within(self.limits.send_timeout, self.transport.abort)  # for a client that does not read even this
+        self.within(self.limits.send_timeout, self.transport.abort)  # in case the client does not read this either
 
 
 class Outlet:
-    """Writes pieces of a response's body to the socket of a connection, from any thread, while it is `free`: then the
-    event loop has nothing else to send over it."""
+    """Writes pieces of a response's body to the socket of a connection, from any thread. It may write only while it is
+    `free`, when the event loop has nothing else to send over the connection."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         self.transport, self.loop = transport, loop
-        self.socket = transport.get_extra_info("socket").dup()  # no other connection can reuse it
+        self.socket = transport.get_extra_info("socket").dup()  # no other connection can get this descriptor
 
     @property
     def free(self) -> bool:
@@ -145,7 +145,7 @@ class Outlet:
             sent = self.socket.send(chunk)
         except BlockingIOError:
             pass
-        except OSError:  # the client has gone, of which the event loop hears
+        except OSError:  # the client has disconnected; the event loop notices this, too
             return True
         if sent < len(chunk):
             self.loop.call_soon_threadsafe(self.transport.write, chunk[sent:])

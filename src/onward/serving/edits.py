@@ -47,14 +47,14 @@ class Edits(BaseModel):
                 )
         known = activations(model)
         parts = [f"blocks.{layer}.{part}.out" for layer in self.layers for part in ("attn", "mlp")]
-        # the heads of a layer, so that they contribute 0 where they are read
+        # also the heads of these layers, so that whatever reads them gets 0
         parts += [f"blocks.{layer}.attn.heads" for layer in self.layers]
         heads = [f"blocks.{layer}.attn.heads.{head}" for layer, head in self.heads if layer not in self.layers]
         return [*heads, *(name for name in parts if name in known)]
 
 
 def edited_for(model: Decoder, names: Collection[str], requests: Collection[Request]) -> AbstractContextManager[None]:
-    """A context in which these activations are 0 in the batch rows of the engine's `requests` alone."""
+    """A context manager under which these activations are 0 in the batch rows of the engine's `requests` alone."""
 
     def zeroed(x: Tensor, _: Location) -> Tensor:
         rows = ROWS.get()

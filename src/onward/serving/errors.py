@@ -19,7 +19,7 @@ TYPES = {  # type of an error, by its HTTP status
     503: "unavailable_error",
 }
 TOO_LONG = "context_length_exceeded"  # the code of an error: clients that find it shorten the conversation
-LONGEST = 400  # characters of a message
+LONGEST = 400  # largest number of characters of a message
 RETRY_AFTER = {429: "1", 503: "5"}  # seconds until a client tries again, by status
 
 

@@ -1,6 +1,6 @@
 """The fields of requests that all generating routes share, under the names of OpenAI, vLLM and llama.cpp.
 
-A field that is unknown is ignored and named once in the log. A field whose meaning the server knows but lacks is
+A field that is unknown is ignored and named once in the log. A field that the server knows but does not support is
 refused, and so is a field of another route.
 """
 
@@ -27,7 +27,7 @@ from onward.serving.names import OTHER_NAMES
 from onward.serving.shapes import Real, Whole, declared, holds_fields, unknown
 
 LOG = logging.getLogger("onward.serving")
-APART = {"include_stop", "adapter", "logprobs"}  # options under another name, of the model's name, of each route
+APART = {"include_stop", "adapter", "logprobs"}  # options that routes set from other fields
 HARMLESS = {  # fields that change no answer, or that only another, refused field makes use of
     *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "priority"),
     *("cache_prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "n_cache_reuse", "id_slot"),
@@ -38,7 +38,7 @@ HARMLESS = {  # fields that change no answer, or that only another, refused fiel
     *("dry_sequence_breakers", "reasoning_control", "reasoning_budget_message", "prediction"),
     *("spaces_between_special_tokens", "tool_choice", "parallel_tool_calls"),
 }
-REFUSED = {  # fields whose meaning the server lacks, unless they are null, false, 0 or empty
+REFUSED = {  # fields that are not supported, unless they are null, false, 0 or empty
     *("suffix", "use_beam_search", "bad_words", "logits_processors", "allowed_token_ids", "samplers", "mirostat"),
     *("dynatemp_range", "dry_multiplier", "xtc_probability", "n_probs", "post_sampling_probs", "t_max_predict_ms"),
     *("lora", "documents", "chat_template", "chat_format", "chat_parser", "generation_prompt", "preserved_tokens"),
@@ -82,9 +82,9 @@ INSTEAD = {  # the supported field with the meaning of a refused one
     "function_call": "tool_choice",
     "prompt_logprobs": "echo with logprobs",
 }
-MOST_ITEMS = 16_384  # most items of a list of objects, such as messages or tools, and of a list or table of options
+MOST_ITEMS = 16_384  # maximum items of a list of objects, such as messages or tools, and of a list or table of options
 WORKABLE_STOPS = 64  # stop texts of a request
-FORM_CHARACTERS = 100_000  # most characters of a regular expression, grammar or schema, as JSON
+FORM_CHARACTERS = 100_000  # maximum characters of a regular expression, grammar or schema, as JSON
 unknown_fields: set[str] = set()  # names that were already logged
 
 
@@ -135,7 +135,8 @@ def nesting(cls: type[Body]) -> dict[str, Any]:
 
 
 def json_type(kind: Type) -> Any:
-    """The type of the JSON values that become values of a type. The options check their ranges themselves."""
+    """The type of JSON values that pydantic accepts for a type of the options. The options check their ranges
+    themselves."""
     match kind:
         case Limited() | Either():
             return json_type(kind.args[0])
@@ -207,7 +208,7 @@ class AnswerFields(AnswerOptions):
     max_tokens: Whole | None = Field(None, description="Also as max_completion_tokens, max_new_tokens, n_predict.")
     max_completion_tokens: Whole | None = None
     n_predict: Whole | None = None
-    min_tokens: Whole | None = Field(None, description="The fewest tokens of an answer. Also as min_new_tokens.")
+    min_tokens: Whole | None = Field(None, description="Minimum number of tokens of an answer. Also as min_new_tokens.")
     json_schema: dict[str, Any] | None = None
     structured_outputs: Structured | None = None
     stream: bool | None = None
@@ -230,8 +231,8 @@ class AnswerFields(AnswerOptions):
         return values
 
     def options(self, limit: int | None, **changes: Any) -> GenerationOptions:
-        """The request as GenerationOptions. `limit` is the most tokens of an answer without its own; `changes` replace
-        fields."""
+        """The request as GenerationOptions. `limit` is the largest number of tokens of an answer if the request sets
+        none; `changes` replace fields."""
         values = {"temperature": 1.0, "max_new_tokens": limit} | self.given() | changes
         for name in FORMS:
             if len(json.dumps(values.get(name, ""))) > FORM_CHARACTERS:
@@ -264,7 +265,7 @@ def check_others(body: Body) -> None:
 def routed() -> frozenset[str]:
     """The fields of all routes."""
     classes = [Body]
-    for cls in classes:  # which grows
+    for cls in classes:  # grows in the loop
         classes.extend(cls.__subclasses__())
     return frozenset(name for cls in classes for name in declared(cls) or ())
 

@@ -34,7 +34,7 @@ PUBLIC = {
 }  # paths that need no key
 PUBLIC_FILES = "/page/", "/learn/"  # files of the page, chapters of the course
 WORK = {"/api/roles"}  # paths that cause work, in addition to the POST routes
-BODIES = 16  # the most large bodies that are read at a time
+BODIES = 16  # maximum number of large bodies that are read at a time
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -151,7 +151,7 @@ class Guard:
             else:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        except asyncio.CancelledError:  # the server ends, and waits for this request no longer
+        except asyncio.CancelledError:  # the server is ending, and no longer waits for this request
             task.cancel()
             raise ApiError("the server has shut down before the end of the answer", 503) from None
         finally:
@@ -175,7 +175,7 @@ class Guard:
 
 
 def num_commas(body: bytes | bytearray) -> int:
-    """The number of commas in JSON outside of its texts."""
+    """The number of commas in JSON, outside of its strings."""
     data = np.frombuffer(body.replace(b"\\\\", b"").replace(b'\\"', b""), np.uint8)
     inside = np.bitwise_xor.accumulate(data == ord('"'))
     return int(((data == ord(",")) & ~inside).sum())
@@ -185,7 +185,7 @@ def sent_key(headers: Headers) -> bytes:
     """The key that a client has sent; b"" without one."""
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = bearer.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-    return given.encode("latin-1")  # as the header had it
+    return given.encode("latin-1")  # the bytes of the header
 
 
 def check_admin(key: Key | None) -> None:

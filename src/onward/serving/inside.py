@@ -33,7 +33,7 @@ from onward.tracing.edit import edit
 
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
-MOST = 512  # tokens of a text that is looked into
+MOST = 512  # largest number of tokens of an inspected text
 SHOWN = 40  # tokens of a distribution
 KEPT = 32  # logits that are kept for the next request
 
@@ -86,8 +86,8 @@ def text_of(body: Look, http: Request) -> tuple[Service, Served, list[int], int]
 
 
 async def looked(service: Service, served: Served, function: Callable[[], T], edits: Edits | None = None) -> T:
-    """Call `function` in the engine's thread, in turns with decoding, with the adapter of `served`, without gradients
-    and dropout, and with the parts of `edits` switched off."""
+    """Call `function` in the engine's thread, alternating with decoding, with the adapter of `served`, without
+    gradients and dropout, and with the parts of `edits` switched off."""
     model = served.lm.model
     names = edits.names(model) if edits else []
 

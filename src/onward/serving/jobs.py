@@ -78,11 +78,12 @@ class Job:
         self.outlet: Outlet | None = None
         self.lock, self.ready = Lock(), False  # whether the engine's thread may write to `outlet`
         self.num_posted = self.num_received = 0  # lists of updates for the event loop
-        self.error: Exception | None = None  # of the engine's thread, in writing
+        self.error: Exception | None = None  # raised in the engine's thread while writing
 
     def write_to(self, outlet: Outlet, growth: Callable[[Update], Iterator[bytes]]) -> None:
-        """Let the engine's thread write the `growth` of the only answer to an outlet, whenever the client has got all
-        that came before: for a token, neither this thread nor the event loop then wakes the other and waits for it."""
+        """Let the engine's thread write the `growth` of the only answer to an outlet, whenever the client has received
+        all earlier tokens. The engine's thread and the event loop then do not have to wake each other and wait for each
+        token."""
         self.outlet, self.growth = outlet, growth
 
     def check_answers(self, problem: Callable[[Sequence[int]], Awaitable[str]]) -> None:

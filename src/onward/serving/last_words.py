@@ -1,6 +1,6 @@
 """The sentence of a process that ends because a file that it maps to memory has become shorter (SIGBUS).
 
-Python's own handlers run between two instructions of Python, which the failing instruction never lets happen. The
+Python's own signal handlers run only between two bytecode instructions, and the failing instruction never ends. The
 handler here is machine code that only calls `write` and `_exit`, as POSIX allows in a handler.
 """
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from logging.handlers import QueueHandler, QueueListener
 
-NAMES = {"onward": logging.DEBUG, "uvicorn": logging.WARNING}  # loggers that the process writes, their least levels
+NAMES = {"onward": logging.DEBUG, "uvicorn": logging.WARNING}  # loggers to write, with their minimum levels
 MOST_WAITING = 10_000  # lines that wait for a slow reader of the log; further ones are lost
 
 
@@ -41,13 +41,13 @@ class Lines(QueueHandler):
         return record  # the record is formatted in this process
 
     def handleError(self, record: logging.LogRecord) -> None:
-        pass  # the queue is full
+        pass  # the queue is full: the record is lost
 
 
 @contextmanager
 def logged(form: str, level: str) -> Iterator[None]:
-    """Write the log of the server to standard error inside the `with` block: `form` is text or json, `level` the least
-    level."""
+    """Write the log of the server to standard error inside the `with` block: `form` is text or json, `level` the
+    minimum level."""
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(JSONLines() if form == "json" else TextLines("%(message)s"))
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MOST_WAITING)

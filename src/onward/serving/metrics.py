@@ -28,7 +28,7 @@ class ServerMetrics(Collector):
 
     def __init__(self, service: Service) -> None:
         self.service, self.registry = service, CollectorRegistry()
-        self.last_step: dict[int, float] = {}  # time of the last step that gave tokens, by engine
+        self.last_step: dict[int, float] = {}  # time of the last step that produced tokens, by engine
         count = lambda name, text, labels=(): Counter(name, text, labels, registry=self.registry)
         times = lambda name, text, buckets=SECONDS: Histogram(name, text, buckets=buckets, registry=self.registry)
         self.prompt_tokens = count("vllm:prompt_tokens", "Prompt tokens")
@@ -45,7 +45,7 @@ class ServerMetrics(Collector):
         self.registry.register(self)
 
     def collect(self) -> list[GaugeMetricFamily]:
-        """Gauges, whose values are those of this moment; called by the Prometheus client."""
+        """Gauges with current values; called by the Prometheus client."""
         engines = engines_of(list(self.service.served.values()))
         running = sum(len(engine.scheduler.active) for engine in engines)
         used = GaugeMetricFamily("vllm:kv_cache_usage_perc", "Share of the cache's blocks in use", labels=["engine"])

@@ -89,7 +89,7 @@ def load_served(
         ]
     names = [one.name for one in served]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"Cannot serve two models of the name {min(twice)}: rename one of their folders")
+        raise UserError(f"Cannot serve two models with the name {min(twice)}: rename one of their folders")
     return served
 
 
@@ -127,8 +127,8 @@ def drop_adapter(served: Served) -> None:
 
 
 def renew(engine: Engine) -> None:
-    """Let an engine, whose model was changed, compare it before the next step: compiled steps and cached prefixes of
-    the model before are not those of the model now."""
+    """Make an engine check its changed model before the next step, since compiled steps and cached prefixes of the
+    earlier model no longer apply."""
     engine.state.snapshot = engine.state.known = None
 
 
@@ -141,7 +141,7 @@ def with_tokenizer_of(lm: LanguageModel, folder: Path) -> LanguageModel:
 
 def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: str | None) -> None:
     """Raise a UserError if the weights need more memory than this machine has; only headers are read, and folders of
-    adapters skipped."""
+    adapters are skipped."""
     total, size, used = 0, memory_size(), resident_memory()
     for folder in folders:
         if folder.is_dir() and not (folder / "config.json").exists():
@@ -202,8 +202,8 @@ def engine_for(lm: LanguageModel, options: EngineOptions, draft: LanguageModel |
 
 
 def row_counts(engine: Engine) -> range:
-    """Batch sizes whose steps are compiled before they are needed: on a CPU, where each takes about 0.1 s, up to
-    MOST_COMPILED; elsewhere only 1."""
+    """Batch sizes whose steps are compiled before they are needed: on a CPU, where compiling one takes about 0.1 s, up
+    to MOST_COMPILED; elsewhere only 1."""
     on_cpu = engine.model.device.type == "cpu"
     return range(1, min(engine.scheduler.rows, MOST_COMPILED if on_cpu else 1) + 1)
 
@@ -236,4 +236,4 @@ def memory_of(served: Sequence[Served]) -> tuple[int, int]:
 
 
 def bytes_of(model: Decoder) -> int:
-    return sum({id(one): one.nbytes for one in model.state_dict(keep_vars=True).values()}.values())  # tied ones once
+    return sum({id(one): one.nbytes for one in model.state_dict(keep_vars=True).values()}.values())  # tied weights once

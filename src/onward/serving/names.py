@@ -10,7 +10,7 @@ from typing import Any
 from onward.generation.options import FORMS, GenerationOptions
 
 OPTIONS = {field.name for field in fields(GenerationOptions)}
-OTHER_NAMES = {  # a field of GenerationOptions by the name that another server gives it
+OTHER_NAMES = {  # fields of GenerationOptions by their names in other servers' APIs
     "repeat_penalty": "repetition_penalty",
     "min_tokens": "min_new_tokens",
     "n_predict": "max_new_tokens",
@@ -27,11 +27,11 @@ FORM_FIELDS = {  # fields that become a constraint if they are not empty, by the
     "tools": "tools",
 }
 CONTENTS = "messages", "input", "prompt"  # fields that become the tokens of the prompt
-NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # in a message, not in a quotation or in the path of a value
+NAME = r"(?<![\w.'\"`/\[-]){}(?![\w'\"`(=\[])"  # in a message, outside of quotations and of paths of values
 
 
 def sent_names(body: Mapping[str, Any]) -> dict[str, str]:
-    """The field of a request by the option of generation that it became."""
+    """Map options of generation to the request's fields from which they come."""
     names = {"max_new_tokens": "max_output_tokens" if "input" in body else "max_tokens"}  # by default
     names |= {own: name for name, own in OTHER_NAMES.items() if body.get(name) is not None}
     forced = body.get("tool_choice") == "required" or isinstance(body.get("tool_choice"), Mapping)

@@ -22,10 +22,10 @@ from onward.serving.usage import usage_of
 from onward.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("onward.serving.requests")
-SENT_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)  # an id of a client that is kept
-PLAIN = re.compile(r"[\w.:/+@,-]+", re.ASCII)  # a value that stands in a line without quotation marks
+SENT_ID = re.compile(r"[\w.:/+=@-]{1,128}", re.ASCII)  # a client's id that the log keeps
+PLAIN = re.compile(r"[\w.:/+@,-]+", re.ASCII)  # a value that is written without quotation marks
 LONGEST = 200  # characters of a value in a line
-PROBES = {"/health", "/v1/health", "/ready", "/metrics"}  # asked every few seconds: only at the level debug
+PROBES = {"/health", "/v1/health", "/ready", "/metrics"}  # polled every few seconds, so logged only at the level debug
 
 
 @dataclass
@@ -47,7 +47,7 @@ class RequestRecord:
     note: str = ""  # the reason of a refusal, if the log should contain it
     began: float = field(default_factory=time.time)
     arrival: float = field(default_factory=perf_counter)
-    seconds: float = 0.0  # until its end
+    seconds: float = 0.0  # from arrival to end
 
     @property
     def prompt_tokens(self) -> int:
@@ -152,7 +152,8 @@ def log_request(record: RequestRecord, prompts: bool = False) -> None:
 
 
 def shown(value: Any) -> str:
-    """A value in one line, in quotation marks unless it is one plain word; a text of any client cannot forge a line."""
+    """A value in one line, in quotation marks unless it is one plain word, so that no client's text can forge a
+    line."""
     if not isinstance(value, str):
         return json.dumps(value)
     return value if PLAIN.fullmatch(value) and len(value) <= LONGEST else json.dumps(value[:LONGEST])

@@ -26,7 +26,7 @@ from onward.serving.tools import Tools
 from onward.serving.usage import of_chat, usage_of
 
 router = APIRouter(tags=["OpenAI"])
-LOGPROBS = "message.output_text.logprobs"  # in the field include
+LOGPROBS = "message.output_text.logprobs"  # an item of the field `include`
 
 
 class ResponsesRequest(ChatFields):
@@ -87,7 +87,8 @@ def response_format_of(text: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 def messages_of(body: ResponsesRequest) -> list[dict[str, Any]]:
-    """Instructions and items as messages; successive items of the assistant (reasoning, text, calls) are one."""
+    """Instructions and items as messages; successive items of the assistant (reasoning, text, calls) become one
+    message."""
     messages: list[dict[str, Any]] = []
     if body.instructions is not None:
         messages.append({"role": "system", "content": body.instructions})
@@ -139,7 +140,7 @@ class ResponseReply(Streamed):
         self.id, self.created = f"resp_{secrets.token_hex(12)}", int(time.time())
         (request,) = job.answers
         self.splitter, self.output = AnswerSplitter(forms, request.prompt), OutputItems()
-        self.number, self.reason = -1, ""  # of the last event; why the answer ended
+        self.number, self.reason = -1, ""  # number of the last event, and reason why the answer ended
 
     def response(self, status: str, finish_reason: str = "") -> dict[str, Any]:
         """The response so far; the `finish_reason` "length" makes it incomplete."""

@@ -1,4 +1,4 @@
-"""The server's process: its socket, its signals, and the models that are loaded while it listens already."""
+"""The server's process: its socket, its signals, and the models, which are loaded while it already listens."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ def config_of(app: FastAPI, limits: ConnectionLimits, drain: float) -> uvicorn.C
 
 
 class Server(uvicorn.Server):
-    """The first SIGINT or SIGTERM lets running answers finish, a second one ends at once. SIGHUP calls `reload`."""
+    """The first SIGINT or SIGTERM lets running answers finish; a second one ends the server at once. SIGHUP calls
+    `reload`."""
 
     def __init__(self, config: uvicorn.Config, service: Service, reload: Callable[[], None] | None) -> None:
         super().__init__(config)
@@ -117,7 +118,7 @@ def serve(
     async def begin() -> None:
         try:
             served = await asyncio.wrap_future(service.load(load))
-        except asyncio.CancelledError:  # by a signal
+        except asyncio.CancelledError:  # cancelled by a signal
             return
         except BaseException as error:
             failures.append(error)

@@ -11,7 +11,7 @@ from onward.base.arguments import Range
 from onward.config.ranges import Size, SizeOrZero
 from onward.serving.keys import Key, check_keys, read_keys
 
-KEY_VARIABLE = "ONWARD_API_KEY"  # of the environment
+KEY_VARIABLE = "ONWARD_API_KEY"  # environment variable
 ToolParser = Literal["auto", "harmony", "qwen3_coder", "hermes", "mistral_args", "mistral", "llama3_json", "json"]
 ReasoningParser = Literal["auto", "none", "think", "mistral", "harmony"]
 LOCAL = "localhost", "127.0.0.1", "::1"
@@ -71,7 +71,7 @@ class Listening(RequestLimits, ConnectionLimits):
     allow_origin: tuple[str, ...] = ()  # websites whose pages may call the API, such as https://example.org
     drain: Annotated[float, Range(0, 86400)] = 30.0  # time limit in seconds for running answers after SIGTERM
     log_format: Literal["text", "json"] = "text"  # form of the log on standard error; json: one object per line
-    log_level: Literal["debug", "info", "warning", "error"] = "info"  # least level in the log; info: each request
+    log_level: Literal["debug", "info", "warning", "error"] = "info"  # minimum level in the log; info: each request
     log_prompts: bool = False  # write prompts and answers to the log
     otlp_traces_endpoint: str = ""  # collector of OpenTelemetry for traces, such as http://127.0.0.1:4318/v1/traces
 

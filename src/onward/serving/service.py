@@ -1,4 +1,4 @@
-"""The server's state, and the way of a request through it: prompts to requests, to the engine, to a response."""
+"""The server's state, and how it processes a request: from prompts to requests of the engine, to a response."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ from onward.serving.worker import StepObserver, Worker
 
 T = TypeVar("T")
 LOG = logging.getLogger("onward.serving")
-PROMPTS = 2048  # most prompts of a request
-ANSWERS = 128  # for each prompt, at most
-TOKENS = 1 << 22  # prompts x answers x the most tokens of each, at most; log-probabilities count as tokens
+PROMPTS = 2048  # largest number of prompts in a request
+ANSWERS = 128  # largest number of answers to a prompt
+TOKENS = 1 << 22  # maximum of prompts x answers x tokens of each answer; log-probabilities count as tokens
 SHORT = 16_384  # characters of a prompt that is tokenized in some milliseconds
 BRIEF = 2_048  # characters that are tokenized in less time than another thread takes to start
 
@@ -50,21 +50,21 @@ class Service:
     def __init__(self, limits: RequestLimits, load_more: Callable[[str], Sequence[Served]] | None = None) -> None:
         self.limits, self.load_more = limits, load_more
         self.state: Literal["loading", "ready", "draining"] = "loading"
-        self.failure: UserError | None = None  # why it accepts no more requests, if by no signal
+        self.failure: UserError | None = None  # why the server accepts no more requests, if not because of a signal
         self.served: dict[str, Served] = {}
         self.accounts = Accounts(limits, self.num_rows)
         self.worker = Worker(lambda engine, new: self.observe_step(engine, new), limits.share, self.accounts.coming)
         self.constraints = Constraints(limits)
         self.jobs: set[Job] = set()
         self.threads = ThreadPoolExecutor(2, "onward-prompts")  # tokenize prompts
-        self.long = ThreadPoolExecutor(1, "onward-long-prompts")  # tokenizes those that would hold up others
+        self.long = ThreadPoolExecutor(1, "onward-long-prompts")  # tokenizes long prompts, which would delay others
         self.observe_job: Callable[[Job], None] = lambda job: None
         self.observe_step: StepObserver = lambda engine, new: None
 
     def load(self, load: Callable[[], Sequence[Served]]) -> Future[Sequence[Served]]:
         # OpenMP keeps a team of threads for each thread that has computed, and lets all of them sleep between two
-        # kernels once they are more than the cores: a decoding step then takes up to 1.5 times as long. So one thread
-        # computes, and loads.
+        # kernels once there are more threads than cores: a decoding step then takes up to 1.5 times as long. So one
+        # thread computes, and loads.
         def run() -> Sequence[Served]:
             served = load()
             self.worker.engines, self.worker.files = engines_of(served), WeightFiles()
@@ -108,19 +108,19 @@ class Service:
 
     async def compute(self, function: Callable[..., T], *args: Any, size: int = 0) -> T:
         """Call a function in a thread that tokenizes prompts, so that the event loop keeps running; `size` is the
-        number of characters of the prompts, 0 if the time does not depend on it. What takes least time is done at
-        once."""
+        number of characters of the prompts, 0 if the time does not depend on it. Very short texts are processed at
+        once, without a thread."""
         if 0 < size <= BRIEF:
             return function(*args)
         threads = self.threads if size <= SHORT else self.long
         return await asyncio.get_running_loop().run_in_executor(threads, function, *args)
 
     async def in_engine(self, function: Callable[[], T]) -> T:
-        """Call a function that takes no time in the engine's thread between two steps."""
+        """Call a short function in the engine's thread between two steps."""
         return await asyncio.wrap_future(self.worker.call(function))
 
     async def beside(self, pieces: Generator[None, None, T]) -> T:
-        """The result of work that runs a model in the engine's thread, in turns with decoding: after each decoding
+        """The result of work that runs a model in the engine's thread, alternating with decoding: after each decoding
         step at most one of its `pieces`."""
         return await asyncio.wrap_future(self.worker.beside(pieces))
 
@@ -136,8 +136,8 @@ class Service:
     ) -> Job:
         """Start the answers of an `account`; `edits` switches off parts of the model for these prompts alone, and
         `claims` returns the claims to check for the tokens of a complete answer, by default those of its constraint.
-        Raises a UserError for what can never be answered, and an ApiError with status 429 if too many answers wait
-        already."""
+        Raises a UserError for requests that can never be answered, and an ApiError with status 429 if too many answers
+        wait already."""
         engine = served.engine
         if not prompts:
             raise ApiError("prompt is an empty list: give at least one prompt", param="prompt")
@@ -205,7 +205,7 @@ class Service:
 
     def stream(self, http: HttpRequest, job: Job, reply: Streamed) -> Response:
         """A stream of server-sent events."""
-        connection: Connection | None = getattr(http.state, "connection", None)  # None: of another HTTP server
+        connection: Connection | None = getattr(http.state, "connection", None)  # None: not in Onward's server
         if connection and len(job.answers) == 1 and (outlet := connection.outlet()):
             account_of(http).ends.callback(outlet.close)
             job.write_to(outlet, reply.growth)

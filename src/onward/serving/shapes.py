@@ -1,4 +1,4 @@
-"""The types of a request's fields: where a request departs from them, and the fields that they lack.
+"""The types of a request's fields: the first mismatch of a request, and fields that the types do not have.
 
 A type is an annotation that pydantic reads. A class of fields is a model of pydantic, or a TypedDict.
 """
@@ -16,10 +16,10 @@ from pydantic import BaseModel, BeforeValidator, Field, TypeAdapter, ValidationE
 from pydantic.fields import FieldInfo
 from typing_extensions import is_typeddict
 
-LOOKED_AT = 4096  # parts of a value of which unknown fields are named
+LOOKED_AT = 4096  # largest number of parts of a value that are searched for unknown fields
 SHOWN = 80  # characters of a value in a message
 MISSING = object()  # the value of a required field that a request lacks
-WORDS: dict[Any, tuple[str, str]] = {  # for a type, in the singular and the plural
+WORDS: dict[Any, tuple[str, str]] = {  # words for a type, in the singular and the plural
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("a text", "texts"),

@@ -29,8 +29,8 @@ class JSONReply(JSONResponse):
 
 
 class EventStream(StreamingResponse):
-    """A stream of server-sent events. It does not wait for the end of its client in a task of its own, since the guard
-    does for each request."""
+    """A stream of server-sent events. It does not run its own task that waits for the client to disconnect, since the
+    guard does this for each request."""
 
     media_type = "text/event-stream"
 

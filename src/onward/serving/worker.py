@@ -30,7 +30,7 @@ StepObserver = Callable[[Engine, list[tuple[Request, int]]], None]
 LOG = logging.getLogger("onward.serving")
 # without the pause, the first of four prompts would be prefilled alone, the others between steps of its answer
 PAUSE = 0.002  # seconds without an arrival that end a burst of requests
-PATIENCE = 0.003  # seconds that a step waits at most for the event loop to send the tokens of the step before
+PATIENCE = 0.003  # maximum seconds that a step waits for the event loop to send the tokens of the step before
 
 
 class Worker(threading.Thread):
@@ -55,7 +55,7 @@ class Worker(threading.Thread):
         self.generated = Counter[Engine]()  # tokens of each engine so far
 
     def add(self, job: Job) -> None:
-        # from any thread
+        # called from any thread
         self.post(lambda: self.begin(job))
 
     def cancel(self, job: Job) -> None:
@@ -79,7 +79,7 @@ class Worker(threading.Thread):
         return future
 
     def beside(self, pieces: Generator[None, None, T]) -> Future[T]:
-        """Run a generator in the engine's thread, in turns with decoding; cancelling the future ends it."""
+        """Run a generator in the engine's thread, alternating with decoding; cancelling the future ends it."""
         future: Future[T] = Future()
         self.post(lambda: self.pieces.append((future, pieces)))
         return future
@@ -93,7 +93,7 @@ class Worker(threading.Thread):
         self.wake.set()
 
     def compile_when_idle(self) -> None:
-        """Compile the steps of each number of rows by itself, so that a request waits for at most one."""
+        """Compile the steps of each number of rows separately, so that a request waits for at most one."""
         for engine in self.engines:
             self.spare.extend(partial(engine.compile, rows) for rows in row_counts(engine))
         self.wake.set()
@@ -176,8 +176,8 @@ class Worker(threading.Thread):
                 scheduler.waiting.append(request)
 
     def take_turns(self, engine: Engine) -> None:
-        """Order the queue of an engine so that clients take turns, and return the latest request of a client that has
-        more than its share of the rows to the queue while another client waits without a free row."""
+        """Order the queue of an engine so that clients take turns. While another client waits without a free row,
+        preempt the latest request of a client that has more than its share of the rows."""
         scheduler = engine.scheduler
         if not scheduler.waiting or self.share == 1:
             return
@@ -188,7 +188,7 @@ class Worker(threading.Thread):
         rows = Counter(map(client, scheduler.active))
         if len({*rows, *map(client, scheduler.waiting)}) == 1:
             return
-        turns, before = rows.copy(), dict[Request, int]()  # rows that its client has before it
+        turns, before = rows.copy(), dict[Request, int]()  # rows and requests of its client before it
         for request in scheduler.waiting:
             turns[client(request)] += 1
             before[request] = turns[client(request)]
@@ -245,7 +245,7 @@ class Worker(threading.Thread):
 
     def send(self, engine: Engine, new: Sequence[tuple[Request, int]] = ()) -> None:
         """Write updates, or pass them to the event loop; return once they are sent, or after PATIENCE. Otherwise the
-        event loop would send them while the next step computes, and take the lock of Python and a core from it."""
+        event loop would send them while the next step computes, and compete with it for the GIL and a core."""
         changed = dict.fromkeys(request for request, _ in new if request in self.jobs)
         changed |= dict.fromkeys(request for request in self.jobs if request.done)
         batches: dict[Job, list[Update]] = {}

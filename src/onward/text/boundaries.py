@@ -1,4 +1,5 @@
-"""Texts that continue others, which tokenizers encode unlike texts by themselves. Does not import torch."""
+"""Encoding of texts that continue other texts: without the special treatment of a text's beginning. Does not import
+torch."""
 
 import json
 from typing import Any
@@ -20,7 +21,7 @@ def without_beginning(part: Any) -> Any:
     left."""
     if part is None:
         return None
-    for name in "normalizers", "pretokenizers":  # of a sequence
+    for name in "normalizers", "pretokenizers":  # entries of a sequence
         if name in part:
             inner = [one for one in map(without_beginning, part[name]) if one is not None]
             return {**part, name: inner} if inner else None

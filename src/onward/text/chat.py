@@ -73,7 +73,7 @@ class Chat:
 
     A tokenizer without a template gets a plain one, and a NoTemplate warning: `User: ...`, then `Assistant:` and the
     answer, which ends before the next `User:`. The attribute `stop` holds the texts that then end an answer; it is
-    empty with a template. `source` is the template's source.
+    empty with a template. `source` is the Jinja source of the template.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -134,7 +134,7 @@ class Chat:
         continue_final_message: bool = False,
         **variables: Any,
     ) -> MaskedString:
-        """The text of which `encode` returns the token ids."""
+        """The text whose token ids `encode` returns."""
         given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         talk = Messages(self.template, self.tokenizer.names, given, variables)
         text = talk.render(add_generation_prompt and not continue_final_message)
@@ -153,13 +153,13 @@ class Chat:
     def conversations(
         self, messages: Sequence[Message], given: int = 0, trained: Sequence[bool] | None = None, **variables: Any
     ) -> list[Conversation]:
-        """A conversation as training examples, mostly one.
+        """A conversation as training examples, usually a single one.
 
-        The assistant's messages after the first `given`, or those for which `trained` is True, are trained: everything
-        that follows the beginning of an answer as the template writes it, up to and with the control token that ends
-        it; in a template with `{% generation %}`, only the text in these blocks and that token. A message that the
-        template writes differently once others follow, for example without its reasoning, becomes an example that ends
-        with it."""
+        The assistant's messages after the first `given`, or those for which `trained` is True, are trained. In a
+        trained message, these tokens are trained: all that follow the beginning of an answer, as the template writes
+        it, up to and including the control token that ends it; in a template with `{% generation %}`, only the text in
+        these blocks and that token. A message that the template writes differently once others follow, for example
+        without its reasoning, becomes an example that ends with it."""
         talk = Messages(self.template, self.tokenizer.names, messages, variables)
         talk.render(False)
         result, turns = list[Conversation](), list[Turn]()
@@ -187,7 +187,7 @@ class Chat:
         closing = [end for _, _, end in self.controls(text) if end > start and not text[end:].strip()]
         if closing:
             return Turn(text, start, closing[-1])
-        # some templates end an answer by the token that begins the next message
+        # some templates end an answer with the token that begins the next message
         written = len(text.rstrip())
         follow = [any_message("tool")] if messages[index].get("tool_calls") else []
         for other in [*talk.messages[index + 1 : index + 2], *follow, any_message("user")]:
@@ -199,14 +199,14 @@ class Chat:
             if longer[:written] == text[:written] and end and not longer[written:next_at].strip():
                 return Turn(longer[:end], start, end)
         after = max(talk.end_of(text, index, name) for name in messages[index])
-        closing = [end for _, at, end in self.controls(text) if at >= after > start]  # and text follows, in a block
+        closing = [end for _, at, end in self.controls(text) if at >= after > start]  # more text may follow them
         if closing:
             return Turn(text, start, closing[-1])
         raise UserError("the chat template never closes the assistant's turn with a control token: use another")
 
     def start(self, talk: Messages, text: MaskedString, index: int) -> int:
         """Where in a rendered text the model begins to write the message with this index."""
-        if index == 0:  # a template may need a message before: the beginning of an answer is what it adds to one
+        if index == 0:  # a template may need a message before; add_generation_prompt appends an answer's beginning
             asked = [any_message("user")]
             beginning = talk.rendered(asked, True)[len(talk.rendered(asked, False)) :]
             return text.find(beginning) + len(beginning) if beginning in text else 0
@@ -228,7 +228,7 @@ class Chat:
         return same
 
     def example(self, turns: Sequence[Turn]) -> Conversation:
-        """The training example of turns that the last one's text has in common."""
+        """The training example of several turns; the rendered text of the last turn contains all of them."""
         text = turns[-1].text
         own, trained, blocks = self.controls(text), list[bool](), in_block(text)
         closing = {(start, end) for _, start, end in own if any(end == turn.end for turn in turns)}
@@ -274,8 +274,8 @@ class Chat:
         return result
 
     def cut_tokens(self, text: MaskedString, starts: Sequence[int]) -> list[Span]:
-        """As `tokens`, but the tokens before each of `starts`, where the model begins to write, are those of the text
-        before it."""
+        """Like `tokens`, but cut at each of `starts`, where the model begins to write: the text before it is encoded by
+        itself."""
         tokens = self.tokens(text)
         for start in starts:
             before = self.tokens(text[:start])

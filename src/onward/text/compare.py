@@ -69,8 +69,8 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
     such as the language German: the bytes of its texts and the bytes per token of each tokenizer.
     """
     encoders = {name: encoder(tokenizer) for name, tokenizer in tokenizers.items()}
-    size: Counter[tuple[str, str]] = Counter()  # bytes, by label
-    tokens: Counter[tuple[str, str, str]] = Counter()  # by tokenizer and label
+    size: Counter[tuple[str, str]] = Counter()  # number of bytes, by label
+    tokens: Counter[tuple[str, str, str]] = Counter()  # number of tokens, by tokenizer and label
     failures: Counter[str] = Counter()
     examples: dict[str, dict[str, str]] = {}
     for text, what in texts:

@@ -124,7 +124,7 @@ def ranked_tokens(table: dict[str, Any]) -> dict[bytes, int]:
 
     `tiktoken` merges any two neighbors that form a token, `tokenizers` only the pairs on its list. They give the same
     ids if each token is formed by one merge or by consecutive merges, from tokens formed before, and if its own bytes
-    encode to that token: the two neighbors that form it are then always the last two of its own merges."""
+    encode to that token. The two neighbors that form it are then always the last two of its own merges."""
     model = table["model"]
     options = "dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback"
     if model["type"] != "BPE" or any(map(model.get, options)):
@@ -160,5 +160,5 @@ def same_characters(characters: str = NEW) -> bool:
 def unbroken(text: str) -> bool:
     """Whether a text may have RUN or more characters without a word boundary, which `tiktoken` cannot encode; True for
     some texts without such a run."""
-    block = RUN // 2  # a run of RUN characters covers a whole block
+    block = RUN // 2  # a run of RUN characters contains a whole block
     return any(not WORD.search(text, start, start + block) for start in range(0, len(text) - block, block))

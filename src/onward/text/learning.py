@@ -21,7 +21,7 @@ def learn_bpe(texts: Iterable[str], size: int, control: str) -> models.BPE:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     try:
         import ffbpe
-    except ImportError:  # there is no wheel for every machine
+    except ImportError:  # some machines have no wheel
         return by_tokenizers(texts, size, control, alphabet)
     counter = ffbpe.PreTokenizer([]).word_counter()
     counter.add_source(texts)

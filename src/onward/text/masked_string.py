@@ -1,5 +1,5 @@
-"""Strings that know where each of their characters comes from: the template, a message's field, or another value. Does
-not import torch."""
+"""Strings that record where each of their characters comes from: the template, a message's field, or another value.
+Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
-MAX_LENGTH = 10_000_000  # characters of a text that a template makes
+MAX_LENGTH = 10_000_000  # largest number of characters of a text that a template makes
 ITEM = 20  # characters that an item of a list counts as
 MAX_WIDTH = 9_999  # largest width to which a template may pad a field
 OTHER, TEMPLATE, FIELDS = 0, 1, 2  # sources of characters: a value or an operation, the template, fields of messages

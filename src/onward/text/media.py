@@ -10,7 +10,7 @@ import tokenizers
 from onward.base.errors import UserError
 
 KEY = re.compile(r"((\w+_)?(image|video|audio|vision)(_\w+)?|[be]o[ia])_token(_id|_index)?")
-TABLES = "extra_special_tokens", "thinker_config"  # tables inside of the files that have such keys too
+TABLES = "extra_special_tokens", "thinker_config"  # tables inside these files that also have such keys
 
 
 def media_tokens(tables: Mapping[str, Mapping[str, Any]], inner: tokenizers.Tokenizer) -> dict[int, str]:

@@ -1,4 +1,5 @@
-"""Vocabularies of vocab.json and merges.txt, which each program splits in its own way. Does not import torch.
+"""Vocabularies of vocab.json and merges.txt, for which each model family splits texts in its own way. Does not import
+torch.
 
 The two files specify neither how a text is normalized nor how it is split before merging: this follows from the class
 of transformers that tokenizer_config.json names, or config.json by its model_type.
@@ -77,8 +78,8 @@ def class_name(tables: Tables) -> str:
 
 
 def read_merges(folder: Path, tables: Tables) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
-    """The tokenizer of a folder's vocab.json and merges.txt, and its control tokens by name, such as bos_token, of
-    which files of the folder may name others."""
+    """The tokenizer of a folder's vocab.json and merges.txt, and its control tokens by name, such as bos_token; other
+    files of the folder may name different ones."""
     name = class_name(tables)
     if name not in CLASSES:
         raise UserError(
@@ -109,5 +110,5 @@ def read_bpe(folder: Path, **options: Any) -> models.BPE:
         raise UserError(f"there is no merges.txt in {folder}, which {vocab.name} needs: copy or download it")
     try:
         return models.BPE.from_file(str(vocab), str(merges), **options)
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower class
         raise UserError(f"{vocab} and merges.txt are not a tokenizer ({error}): copy or download both again") from None

@@ -57,8 +57,8 @@ class Messages:
         return result
 
     def render(self, add_generation_prompt: bool) -> MaskedString:
-        """Render the first reading of the messages in which the template writes every message and tool call; `messages`
-        become this reading. Raises the error of the first reading if there is none."""
+        """Render the first variant of the messages (see `readings`) for which the template writes every message and
+        tool call, and set `messages` to this variant. If there is none, raises the error of the first variant."""
         first: UserError | None = None
         for messages in [*self.readings()]:
             self.messages = messages
@@ -94,7 +94,7 @@ class Messages:
     def check_message(
         self, text: MaskedString, messages: Sequence[Message], index: int, add_generation_prompt: bool
     ) -> None:
-        """UserError if the message, or its tool calls, left no trace in `text`."""
+        """Raise a UserError if the message, or its tool calls, left no trace in `text`."""
         message = messages[index]
         changed = {"role": message["role"], "content": f"x{message.get('content') or ''}"}
         if not self.wrote(text, messages, index, message, changed, add_generation_prompt):
@@ -113,7 +113,7 @@ class Messages:
         name: str,
         add_generation_prompt: bool = False,
     ) -> None:
-        """UserError if the field `name` of the message left no trace in `text`."""
+        """Raise a UserError if the field `name` of the message left no trace in `text`."""
         names = REASONING if name in REASONING else (name,)
         without = {key: value for key, value in messages[index].items() if key not in names}
         if not self.wrote(text, messages, index, names, without, add_generation_prompt):
@@ -131,7 +131,7 @@ class Messages:
         changed: Message,
         add_generation_prompt: bool,
     ) -> bool:
-        """Whether the fields `names` of a message are in `text`, or it differs with `changed` in place of the
+        """Whether one of the fields `names` of a message is in `text`, or `text` changes with `changed` in place of the
         message."""
         if any(self.end_of(text, index, name) for name in names):
             return True
@@ -147,7 +147,7 @@ class Messages:
         return max((mask_of(text).rfind(code) + 1 for code in codes), default=0)
 
     def check_content(self, text: MaskedString, messages: Sequence[Message], index: int) -> None:
-        """UserError if the template left out a part of the content, as some leave out reasoning."""
+        """Raise a UserError if the template left out a part of the content, as some leave out reasoning."""
         content = messages[index].get("content") or ""
         codes = codes_of(self.sources.get((index, "content"), -1)) if content else ""
         kept = "".join(c for c, code in zip(str.__iter__(text), mask_of(text)) if code in codes)

@@ -1,7 +1,7 @@
 """Byte-level vocabularies by rank: tiktoken's files and Mistral's tekken.json. Does not import torch.
 
 A rank is the id of a token and the order of its merge. A file of ranks has neither the pattern that splits texts nor
-the control tokens; the number of ranks tells which they are.
+the control tokens; these are inferred from the number of ranks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LLAMA3_SPECIALS = (
     *(RESERVED.format(number) for number in range(5, 251)),
 )
 FIM = "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>"
-PUBLISHED = {  # by the number of ranks
+PUBLISHED = {  # published vocabularies by number of ranks
     50_256: PublishedVocabulary(GPT2, {END: 50_256}, END, END),
     100_256: PublishedVocabulary(CL100K, numbered((END, *FIM), 100_257) | {"<|endofprompt|>": 100_276}, END, END),
     128_000: PublishedVocabulary(LLAMA3, numbered(LLAMA3_SPECIALS, 128_000), "<|begin_of_text|>", "<|end_of_text|>"),
@@ -67,7 +67,7 @@ def read_ranks(path: Path) -> dict[bytes, int]:
                 token, rank = line.split()
                 ranks[base64.b64decode(token, validate=True)] = int(rank)
     except ValueError as error:
-        raise UserError(f"{path} is not a file of ranks as tiktoken has ({error}): copy or download it again") from None
+        raise UserError(f"{path} is not a tiktoken file of ranks ({error}): copy or download it again") from None
     return ranks
 
 
@@ -81,12 +81,12 @@ def load_ranks(path: Path, pattern: str = "") -> tuple[tokenizers.Tokenizer, str
     """(tokenizer, beginning-of-text, end-of-text and padding token) of a tiktoken file; unknown ones are None.
 
     `pattern` is the regular expression that splits texts; if "", the published one of GPT-2, GPT-4, GPT-4o, Llama 3 or
-    Qwen is used, known by the number of tokens."""
+    Qwen is used, chosen by the number of tokens."""
     ranks = read_ranks(path)
     known = PUBLISHED.get(len(ranks))
     if not pattern and known is None:
         raise UserError(
-            f"Cannot read {path}, because its {len(ranks):,} ranks are of no vocabulary whose pattern Onward knows: "
+            f"Cannot read {path}, because its {len(ranks):,} ranks match no vocabulary whose pattern Onward knows: "
             "take a tokenizer.json of this model"
         )
     inner = ranked_bpe(ranks, pattern or known.pattern, path)  # type: ignore[union-attr]

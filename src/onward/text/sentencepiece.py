@@ -1,7 +1,7 @@
 """SentencePiece's model files (sentencepiece_model.proto), read without the library. Does not import torch.
 
 A file is read only if the library's tokens can be reproduced for every text: each field is either used or concerns only
-training; for any other field the file is refused by the field's name.
+training. A file with any other field is refused, and the message names the field.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def of_specs(trainer: Mapping[str, Any], normalizer: Mapping[str, Any], denormal
     if last(normalizer, "precompiled_charsmap", b""):
         rules = last(normalizer, "name", b"").decode("utf-8", "replace") or "its own"
         return (
-            f"normalizes texts by a character map (precompiled_charsmap, {rules!r:.40}), whose longest rule first "
-            "`tokenizers` cannot apply"
+            f"normalizes texts by a character map (precompiled_charsmap, {rules!r:.40}), which `tokenizers` "
+            "cannot apply longest rule first"
         )
     if not last(normalizer, "escape_whitespaces", 1):
         return "keeps spaces as they are (escape_whitespaces is false), which Onward does not read"
@@ -212,7 +212,7 @@ def of_pieces(pieces: Sequence[Piece], fallback: bool, squeeze: bool) -> str:
         pairs = formations(piece.text, ordinary) if piece.text in ordinary else ()
         halves = {half for pair in pairs if symbols.isdisjoint(pair) for half in pair}
         if piece.type == UNUSED and (halves or len(piece.text) == 1):
-            return f"has the unused piece {piece.text!r}, which texts form"
+            return f"has the unused piece {piece.text!r}, which merges can form"
         if alone := halves - ordinary:
             return f"has the piece {piece.text!r} and no piece {min(alone)!r}"
         scores.update([piece.score] if halves else [])

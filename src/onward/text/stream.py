@@ -9,7 +9,7 @@ LOOK_BACK = 8  # tokens of a prompt on which the text of the next token may depe
 
 
 class TextStream:
-    """Decodes tokens one at a time: the texts that `push` and `finish` return, joined, are the text of all.
+    """Decodes tokens one at a time: the texts that `push` and `finish` return, joined, are the text of all tokens.
 
     `before` are the preceding tokens, such as the prompt: some decoders drop a space at the beginning of a text."""
 

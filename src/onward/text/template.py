@@ -1,7 +1,7 @@
 """Chat templates, rendered in Jinja's sandbox within limits. Does not import torch.
 
-The rendered text is a `MaskedString`, which knows the source of each character: literals of the template are marked
-when a template is compiled, and texts of messages before it is rendered. Jinja's syntax tree is changed through its
+The rendered text is a `MaskedString`, which records the source of each character: literals of the template are marked
+when the template is compiled, and texts of messages before it is rendered. Jinja's syntax tree is changed through its
 public interface; its compiler is not.
 """
 
@@ -41,14 +41,14 @@ from onward.text.masked_string import (
     sourced,
 )
 
-MAX_STEPS = 1_000_000  # iterations of loops and calls of functions
+MAX_STEPS = 1_000_000  # largest number of loop iterations and function calls
 MAX_SECONDS = 10.0
-MAX_BITS = 1 << 16  # of an integer
+MAX_BITS = 1 << 16  # largest size of an integer in bits
 
 
 @dataclass
 class RenderBudget:
-    """The remaining steps and time of a chat template, since one from a model's folder may never end."""
+    """The remaining steps and time of a chat template, since a template from a model's folder may never end."""
 
     steps: int = field(default_factory=lambda: MAX_STEPS)
     deadline: float = field(default_factory=lambda: time.monotonic() + MAX_SECONDS)
@@ -112,7 +112,7 @@ def filtered(node: nodes.Expr, name: str) -> nodes.Filter:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox with limits of steps and lengths, and strings that know their sources (MaskedString)."""
+    """Jinja's sandbox with limits of steps and lengths, and strings that record their sources (MaskedString)."""
 
     intercepted_binops = frozenset(["+", "*", "**"])
     concat = staticmethod(concat)  # type: ignore[assignment]

@@ -95,5 +95,5 @@ def with_template(tokenizer: Tokenizer, name: str) -> Tokenizer:
     ends = ([] if own is None else [own]) + tokenizer.end_ids
     named = {"bos": tokenizer.bos, "eos": tokenizer.eos, "pad": tokenizer.pad}
     result = Tokenizer(inner, **named, ends=ends, templates=tokenizer.templates | {"default": template.source})
-    chat_of(result)  # a UserError where it is not Jinja
+    chat_of(result)  # raises a UserError for invalid Jinja
     return result

@@ -58,7 +58,7 @@ class Tokenizer:
         self.bos, self.eos, self.pad = bos, eos, pad
         self.bos_id: int | None = inner.token_to_id(bos) if bos else None
         self.eos_id: int | None = inner.token_to_id(eos) if eos else None
-        self.prefix_id = self.eos_id if self.bos_id is None else self.bos_id  # before a text without a context
+        self.prefix_id = self.eos_id if self.bos_id is None else self.bos_id  # token before a text that has no context
         self.end_ids = list(dict.fromkeys([*([] if self.eos_id is None else [self.eos_id]), *ends]))
         self.templates = dict(templates or {})
         unknown = getattr(inner.model, "unk_token", None)
@@ -122,7 +122,7 @@ class Tokenizer:
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text. With `special`, the control tokens that this tokenizer adds before and after
         a text are included."""
-        if special and not self.cuttable:  # a tokenizer that adds control tokens is never cuttable
+        if special and not self.cuttable:  # `cuttable` is False if the tokenizer adds control tokens
             return self.encoded(self.inner.encode_batch, [utf8(text)])[0].ids  # encode_batch lets other threads run
         return unchecked(Tokenizer.encode_batch)(self, [text])[0]
 
@@ -135,8 +135,8 @@ class Tokenizer:
 
     @checked
     def encode_inside(self, text: str) -> list[int]:
-        """Return the token ids of a text that does not begin a text, such as one after a line break: no space is added
-        before it, as some tokenizers add before the first word of a text."""
+        """Return the token ids of a text from within a longer text, such as one after a line break: no space is added
+        before it, although some tokenizers add one before the first word of a text."""
         return self.encoded(self.continuing.encode, utf8(text), add_special_tokens=False).ids
 
     @cached_property
@@ -162,7 +162,7 @@ class Tokenizer:
     def encoded(self, encode: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         try:
             return encode(*args, **kwargs)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower class
             unknown = getattr(self.inner.model, "unk_token", None)
             if unknown and self.unknown_id is None:
                 raise UserError(f"the vocabulary lacks the unknown token {unknown!r}: repair tokenizer.json") from None
@@ -200,7 +200,7 @@ class Tokenizer:
         token = "" if token_id in self.special else self.inner.id_to_token(token_id) or ""
         if self.of_bytes and all(c in BYTE_OF for c in token):
             return bytes(BYTE_OF[c] for c in token)
-        text = token if self.of_bytes or not token else self.piece(token_id)  # of_bytes: an added token, as it is
+        text = token if self.of_bytes or not token else self.piece(token_id)  # if of_bytes, this is an added token
         return bytes([int(token[3:5], 16)]) if BYTE.fullmatch(token) and text != token else text.encode()
 
     @explained
@@ -251,7 +251,7 @@ def read_inner(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tok
         return read_other(file, tables)
     try:
         return tokenizers.Tokenizer.from_file(str(file)), {}
-    except Exception as error:  # the library raises nothing narrower
+    except Exception as error:  # the library raises no narrower class
         if file.suffix == ".gguf":
             raise UserError(
                 f"{file} is a model and not a tokenizer: write its tokenizer with onward convert {file} FOLDER, and "
@@ -264,7 +264,7 @@ def published(folder: Path) -> dict[str, dict[str, Any]]:
     """Parsed JSON files of a model's folder that may name control tokens, the most important first; unreadable files
     are left out."""
     tables = {}
-    for file in (*CONTROL_FILES, "added_tokens.json", "chat_template.json"):  # the last: of models that see images
+    for file in (*CONTROL_FILES, "added_tokens.json", "chat_template.json"):  # chat_template.json: multimodal models
         try:
             table = json.loads((folder / file).read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):

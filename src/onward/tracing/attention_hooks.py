@@ -44,15 +44,15 @@ class TracedContext(AttentionContext):
 @dataclass(frozen=True, eq=False)
 class LatentContext(AttentionContext):
     """The context (rotations, cache and mask) that a traced layer with multi-head latent attention receives in place of
-    the plain AttentionContext: it also passes the latents and the rotary keys to open traces and edits, with the
-    queries, keys and values of each head computed from them."""
+    the plain AttentionContext. It also passes the latents and the rotary keys to open traces and edits, together with
+    the queries, keys and values of each head that are computed from them."""
 
     hooks: ModelHooks | None = None
     name: str = ""  # name of the attention
     attn: LatentAttentionModule | None = None
     made: dict[str, Tensor] = field(default_factory=dict)  # q, and the rotary parts before and after the rotation
 
-    def rotate(self, x: Tensor) -> Tensor:  # the query's part comes first
+    def rotate(self, x: Tensor) -> Tensor:  # called for the query first, then for the key
         one = "k" if "q_rope" in self.made else "q"
         self.made[f"{one}_rope"], self.made[f"{one}_rotated"] = x, super().rotate(x)
         return self.made[f"{one}_rotated"]
@@ -68,8 +68,9 @@ class LatentContext(AttentionContext):
 
     @torch.no_grad()
     def visit_heads(self, latent: Tensor, rotary: Tensor) -> None:
-        """Pass rotated queries (B, T, H, P + R), keys before and after the rotation, and values (B, T, H, F), made of
-        the latents (B, T, L) and of the rotated keys (B, T, R) that all heads share, to open traces."""
+        """Pass rotated queries (B, T, H, P + R), keys before and after the rotation, and values (B, T, H, F) to open
+        traces. Keys and values are made of the latents (B, T, L) and of the rotated keys (B, T, R) that all heads
+        share."""
         hooks, attn, made = self.hooks, self.attn, self.made
         assert hooks is not None
         assert attn is not None
@@ -83,7 +84,7 @@ class LatentContext(AttentionContext):
 
 
 def hook_context(where: ContextVectors, name: str, attn: nn.Module, hooks: ModelHooks) -> None:
-    """Add the hook for queries and keys before their rotation; keys and values as they enter the cache."""
+    """Add the hook for queries and keys before their rotation, and for keys and values as they enter the cache."""
 
     def before(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         x, context = inputs
@@ -103,7 +104,7 @@ def hook_queries(where: Queries, name: str, attn: nn.Module, hooks: ModelHooks) 
 
 
 def hook_latents(where: Latents, name: str, attn: LatentAttentionModule, hooks: ModelHooks) -> None:
-    """Add the hooks for the latent and the rotary key in the cache; queries, keys and values of each head."""
+    """Add the hooks for the latent and the rotary key in the cache, and for queries, keys and values of each head."""
     names = [f"{name}.{one}" for one in where.names]
     state = local()  # per thread, since another thread may run the same module
 

@@ -47,8 +47,8 @@ class Carried:
         return 0 if self.call is None else self.call.columns.size(1)
 
     def before(self, name: str, empty: Tensor) -> Tensor:
-        """Return the state `name` before the call's first token, in the dtype of `empty`, which are zeros of its shape
-        (B, ...), the state of rows that begin."""
+        """Return the state `name` before the call's first token, in the dtype and shape (B, ...) of `empty`, which
+        contains zeros, the state of rows that begin in this call."""
         if self.cache is None or self.call is None:
             return empty
         return self.cache.before(name + self.suffix, self.call, empty)
@@ -67,8 +67,8 @@ def by_token(outputs: Tensor) -> Tensor:
 
 class Recurrence(nn.Module):
     """The recurrence of `recurrence.py` as a module, so that forward hooks can reach its outputs (B, T, H, F), in the
-    order of value heads: one step at a time for as few tokens as states are kept, else in chunks. Hooks of `last` reach
-    the state after the last column of the call, (B, H, E, F)."""
+    order of value heads. Tokens are computed in chunks up to the first state to keep, and one at a time after it, or if
+    all states are kept. Hooks of `last` reach the state after the last column of the call, (B, H, E, F)."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""Earlier tokens in parts of one's own: the vector of the token before, and a state that each token changes.
+"""Access to earlier tokens in parts of your own: vectors of earlier tokens (`previous`), and a state that each token
+changes (`scan`).
 
-Both read and write states of the cache, one for each call in a layer, which are found by the decoder's first forward.
+Both read and write states of the cache, one for each call in a layer; the decoder's first forward finds these states.
 They are reset at each packed document, and rows may be ragged, rolled back and snapshotted.
 
 Shapes: B rows, T tokens in this call, W states that a call keeps.

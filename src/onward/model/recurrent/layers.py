@@ -1,4 +1,4 @@
-"""The layers with a state that decoders are built of: Gated DeltaNet, Mamba-2 and the short convolution.
+"""The layers with a state from which decoders are built: Gated DeltaNet, Mamba-2 and the short convolution.
 
 Shapes: B rows, T tokens, D d_model, H heads; G, R, E and F as in `recurrence.py`.
 """

@@ -1,4 +1,5 @@
-"""A matrix that each token decays and adds to, step by step and in chunks of tokens; both forms give the same result.
+"""The recurrence of a state matrix that each token decays and adds to: step by step, or in chunks of tokens with the
+same result.
 
 For each head, with keys k and queries q of width E, values v of width F, decay a and a state S (E, F):
 
@@ -25,7 +26,7 @@ BLOCK = 16  # tokens of a block, in which decays per key element are multiplied 
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The changes that the tokens of a call make to the state, each (B, G, R or 1, T, ...)."""
+    """The inputs of the recurrence for the tokens of a call, each (B, G, R or 1, T, ...)."""
 
     q: Tensor  # (B, G, 1, T, E)
     k: Tensor  # (B, G, 1, T, E)

@@ -1,4 +1,4 @@
-// One step of the story at a time.
+// Shows one step of the story at a time.
 const steps = [...document.getElementById("steps").children], place = document.getElementById("place")
 const go = i => {
   place.value = i

@@ -74,7 +74,7 @@ def block_in_short(token: Followed, layer: int) -> StoryStep:
 
 
 def attention(token: Followed, layer: int, where: str) -> Iterator[StoryStep]:
-    """`where` is the block's name in the titles."""
+    """Explain the attention of a block; `where` is the block's name in the titles."""
     name, count = f"blocks.{layer}.attn", len(token.tokens)
     queries, keys, values = (token.t[f"{name}.{part}"][0].float().cpu() for part in "qkv")
     yield projections(token, layer, where, queries[token.p], keys[token.p], values[token.p])
@@ -122,7 +122,7 @@ def attention(token: Followed, layer: int, where: str) -> Iterator[StoryStep]:
 
 
 def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v: Tensor) -> StoryStep:
-    """The token's queries `q` (H, E), keys `k` (K, E) and values `v` (K, F)."""
+    """Explain the token's queries `q` (H, E), keys `k` (K, E) and values `v` (K, F)."""
     latent, count = f"blocks.{layer}.attn.latent", len(token.tokens)
     queries, keys, values = (f"(1, {count}, {len(x)}, {x.size(1)})" for x in (q, k, v))
     shape = f"q {queries}, " + (f"k and v {keys}" if keys == values else f"k {keys}, v {values}")
@@ -154,9 +154,9 @@ def projections(token: Followed, layer: int, where: str, q: Tensor, k: Tensor, v
 
 
 def rotation(token: Followed, layer: int, where: str, q: Tensor) -> StoryStep:
-    """`q` (H, E) are the token's rotated queries."""
+    """Explain the rotation of queries and keys; `q` (H, E) are the token's rotated queries."""
     c, part, position = token.config, at(token.config.attention, layer), at(token.config.position, layer)
-    first = q.size(1) - part.rope_width(c)  # of latent attention, the numbers before it are not rotated
+    first = q.size(1) - part.rope_width(c)  # in latent attention, earlier elements are not rotated
     pairs = f"Pairs of the last {part.rope_width(c)} numbers" if first else "Pairs of numbers"
     turned = ""
     if isinstance(position, Rotary):

@@ -22,7 +22,7 @@ from onward.text.tokenizer import Tokenizer
 from onward.tracing.names import activation_names
 from onward.tracing.trace import Trace, trace
 
-NUMBERS, HEADS = 10, 8  # largest number of numbers of a vector, and of heads, that are shown
+NUMBERS, HEADS = 10, 8  # largest number of elements of a vector, and of heads, that are shown
 KEYS = 40  # largest number of keys that are shown
 OUTSIDE_BLOCKS = ("embed", "embed_norm", "position", "norm", "norm.scale", "logits")
 OF_ALL_BLOCKS = ("in", "attn.weights", "attn.out", "mlp.out", "out")

@@ -17,14 +17,14 @@ from onward.reports.pictures.scale import ColorScale
 
 WEIGHT = ColorScale(1, root=True, unit="attention weight", faint=True)  # tokens are written over the shades
 LEAST = 0.05  # weight of the faintest arrow
-MOST = 64  # tokens that fit a picture
+MOST = 64  # largest number of tokens in a picture
 BETWEEN = 10.0  # pixels between tokens
-LISTED = 3  # weights of a token in a terminal
+LISTED = 3  # number of weights listed for each token in a terminal
 
 
 def arrows(title: str, pieces: Sequence[str], weights: ArrayLike) -> Panel:
     """Return a panel that draws attention weights (T, T), one row per query and one column per key, as arrows over the
-    tokens of a text, whose texts are `pieces`.
+    tokens of a text; `pieces` are the texts of the tokens.
 
     An arrow goes from the token of the query to the token of the key; the larger the weight, the stronger the arrow.
     A token is shaded by its weight on itself. Weights below 0.05 have no arrow. In a terminal, each token is followed

@@ -21,7 +21,7 @@ from onward.reports.pictures.scale import ColorScale
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.trace import trace
 
-SHOWN, TEXTS = 10, 3  # features, texts of each
+SHOWN, TEXTS = 10, 3  # number of features, and of texts for each
 BEFORE, AFTER = 12, 4  # tokens of a text before and after the one at which the feature is strongest
 BETWEEN = " ¦ "  # texts
 
@@ -64,7 +64,8 @@ def features(
 
 
 def panel(title: str, texts: Sequence[Sequence[tuple[str, float]]], peak: float) -> Panel:
-    """Texts of (token, value), shaded from 0 to `peak`; a terminal has values above half of it in brackets."""
+    """Draw texts, sequences of (token, value), shaded from 0 to `peak`; in a terminal, tokens with values above half of
+    `peak` are in brackets."""
     shown = [pair for text in texts for pair in ((BETWEEN, 0.0), *text)][1:]
     values = np.array([value for _, value in shown])
     made = words(title, [piece for piece, _ in shown], values, [f"{v:.2f}" for v in values], ColorScale(peak))

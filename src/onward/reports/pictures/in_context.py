@@ -1,4 +1,4 @@
-"""The picture of answers as examples are added to a prompt."""
+"""The picture of how a model's answers change as examples are added to a prompt."""
 
 from onward.base.fields import counted
 from onward.evaluation.in_context import LikelyAnswers, Shots
@@ -29,6 +29,6 @@ def in_context(shots: Shots, alternatives: LikelyAnswers) -> Picture:
 
 
 def shown(answer: str) -> str:
-    """On one line, with a visible mark instead of the space at the beginning."""
+    """Show an answer on one line, with a visible mark for a leading space."""
     space = answer.startswith(" ")
     return MARKS[" "] * space + readable(answer[space:], LINE_MARKS)

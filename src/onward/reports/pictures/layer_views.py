@@ -120,8 +120,9 @@ def heads(reading: Reading) -> Picture:
         "Measured on random tokens repeated once. A previous-token head attends to the token before, an induction head "
         "to the token after the first occurrence of the same token, a duplicate-token head to that first occurrence, "
         "and a first-token head to the beginning of the text, as idle heads do. Scores are mean attention weights. The "
-        f"first panel names each head's role with the highest score, if that is at least {MIN_SCORE}, and is shaded by "
-        "it. More roles: self is the token itself, back 2 and back 3 are two and three tokens before"
+        "first panel names the role for which a head has its highest score, if this is at least "
+        f"{MIN_SCORE}, and is shaded by this score. More roles: self is the token itself, back 2 and back 3 are two "
+        "and three tokens before"
         + (", and rare is the weight on rare tokens of the text beyond a uniform share" * bool(reading.text))
         + ".",
         panels,

@@ -22,7 +22,7 @@ def readable(text: str, marks: Mapping[str, str]) -> str:
 
 
 def visible(text: str, marks: Mapping[str, str] = KEPT) -> str:
-    """As `readable`, and escaped for HTML."""
+    """The result of `readable`, escaped for HTML."""
     return html.escape(readable(text, marks))
 
 

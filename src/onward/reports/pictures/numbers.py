@@ -44,7 +44,7 @@ def latex_of(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def escaped(text: str) -> str:
-    """Return a text in LaTeX's notation."""
+    """Escape the special characters of a text for LaTeX."""
     return re.sub(r"[\\~^&%$#_{}]", lambda match: SPECIAL.get(match[0], "\\" + match[0]), text)
 
 

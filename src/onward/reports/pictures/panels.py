@@ -20,9 +20,9 @@ from onward.reports.pictures.scale import NEGATIVE, SHADES, ColorScale
 LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
 BLOCKS = "▁▂▃▄▅▆▇█"
 ROW = 17  # pixels of a row of the legend of curves
-STYLES = "smooth", "validation", "other"  # of the first curves
-COLUMNS = 56  # of a curve in a terminal
-WIDEST, FOLDED = 64, 92  # of cells in a terminal: most of them in a row, most columns of cells with texts
+STYLES = "smooth", "validation", "other"  # CSS classes of the first curves
+COLUMNS = 56  # width of a curve in a terminal
+WIDEST, FOLDED = 64, 92  # in a terminal: largest number of cells in a row, and largest width of cells with texts
 BAR = 190.0  # pixels of the longest bar
 
 
@@ -132,7 +132,7 @@ def cell_lines(
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
     """One shading character per cell or, if given, the `texts` of the cells."""
-    if texts is None and max(values.shape) > WIDEST:  # each character then stands for several rows and columns
+    if texts is None and max(values.shape) > WIDEST:  # each character represents several rows and columns
         every = math.ceil(max(values.shape) / WIDEST)
         rows, columns = rows[::every], columns[::every] if [*columns] != [*rows] else rows[::every]
         values = pooled(values, every)
@@ -148,7 +148,7 @@ def cell_lines(
         table = [[*(fitted(label, DEEP) + " " * (not scale.signed) for label in columns)]] * bool(columns) + table
         widths = [max(map(cell_len, column)) for column in zip(*table)]
         fit = next((i for i in range(len(widths)) if sum(widths[i:]) + 2 * len(widths[i:]) <= FOLDED), len(widths) - 1)
-        table, widths = [line[fit:] for line in table], widths[fit:]  # the last columns
+        table, widths = [line[fit:] for line in table], widths[fit:]  # the last columns that fit
         lines = [
             "  ".join(" " * (width - cell_len(text)) + text for text, width in zip(line, widths)) for line in table
         ]
@@ -189,7 +189,7 @@ def curves(
     `x_name` is the title of the horizontal axis.
 
     `series` maps the name of each curve to its heights, and `marks` maps the label of each vertical line to its x.
-    `ranges` has (least values, greatest values) of a curve by its name, drawn as a band around the curve; `dots` are
+    `ranges` maps the name of a curve to (least values, greatest values), drawn as a band around the curve; `dots` are
     single points (x, y). `size` is (width, height) in pixels.
     """
     width, height = size
@@ -208,7 +208,7 @@ def curves(
     coordinates = np.stack([np.asarray(x, float)] * 3)
     drawn = []
     for i, (name, values) in enumerate(numbers.items()):
-        few = len(series) <= 2 * len(STYLES)  # each color twice; more are shades of the first
+        few = len(series) <= 2 * len(STYLES)  # two curves per color; if there are more, shades of the first color
         style = STYLES[i % len(STYLES)] if few else STYLES[0]
         opacity = (1.0 if i < len(STYLES) else 0.6) if few else 1 - 0.8 * i / len(series)
         known = np.isfinite(values)
@@ -223,7 +223,7 @@ def curves(
     around += f'<text x="{frame.right:g}" y="{height - 6:g}" text-anchor="end">{visible(x_name)}</text>'
     for name, at in marks.items():
         place = float(frame.x(np.array([[at]]))[0])
-        left = place > 0.7 * width  # of the mark, where its name has room
+        left = place > 0.7 * width  # the name is left of the mark
         around += (
             f'<path class="rollback" d="M{place:.1f} {frame.top:g}V{frame.bottom:g}"/>'
             f'<text x="{place + (-5 if left else 5):.1f}" y="{frame.top + 10:g}" '
@@ -249,7 +249,7 @@ def curves(
 
 
 def legend_rows(names: Sequence[str], width: float) -> list[int]:
-    """The row in the legend of each name, from 0, where rows have at most `width` pixels."""
+    """The legend row of each name, from 0; a row is at most `width` pixels wide."""
     rows, used = list[int](), 0.0
     for name in names:
         size = LABEL * (cell_len(name) + 2) + 14
@@ -309,8 +309,8 @@ def words(
     below: Sequence[str] = (),
     width: float = 760,
 ) -> Panel:
-    """Return a panel that draws the tokens of a text, whose texts are `pieces`, each shaded by its value on `scale`, in
-    rows of `width` pixels.
+    """Return a panel that draws the tokens of a text, each shaded by its value on `scale`, in rows of `width` pixels;
+    `pieces` are the texts of the tokens.
 
     `below` are short texts, one under each token. `notes`, one for each token, appear under the pointer; in a terminal
     each note follows its token.

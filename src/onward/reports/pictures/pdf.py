@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 ZOOM = 3
-POINTS = 0.75  # of a PDF, per pixel of an SVG
+POINTS = 0.75  # PDF points per SVG pixel
 
 
 def pdf_of(png: bytes, zoom: float = ZOOM) -> bytes:
@@ -61,9 +61,9 @@ def data_of(png: bytes) -> Iterator[bytes]:
 
 def unfiltered(filters: np.ndarray, raw: np.ndarray) -> np.ndarray:
     """Undo the filters of a PNG's lines: bytes (R, C, 3) were stored as differences from a prediction by the pixels to
-    the left and above. Pixels of a diagonal depend on none of each other, and are computed together."""
+    the left and above. The pixels of a diagonal do not depend on each other, so they are computed together."""
     rows, columns, _ = raw.shape
-    skewed = np.zeros((rows + columns, rows + 1, 3), np.int16)  # by diagonal, and by row
+    skewed = np.zeros((rows + columns, rows + 1, 3), np.int16)  # indexed by diagonal and row
     row, column = np.arange(rows)[:, None], np.arange(columns)
     skewed[row + column + 1, row + 1] = raw
     out = np.zeros_like(skewed)

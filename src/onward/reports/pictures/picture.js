@@ -1,4 +1,4 @@
-// The values of a panel are shown where one points: of a cell, or of all curves at the nearest x.
+// Show the values of a panel at the pointer: the value of a cell, or the values of all curves at the nearest x.
 const panels = JSON.parse(document.getElementById("data").textContent)
 const value = number => number === null ? "none" : String(+number.toPrecision(3))
 const size = panel => panel.size ?? [panel.values.length, panel.values[0].length]

@@ -40,12 +40,12 @@ PANEL_STYLE = """
 .picture .box { fill: var(--panel); stroke: var(--line) } .picture .stem { fill: var(--paper); stroke: var(--accent) }
 .picture .arrow { fill: none; stroke: var(--soft); stroke-width: 1.3 }
 """
-WIDEST, NARROWEST = 1000.0, 560.0  # pixels of a picture
-MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels around the panels, between them, over them, of a text line
+WIDEST, NARROWEST = 1000.0, 560.0  # largest and smallest width of a picture in pixels
+MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels: around panels, between them, above them, per text line
 LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
 POINTED = 'class="hit"', "<title>"  # marks of elements whose text is shown under the pointer
 LETTER = '<text y="15">x</text>'
-MOST_VALUES = 4096  # of a panel that are on a page as numbers
+MOST_VALUES = 4096  # values of a panel; for larger panels, the page reads values from the image
 
 
 @dataclass(frozen=True)
@@ -190,8 +190,8 @@ def format_of(path: Path) -> str:
 
 
 def pointed(panel: Panel) -> dict[str, Any]:
-    """Numbers from which the page's script shows the value under the pointer. It reads those of a large panel from the
-    panel's image, to a 255th of the scale, unless they are signed or exceed the scale."""
+    """Numbers from which the page's script shows the value under the pointer. For a large panel, the script reads them
+    from the panel's image instead, to a 255th of the scale, unless they are signed or exceed the scale."""
     data, scale = {"title": panel.title, **panel.data}, panel.scale
     size = len(data.get("values", ())) * len(data.get("columns", ()))
     if scale is None or scale.signed or scale.clipped or size <= MOST_VALUES:
@@ -205,7 +205,8 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """Rows of items at most `most` wide, or of one wider item. Equal widths are spread evenly over the rows."""
+    """Divide items into rows at most `most` wide; a wider item has a row to itself. Equal widths are spread evenly over
+    the rows."""
     if len({*widths}) == 1:
         rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
         most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))

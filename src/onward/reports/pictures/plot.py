@@ -58,7 +58,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Heights:
-    """A vertical axis, which maps values (N,) to pixels; those outside `low` to `high` are drawn at the edge."""
+    """A vertical axis, which maps values (N,) to pixels; values outside `low` to `high` are drawn at the edge."""
 
     frame: Frame
     low: float
@@ -88,7 +88,7 @@ class Series:
     """One curve: `coordinates` (3, N) in steps, seconds and tokens, and `heights` (N,) in pixels."""
 
     style: str  # the CSS classes
-    shape: Literal["line", "area", "dots", "marks"]  # marks: lines from top to bottom
+    shape: Literal["line", "area", "dots", "marks"]  # marks: vertical lines over the full height
     coordinates: np.ndarray
     heights: np.ndarray
     name: str = ""  # name shown with the value at the pointer; "": no value is shown
@@ -113,7 +113,8 @@ class Series:
 def plot(
     frame: Frame, series: Iterable[Series], around: str, title: str, most_ticks: int
 ) -> tuple[str, dict[str, Any]]:
-    """An SVG of curves over `around`, SVG elements such as a grid, and data from which a page redraws it."""
+    """An SVG of curves, drawn over the SVG elements `around`, such as a grid; and the data from which a page redraws
+    it."""
     drawn = [line for line in series if len(line.heights)]
     tables = {id(line.coordinates): line.coordinates for line in drawn}
     order = list(tables)

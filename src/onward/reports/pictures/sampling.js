@@ -35,8 +35,8 @@ const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP, mi
   return { shares: shares.map(share => share / total), others: rest / total }
 }
 
-// What is typed as one of `prompts`, the beginnings of a text, each a token longer: the longest with which it begins, and
-// whether the text continues with this token.
+// For a typed prompt: the index of its longest prefix in `prompts`, and whether the prompt is itself a prefix of the
+// text. `prompts` are the prefixes of a text, each one token longer than the one before.
 const promptOf = (prompts, typed) => ({
   at: prompts.reduce((best, prompt, i) => typed.startsWith(prompt) ? i : best, 0),
   known: prompts.at(-1).startsWith(typed),

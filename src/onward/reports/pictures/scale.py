@@ -9,9 +9,9 @@ from rich.cells import cell_len
 
 from onward.reports.pictures.markup import visible
 
-SHADES, NEGATIVE = "·░▒▓█", "·−=≡≣"  # in a terminal, from 0 on
-FAINT = 0.6  # of the full color
-STEPS, STEP, BAR = 17, 12, 11  # of the bar of a legend: cells, width and height of a cell in pixels
+SHADES, NEGATIVE = "·░▒▓█", "·−=≡≣"  # shading characters in a terminal, from 0 up
+FAINT = 0.6  # largest strength of the color of a `faint` scale
+STEPS, STEP, BAR = 17, 12, 11  # color bar of a legend: number of cells, width and height of a cell in pixels
 LINE = 17  # pixels of a line of a legend
 CHARACTER = 6.9  # pixels of a character of a legend, at most
 
@@ -63,12 +63,13 @@ class ColorScale:
 
     @property
     def words(self) -> str:
-        """The unit, whether the scale is not linear, and from where the color is full if values exceed it."""
+        """The scale in words: its unit, its kind if it is not linear, and, if it is clipped, the value from which the
+        color is full."""
         ends = f"full color from {'±' * self.signed}{brief(self.top)} on" if self.clipped else ""
         return ", ".join(filter(None, (self.unit, "square-root scale" * self.root, ends)))
 
     def legend(self) -> Legend:
-        """A color bar with values at its quarters or, for `keys`, a cell for each of them."""
+        """A color bar with values at its quarters or, for a scale with `keys`, a cell for each key."""
         if self.keys:
             return self.legend_of_keys()
         shares = np.linspace(-1 if self.signed else 0, 1, STEPS) * self.full
@@ -100,7 +101,7 @@ class ColorScale:
         return Legend(rows, 22 + CHARACTER * max(map(cell_len, meanings)), LINE * len(meanings) + 5)
 
     def text(self) -> list[str]:
-        """Lines for a terminal."""
+        """The legend as lines of text for a terminal."""
         if self.keys:
             values, meanings = zip(*self.keys)
             return ["   ".join(f"{SHADES[i]} {meaning}" for i, meaning in zip(self.levels(np.array(values)), meanings))]

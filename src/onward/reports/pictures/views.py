@@ -20,7 +20,7 @@ from onward.reports.pictures.reading import Reading
 from onward.reports.pictures.scale import ColorScale
 
 CHANCE = ColorScale(1, unit="probability")
-LENS_TEXT, LENS_WIDTH = 8, 800.0  # characters of a token in the lens, pixels of a row of it
+LENS_TEXT, LENS_WIDTH = 8, 800.0  # in the lens: characters of a token, pixels of a row
 USUAL, UNCHANGED = Sampling(), Sampling(temperature=1.0)
 ENDING = 5  # tokens of a text that a title quotes
 
@@ -49,7 +49,7 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """The options of a sampling step that have an effect, with values that are numbers."""
+    """The options of a sampling step that have an effect, as text, with the values that are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
@@ -207,7 +207,7 @@ def positions(reading: Reading) -> Picture:
     )
 
 
-VIEWS: dict[str, Callable[..., Picture]] = {  # of a Reading; the keyword arguments of each are its options
+VIEWS: dict[str, Callable[..., Picture]] = {  # functions of a Reading, with options as keyword arguments
     "attention": attention,
     "arrows": attention_arrows,
     "next": next_token,

@@ -116,7 +116,7 @@ def properties(license: str, model_type: str, base: str, record: RunRecord, name
         "pipeline_tag": "text-generation",
         "tags": ["onward", model_type],
     }
-    if base and not PurePath(base).is_absolute() and not Path(base).exists():  # a name on the hub
+    if base and not PurePath(base).is_absolute() and not Path(base).exists():  # `base` is a name on the hub
         table["base_model"] = base.partition("@")[0].removeprefix("hf://")
         table["base_model_relation"] = "finetune"
     if published := [str(source).removeprefix("hf://") for source in sources if str(source).startswith("hf://")]:

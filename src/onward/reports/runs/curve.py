@@ -17,8 +17,8 @@ POINTS = 600  # largest number of points of a curve
 
 
 def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, other_name: str = "") -> str:
-    """Loss curve as HTML that the page's script redraws; needs a step. `guesses`: vocabulary size, for the line of a
-    uniform guess, or 0."""
+    """Loss curve as HTML that the page's script redraws; the run must have made at least one step. `guesses`:
+    vocabulary size, for the line of a uniform guess, or 0."""
     svg, data = loss_plot(metrics, guesses, other, other_name)
     script = f'<script type="application/json">{embedded(data)}</script>'
     return f'<figure class="curve">{svg}<p class="readout js"></p>{script}</figure>'

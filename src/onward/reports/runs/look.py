@@ -33,7 +33,7 @@ TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
 PARAGRAPH = 256  # the largest number of tokens whose losses are shown
 LIKELIEST = 64  # number of tokens whose probabilities the sliders change one by one; all others count together
 LENS, EXPERT_LAYERS = 20, 3  # tokens that the lens reads, layers whose experts are shown
-TEMPERATURES = [i / 10 for i in range(1, 21)]  # of the slider
+TEMPERATURES = [i / 10 for i in range(1, 21)]  # values of the slider
 CELLS = 300_000  # largest number of attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
 ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\.$", re.IGNORECASE)  # e.g., J. S.
@@ -57,7 +57,7 @@ def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[s
     if len(shown) < 2:
         return nothing, []
     tokens = tokens[: most + 1]
-    probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given those before it
+    probabilities = [0.0, *np.exp(logprobs(model, np.array([tokens]))[0])]  # of each token, given earlier ones
     pieces, maps = [tokenizer.piece(token) for token in tokens], pad_sequence(attention_maps(model, shown), True)
     scores = head_scores([*maps]).cpu()
     layer, head = divmod(int(scores.mean(-1).argmax()), n_heads)
@@ -176,7 +176,8 @@ def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
 
 
 def sentence_ends(text: str) -> Iterator[int]:
-    """Index after each sentence. An abbreviation ends one only at the end; a full stop in parentheses ends none."""
+    """Index after each sentence. An abbreviation ends a sentence only at the end of the text; a full stop in
+    parentheses never does."""
     for match in SENTENCE_END.finditer(text):
         end = match.end()
         abbreviated = end < len(text) and ABBREVIATION.search(text[max(0, match.start() - 6) : match.start()])

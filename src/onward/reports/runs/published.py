@@ -12,7 +12,7 @@ CORE, HARNESS = "CORE", "lm-evaluation-harness"
 NANOCHAT = "https://github.com/karpathy/nanochat/blob/master/"
 PYTHIA = "https://github.com/EleutherAI/pythia/blob/main/evals/pythia-v1/"
 GPT2_PAPER = "Radford et al. 2019, Language Models are Unsupervised Multitask Learners, table 3"
-NEAREST = 2  # models shown with a figure
+NEAREST = 2  # number of other models shown beside a result
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from onward.training.finetuning.config import config_class
 from onward.training.finetuning.quantization import QuantizationError
 from onward.training.run.lock import is_running
 
-DATED = "result.json", "metrics.jsonl", "run.json", "config.json"  # the newest of them dates a folder
+DATED = "result.json", "metrics.jsonl", "run.json", "config.json"  # the newest of these files dates a folder
 State = Literal["running", "stopped", "finished", "no run"]
 
 
@@ -121,7 +121,7 @@ class RunRecord(Shown):
             return "no run"
         if (self.folder / "result.json").exists():
             return "finished"
-        return "running" if is_running(self.folder) else "stopped"  # by a lock, which ends with its process
+        return "running" if is_running(self.folder) else "stopped"  # a running process holds a lock
 
     @property
     def parameters(self) -> int | None:
@@ -156,7 +156,7 @@ class RunRecord(Shown):
 
     @property
     def when(self) -> str:
-        """Local time of the last change, as 2026-11-22 14:05."""
+        """Local time of the last change, such as 2026-11-22 14:05."""
         times = [path.stat().st_mtime for name in DATED if (path := self.folder / name).exists()]
         return datetime.fromtimestamp(max(times)).isoformat(" ", "minutes") if times else ""
 

@@ -12,7 +12,8 @@ const units = [
 ]
 const bold = text => Object.assign(document.createElement("b"), { textContent: text })
 
-// Plots: Python draws them against steps; here their points are moved sideways, and read out where one points.
+// Plots: Python draws them against steps; this script moves their points horizontally, and shows the values at the
+// pointer.
 const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(figure => {
   const data = JSON.parse(figure.querySelector("script").textContent), svg = figure.querySelector("svg")
   const ticks = svg.querySelector(".ticks"), paths = svg.querySelectorAll(".ticks ~ path")
@@ -73,7 +74,7 @@ const plots = [...document.querySelectorAll("figure.curve, figure.chart")].map(f
     paths.forEach(path => path.classList.remove("lit"))
   }
   else read(right, 0)
-  // a line that stays, at the step of the sample that is shown
+  // a permanent line at the step of the shown sample
   const steps = data.places[0]?.[0] ?? []
   let marked = null
   const mark = step => {

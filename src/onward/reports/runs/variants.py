@@ -19,7 +19,7 @@ from onward.reports.runs.metrics import Metrics
 from onward.reports.runs.record import RunRecord
 from onward.training.studies.variants import Measure, Outcome
 
-POINTS = 100  # of a curve
+POINTS = 100  # points of a curve
 UNITS = {"loss": "nats per token", "bits_per_byte": "bits per byte"}
 LEVEL = 0.95
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
@@ -137,7 +137,7 @@ class Valley:
     """The results of a sweep over the values of one field, or of two."""
 
     field: str
-    lines: Mapping[str, Mapping[str, Result]]  # by the second field's value ("": no such field), by the first's
+    lines: Mapping[str, Mapping[str, Result]]  # results by values of the second field ("": none) and the first
 
     @classmethod
     def of(cls, grid: Sequence[Mapping[str, str]], points: Sequence[Result]) -> Valley:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerprint"  # of a source
+UNSHOWN = "shards", "unknown_characters", "files", "size", "listing", "fingerprint"  # fields of a source
 
 
 def source_line(value: Any) -> str:

@@ -34,9 +34,9 @@ def write_reports(
     compare: Path | None = None,
     device: torch.device | str | None = None,
 ) -> Figures:
-    """Write report.html and, for a run, loss.svg and card.md into the folder of a run or model. The newest save reads
-    `text`, by default sentences of the validation text. With `out`, only the page is written, to that path; the curves
-    of the run `compare` are also drawn."""
+    """Write report.html and, for a run, loss.svg and card.md into the folder of a run or model. The page shows how the
+    newest save reads `text`, by default sentences of the validation text. With `out`, only the page is written, to that
+    path; the curves of the run `compare` are also drawn."""
     model, tokenizer = open_model(folder, device)
     other = None if compare is None else RunRecord(compare)
     figures = write_report(
@@ -80,4 +80,4 @@ def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
         return ""
     tokens = inputs.train[0] if inputs.validation is None else inputs.validation
     text = tokenizer.decode(tokens[:OPENING].tolist())
-    return text[next(sentence_ends(text), 0) :].strip()  # the validation text begins anywhere in a sentence
+    return text[next(sentence_ends(text), 0) :].strip()  # the validation text may begin within a sentence

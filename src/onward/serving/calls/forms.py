@@ -25,9 +25,9 @@ LOOK_BACK = 32  # tokens at the end of a prompt that may open a block of reasoni
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which models write calls: how an answer is read, the texts that its chat templates have one of, and how
-    calls are constrained: bare JSON by a schema, others by a grammar (rules in Lark's syntax, the first one named
-    `calls`; None if it cannot express the arguments)."""
+    """A form in which models write calls. `read` parses an answer, and a chat template of this form contains one of the
+    texts `signs`. Calls are constrained by a `schema` if they are bare JSON, otherwise by a `grammar` (rules in Lark's
+    syntax, the first one named `calls`; None if a grammar cannot express the arguments)."""
 
     read: Reader
     signs: tuple[str, ...]
@@ -35,7 +35,7 @@ class Form:
     schema: Schema | None = None
 
 
-FORMS = {  # by name; the first one with a sign in the chat template is used, or else json
+FORMS = {  # the first form with a sign in the chat template is used, or else json
     HARMONY: Form(read_harmony, ("<|channel|>",), harmony_grammar),
     "qwen3_coder": Form(read_xml, ("<function=",), xml_grammar),
     "hermes": Form(json_calls.read_hermes, ("<tool_call>",), json_calls.hermes_grammar),
@@ -78,7 +78,8 @@ class Forms:
         return BLOCKS.get(self.reasoning)
 
     def after(self, prompt: Sequence[int], continued: str = "") -> Forms:
-        """For an answer after this prompt, which may continue the text of the assistant `continued`."""
+        """Return the forms for an answer after this prompt; the answer may continue the assistant's text
+        `continued`."""
         if not self.block:
             return self
         end = self.markers.marked(prompt[-LOOK_BACK:]).rstrip()
@@ -96,7 +97,7 @@ class Forms:
     def constrained(self, required: bool, schema: Prepared | None = None) -> tuple[Forms, dict[str, Any]]:
         """How a constrained answer is read, and the constraint as fields of GenerationOptions: calls if they are
         `required`, else calls or JSON of the schema. A model that reasons may do so first, as it was trained to; the
-        constraint holds for the rest."""
+        constraint applies to the rest."""
         if not required and schema is None:
             return self, {}
         form = FORMS[self.calls]
@@ -121,8 +122,8 @@ class Forms:
         return {"grammar": f"start: {answer}\n{rules}"}
 
     def bare_rule(self, schema: Prepared | None) -> str:
-        """A rule of calls or JSON of the schema. One schema holds both, since a grammar could not tell them apart by
-        their first characters."""
+        """A grammar rule for calls or JSON of the schema. One schema holds both, since a grammar could not tell them
+        apart by their first characters."""
         describe = FORMS[self.calls].schema
         assert describe is not None
         calls = describe(self.functions, self.parallel)

@@ -10,7 +10,7 @@ from onward.serving.calls.markers import Markers, unmarked
 from onward.serving.calls.schemas import Function, arguments_rule
 from onward.serving.calls.source import Event, Parser, Source
 
-PREFIX = "functions."  # of a recipient
+PREFIX = "functions."  # prefix of a recipient that is a function
 
 
 def read_harmony(source: Source, functions: Sequence[Function], markers: Markers) -> Parser[None]:
@@ -44,7 +44,7 @@ def read_harmony(source: Source, functions: Sequence[Function], markers: Markers
 
 
 def read_body(source: Source, name: str, ends: Sequence[str]) -> Parser[None]:
-    """Read the message to a function: the arguments of the call, which are empty without text."""
+    """Read a message to a function, whose text is the arguments of the call; without text, they are empty."""
     yield from source.spaces()
     if (yield from source.peek()) == "{":
         yield from arguments_of(source, name)
@@ -64,7 +64,7 @@ def harmony_grammar(functions: Sequence[Function], parallel: bool, markers: Mark
 
 
 def harmony_rules(markers: Markers) -> str:
-    """Rules of a message of reasoning, `reasoning`, and of the header of an answer, `final`."""
+    """Grammar rules: `reasoning` for a message of reasoning, and `final` for the header of an answer."""
     start, channel, body = (markers.symbol(one) for one in ("<|start|>", "<|channel|>", "<|message|>"))
     symbols, rules = markers.up_to("<|end|>", "thought")
     analysis = f'reasoning: {channel} "analysis" {body} {symbols} {start} "assistant"\n'

@@ -11,7 +11,7 @@ from onward.serving.calls.schemas import Function, arguments_rule, calls_schema
 from onward.serving.calls.source import Event, Kind, Parser, Source
 
 ARGUMENTS = "arguments", "parameters"
-KEYS = frozenset({"name", "type", "id", *ARGUMENTS})  # of a call
+KEYS = frozenset({"name", "type", "id", *ARGUMENTS})  # keys of a call
 
 
 def json_value(source: Source, kind: Kind | None = None, depth: int = 0) -> Parser[tuple[str, bool]]:
@@ -102,7 +102,8 @@ def arguments_of(source: Source, name: str) -> Parser[None]:
 
 
 def incomplete(source: Source, read: str) -> Parser[bool]:
-    """End a call whose name and arguments have not arrived: dropped if the answer was cut, else content."""
+    """End a call whose name and arguments have not arrived: drop the call if the answer was cut off, otherwise pass on
+    its text as content."""
     if not source.cut:
         yield Event("content", read)
     return source.cut
@@ -219,7 +220,7 @@ def read_json(source: Source, functions: Sequence[Function], markers: Markers) -
 
 
 def json_rules(functions: Sequence[Function]) -> str:
-    """Rules of one call as JSON, `call`, and of white space, SPACE."""
+    """Grammar rules: `call` for one call as JSON, and SPACE for white space."""
     rules = ["SPACE: /[ \\n]/\n"]
     for number, function in enumerate(functions):
         name, key = quoted(quoted(function.name)), quoted('"arguments":')

@@ -17,9 +17,9 @@ MARKERS = (  # some models have these as control tokens
 
 
 class Markers:
-    """The markers in the answers of a model with this tokenizer. One that is a control token stands in marked text as
-    half a surrogate pair, which no text of a model contains: the same marker spelled by ordinary tokens is plain text.
-    Any other marker is the text itself."""
+    """The markers in the answers of a model with this tokenizer. In marked text, half a surrogate pair, which no text
+    of a model contains, represents a marker that is a control token; the same marker spelled by ordinary tokens is
+    plain text. Any other marker is the text itself."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         found = {marker: tokenizer.inner.token_to_id(marker) for marker in MARKERS}
@@ -31,7 +31,7 @@ class Markers:
         return self.marks[self.ids[marker]] if marker in self.ids else marker
 
     def spelled(self, text: str) -> str:
-        """Marked text with the markers as text, as in an argument in which a model quotes them."""
+        """Replace the markers in marked text by their texts, for example in an argument that quotes markers."""
         names = {self.marks[i]: marker for marker, i in self.ids.items()}
         return SURROGATE.sub(lambda mark: names[mark[0]], text)
 
@@ -39,14 +39,14 @@ class Markers:
         return terminal(self.tokenizer, marker)
 
     def up_to(self, marker: str, name: str) -> tuple[str, str]:
-        """(symbols, rules) of any text that ends with the marker, and of the marker; `name` is the rule's."""
+        """(symbols, rules) of any text that ends with the marker, and of the marker; `name` is the name of the rule."""
         if marker in self.ids:
             return f"/(?s:.*)/ {self.symbol(marker)}", ""
         expression = re.escape(marker).replace("/", r"\/")
         return name, f"{name}[lazy]: /(?s:.*){expression}/\n"
 
     def marked(self, tokens: Sequence[int]) -> str:
-        """Marked text of tokens."""
+        """Decode tokens to marked text."""
         stream = MarkedStream(self, ())
         return "".join(map(stream.push, tokens)) + stream.finish()
 

@@ -39,8 +39,8 @@ def arguments_rule(function: Function, number: int) -> str:
 
 
 def calls_schema(functions: Sequence[Function], key: str) -> dict[str, Any]:
-    """JSON schema of a call with a name and, under `key`, arguments. Each function's arguments are a definition, in
-    which their schema is its own root."""
+    """JSON schema of a call with a name and, under `key`, arguments. The schema of each function's arguments becomes a
+    definition; references to the schema's root then refer to this definition."""
     calls, definitions = [], {}
     for number, function in enumerate(functions):
         definitions[f"arguments_{number}"] = moved(function.arguments.schema, f"arguments_{number}")

@@ -51,7 +51,7 @@ class Source:
             yield None
 
     def begins(self, *markers: str) -> Parser[str]:
-        """The marker with which the text begins, which stays; "" if there is none."""
+        """The marker with which the text begins, without taking it; "" if there is none."""
         while True:
             if found := next((marker for marker in markers if self.text.startswith(marker)), ""):
                 return found

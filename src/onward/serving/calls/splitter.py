@@ -1,4 +1,4 @@
-"""The split of an answer into reasoning, content and calls, while it grows."""
+"""Splits a growing answer into reasoning, content and calls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Splitter:
     def __init__(self, forms: Forms) -> None:
         self.forms, self.source = forms, Source()
         self.parser = forms.reader(self.source)
-        self.kind: Kind | None = None  # of the last event
-        self.held, self.begun = "", False  # white space that more text must follow; whether reasoning was passed on
+        self.kind: Kind | None = None  # kind of the last event
+        self.held, self.begun = "", False  # white space held until text follows; whether reasoning was passed on
         self.num_calls, self.reasons = 0, False  # `reasons`: whether the text is inside reasoning
 
     def push(self, text: str) -> list[Event]:
@@ -66,7 +66,7 @@ class Splitter:
 
 class AnswerSplitter:
     """Splits an answer into events by its updates. The tokens are decoded once more, to text that marks control tokens,
-    and read as far as the text of the updates goes, which may be delayed and ends before a stop text."""
+    and read only as far as the text of the updates, which may be delayed and ends before a stop text."""
 
     def __init__(self, forms: Forms, prompt: Sequence[int]) -> None:
         self.splitter, self.stream = Splitter(forms), MarkedStream(forms.markers, prompt)

@@ -116,8 +116,8 @@ def json_of(text: str, types: set[str]) -> str:
 
 
 def xml_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str | None:
-    """Rules of calls between tags; None if plain text cannot be held to an argument, such as a string with a
-    pattern."""
+    """Rules of calls between tags; None if a grammar cannot constrain an argument as plain text, such as a string with
+    a pattern."""
     begin, end = markers.symbol("<tool_call>"), markers.symbol("</tool_call>")
     rules = []
     for number, function in enumerate(functions):
@@ -133,8 +133,8 @@ def xml_grammar(functions: Sequence[Function], parallel: bool, markers: Markers)
 
 
 def parameter_rules(function: Function, number: int) -> tuple[str, str] | None:
-    """(symbols, rules) of arguments; None if the schema's keywords are not about single arguments, or plain text cannot
-    be held to one."""
+    """(symbols, rules) of arguments; None if the schema's keywords are not about single arguments, or if a grammar
+    cannot constrain an argument as plain text."""
     root = function.parameters
     schema = resolved(root, root)
     properties = schema.get("properties") or {}

@@ -46,8 +46,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Check:
-    """A text that a child checks against the JSON schema `schema`, which messages call `what`; `memory` are the bytes
-    that the check may take."""
+    """A text that a child checks against the JSON schema `schema`. `what` is the schema's name in messages, and
+    `memory` the number of bytes that the check may take."""
 
     schema: Any
     what: str
@@ -60,7 +60,7 @@ class Check:
 
 def serve(connection: Connection) -> None:
     """Take vocabularies, given by their arguments, and tasks, each with the connection of its child."""
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no child stays behind as a zombie
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children do not become zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent by the terminal: the server must end first
     vocabularies: list[Vocabulary] = []
     while True:
@@ -74,7 +74,7 @@ def serve(connection: Connection) -> None:
         own = Connection(reduction.recv_handle(connection))
         if not os.fork():
             connection.close()
-            os.nice(5)  # preparing one holds up no step of the engine
+            os.nice(5)  # so that a preparation does not delay the engine's steps
             try:
                 given.run(own, vocabularies)
             finally:
@@ -83,8 +83,9 @@ def serve(connection: Connection) -> None:
 
 
 def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
-    """Prepare a constraint, and answer with its masks: (source, target, token) makes the state `target` from another
-    one and a token, a single number forgets a state. The answer is a Mask, or the message of a UserError."""
+    """Prepare a constraint, and answer with its masks: the message (source, target, token) creates the state `target`,
+    which follows the state `source` after a token; a single number drops a state. The answer is a Mask, or the message
+    of a UserError."""
     limit_memory(task.memory)
     connection.send(os.getpid())
     states: dict[int, TextConstraint] = {}
@@ -108,14 +109,14 @@ def answer(connection: Connection, task: Task, vocab: Vocabulary) -> None:
             return
         try:
             given = connection.recv()
-        except EOFError:  # the server has ended, or needs this constraint no more
+        except EOFError:  # the server has ended, or no longer needs this constraint
             return
 
 
 def check(connection: Connection, task: Check) -> None:
     """Send a sentence with the reason why the text does not conform to the schema, "" if it conforms."""
     limit_memory(task.memory)
-    seconds = math.ceil(SECONDS) + 1  # where the check itself does not end in time
+    seconds = math.ceil(SECONDS) + 1  # in case the check itself does not end in time
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
     with suppress(MemoryError):
         connection.send(Conformance(task.schema, task.what).problem(task.text))

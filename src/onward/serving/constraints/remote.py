@@ -50,7 +50,7 @@ class Constraints:
         self.limits = limits
         self.parent = Parent()
         self.kept: OrderedDict[Key, Child] = OrderedDict()  # the least recently used first
-        self.preparing: dict[Key, tuple[asyncio.Task[None], list[None]]] = {}  # with an item for each request
+        self.preparing: dict[Key, tuple[asyncio.Task[None], list[None]]] = {}  # with an item for each waiting request
         self.failed: OrderedDict[Key, str] = OrderedDict()
         self.threads = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-constraints")
         self.checks = ThreadPoolExecutor(max(2, (os.cpu_count() or 1) // 2), "onward-checks")
@@ -72,7 +72,8 @@ class Constraints:
         return self.kept[key].first
 
     async def shared(self, key: Key, child: Callable[[], Child]) -> None:
-        """Prepare a constraint once for all requests that wait for it; without any, its process is ended."""
+        """Prepare a constraint once for all requests that wait for it; if none waits any longer, its process is
+        ended."""
         if key not in self.preparing:
             self.make_room()
             self.preparing[key] = asyncio.ensure_future(self.prepare(key, child())), []
@@ -155,7 +156,7 @@ class Parent:
     def fork(self, task: Callable[[], Task | Check]) -> Connection:
         """Start a child for a task; return the connection to it."""
         with self.lock:
-            if self.process and self.process.poll() is not None:  # it has ended
+            if self.process and self.process.poll() is not None:  # the parent process has ended
                 self.close()
             own, other = Pipe()
             connection = self.connection or self.started()
@@ -182,7 +183,7 @@ class Parent:
 
     def close(self) -> None:
         if self.connection and self.process:
-            self.connection.close()  # which ends the process
+            self.connection.close()  # ends the process
             self.process.wait()
         self.connection, self.process, self.vocabularies = None, None, []
 
@@ -210,17 +211,17 @@ class Child:
         """Start the process and wait for it. Raises a UserError for a constraint that is too large, or cannot be
         met."""
         with self.lock:
-            if self.failure:  # its client has gone
+            if self.failure:  # its client has disconnected
                 raise UserError(self.failure)
             task = self.language.what, self.language.source, tuple(self.end_tokens), self.memory
             self.connection = parent.fork(lambda: Task(parent.vocabulary(self.tokenizer, self.size), *task))
-            with suppress(EOFError):  # as `reply` finds
+            with suppress(EOFError):  # `reply` reports it
                 self.pid = self.connection.recv()
             mask = self.reply(self.seconds, f"preparing it takes more than {self.seconds:g} seconds")
             self.first = RemoteConstraint(self, State(0), *mask)
 
     def reply(self, seconds: float, reason: str) -> tuple[np.ndarray, bool]:
-        """Wait for a mask (V,), and whether the answer is full after the next token. Raises a UserError if the process
+        """Wait for a mask (V,), and whether the answer is complete. Raises a UserError if the process
         sends a message instead, or ends, or takes too long."""
         assert self.connection is not None
         given: Mask | str | None = None
@@ -241,7 +242,7 @@ class Child:
         with self.lock:
             if self.failure or self.connection is None:
                 raise UserError(self.failure)
-            with suppress(OSError):  # it has ended, as `reply` finds
+            with suppress(OSError):  # the child has ended; `reply` reports it
                 while self.unused:
                     self.connection.send(self.unused.popleft())
                 self.connection.send((source, target, token))

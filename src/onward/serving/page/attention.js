@@ -17,7 +17,8 @@ export async function showAttention(text, signal) {
   await read(text.tokens.length - 1, signal);
 }
 
-// Options 0 to `count` of a chooser; it keeps its choice where it can.
+// Give a chooser `count` options, from 0. Its choice stays the same or, if it is no longer an option, becomes the
+// last one.
 function fill(id, count, label) {
   const before = Math.min(Number(at(id).value), count - 1);
   at(id).replaceChildren(...Array.from({ length: count }, (_, index) => node("option", { value: index, textContent: label(index) })));

@@ -30,7 +30,7 @@ export function report(error) {
   at("status").className = "error";
 }
 
-// A handler that reports its error, also one of a promise.
+// Return a handler that also reports errors, including those of a promise.
 export const safely = (handler) => async (...given) => {
   try {
     await handler(...given);
@@ -39,7 +39,7 @@ export const safely = (handler) => async (...given) => {
   }
 };
 
-// The clipboard is only for pages of https and of this machine: elsewhere a hidden text is selected and copied.
+// Only pages from https or from this machine can use the clipboard: elsewhere a hidden text is selected and copied.
 export async function copy(text) {
   if (navigator.clipboard) {
     await navigator.clipboard.writeText(text);

@@ -3,7 +3,7 @@ import { ask } from "./api.js";
 import { at, node } from "./dom.js";
 
 const EVERY = 500; // milliseconds
-const MOST_BLOCKS = 600; // that are drawn
+const MOST_BLOCKS = 600; // largest number of blocks that are drawn
 let before = null, timer = 0, watched = false;
 
 // Tokens per second since the last poll, including those of answers that have ended since.

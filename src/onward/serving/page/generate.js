@@ -24,7 +24,7 @@ function said(text) {
   return { role: "assistant", content: content.trim(), ...(reasoning ? { reasoning_content: reasoning } : {}) };
 }
 
-// The request that an answer of `turn` answers: a prompt, or the messages up to it.
+// The request for an answer of `turn`: a prompt, or the messages up to this turn.
 export function asked(conversation, turn, { system: own }) {
   if (conversation.mode === "complete") return { prompt: turn.prompt };
   const before = conversation.turns.slice(0, conversation.turns.indexOf(turn));
@@ -51,8 +51,8 @@ async function textOf(answer, leaf, signal) {
   return whole.slice(before.length);
 }
 
-// Let `answer`, one of those of `turn`, go on after the token `from`, its root for a new version. `changed` is called
-// after each piece. An error ends the answer and is kept in it; its tokens so far remain.
+// Continue `answer`, an answer of `turn`, after the token `from`; for a new version, `from` is the answer's root.
+// `changed` is called after each piece. An error ends the answer and is kept in it; its tokens so far remain.
 export async function generate(conversation, turn, answer, from, settings, signal, changed) {
   const end = { reason: "stopped", tokens: 0, speed: 0, first: 0, limit: settings.max_tokens, length: 0, full: false, settings, whole: !from.parent };
   const start = performance.now();

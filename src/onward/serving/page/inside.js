@@ -8,7 +8,7 @@ import { showNext } from "./next.js";
 import { showParts } from "./parts.js";
 import { path } from "./tree.js";
 
-const MOST = 512; // tokens of a text that the server looks into
+const MOST = 512; // largest number of tokens that the server inspects
 const VIEWS = { next: showNext, attention: showAttention, layers: showLayers, parts: showParts };
 const tabs = [...document.querySelectorAll("#tabs [role=tab]")];
 let chosen = null, looking = null, take = () => {}, waiting = 0;
@@ -22,7 +22,7 @@ export function inspect(conversation, turn, answer, one, after) {
   chosen = one && { conversation, turn, answer, one };
   take = after ?? take;
   clearTimeout(waiting);
-  waiting = setTimeout(refresh, 60, ""); // while an arrow key is held down, only the last token is looked into
+  waiting = setTimeout(refresh, 60, ""); // while an arrow key is held down, only the last token is inspected
 }
 
 function headline() {
@@ -41,7 +41,8 @@ async function text() {
   return { model: answer.model, tokens: tokens.slice(cut), texts: texts.slice(cut), promptLength: Math.max(0, answer.prompt.length - cut), cut, target: one.token, edits: (answer.leaf.end?.settings ?? answer.settings)?.edits, node: one };
 }
 
-// Draw the panel again; `only` "chosen" draws its first line, and the name of a view nothing while another is open.
+// Redraw the panel. If `only` is "chosen", redraw only its first line; if it is the name of a view, redraw only if
+// this view is open.
 export async function refresh(only = "") {
   headline();
   const view = tab(), shown = !at("inside").hidden;

@@ -88,7 +88,7 @@ function footer(turn, answer, { mode, running, isLast }) {
     row.querySelector("[title^=Next]").disabled = !isLast || place === all.length - 1;
   }
   row.append(button("Copy", safely(() => copy(mode === "complete" ? turn.prompt + answer.text : split(answer.text)[1])), { className: "act", title: "Copy the text" }));
-  if (canContinue(end) && answer.leaf.parent) row.append(act("proceed", "Continue", turn, "Let the answer go on"));
+  if (canContinue(end) && answer.leaf.parent) row.append(act("proceed", "Continue", turn, "Continue this answer"));
   const changing = [act("regenerate", answer.text || answer.leaf.parent ? "Regenerate" : "Try again", turn, "Another answer, with a new seed"), act("editAnswer", mode === "chat" ? "Edit" : "Edit answer", turn, "Change the answer's text")];
   if (mode === "complete") changing.push(act("edit", "Edit prompt", turn, "Change this text, and complete it again"));
   const [share, forms] = shared(turn, end);
@@ -130,7 +130,7 @@ export function setBusy(busy) {
   for (const one of at("log").querySelectorAll("[title^=Let], [title^=Another], [title^=Change]")) one.disabled = busy;
 }
 
-// Draw the last turn, which is new: the one before it is the last no longer.
+// Draw a new last turn, and redraw the turn before it, which is no longer the last.
 export function addTurn(turn, view) {
   const before = [...made.keys()].at(-1);
   made.set(turn, node("article"));
@@ -142,7 +142,7 @@ export function addTurn(turn, view) {
   toEnd();
 }
 
-// Draw one turn again; what had the focus in it keeps it.
+// Redraw one turn; the element that had the focus in it keeps the focus.
 export function drawTurn(turn, view) {
   const old = made.get(turn);
   const follow = isAtEnd(), focused = old.contains(document.activeElement) ? document.activeElement : null;

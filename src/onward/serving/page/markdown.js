@@ -1,7 +1,7 @@
 // Markdown as elements. Text reaches the page as text nodes only, so that no HTML of a model becomes HTML of the page.
 import { button, copy, node, safely } from "./dom.js";
 
-const DEEPEST = 6; // quotes, lists and emphasis inside each other
+const DEEPEST = 6; // largest depth of nested quotes, lists and emphasis
 const ITEM = /^(\s*)([-*+]|\d{1,9}[.)])\s+(.*)$/;
 const FENCE = /^\s*(```+|~~~+)\s*([\w+#.-]*)[^`]*$/;
 const RULE = /^\s*([-*_])(\s*\1){2,}\s*$/;
@@ -12,7 +12,7 @@ const INLINE = new RegExp([
   "(\\*\\*|__)(?=\\S)(.+?)\\4", // bold
   "(?<![\\w*])\\*(?=[^\\s*])([^*]+)\\*(?!\\w)|(?<![\\w_])_(?=[^\\s_])([^_]+)_(?!\\w)", // italic
   "~~(?=\\S)(.+?)~~", // struck out
-  "!?\\[([^\\[\\]]*)\\]\\(\\s*<?([^\\s()<>]+(?:\\([^\\s()]*\\)[^\\s()<>]*)?)>?[^()]{0,200}\\)", // a link, or a picture, which becomes one
+  "!?\\[([^\\[\\]]*)\\]\\(\\s*<?([^\\s()<>]+(?:\\([^\\s()]*\\)[^\\s()<>]*)?)>?[^()]{0,200}\\)", // a link, or a picture, which becomes a link
   "<?(https?:[^\\s<>]*[^\\s<>.,;:!?'\")\\]}])>?", // an address
 ].join("|"), "gs");
 
@@ -55,7 +55,7 @@ function table(rows) {
     node("table", {}, node("thead", {}, row(rows[0], "th")), node("tbody", {}, ...rows.slice(2).map((line) => row(line, "td")))));
 }
 
-// Items with the lines that belong to each: those that are indented deeper, or follow it without an empty line.
+// Items, each with its lines: the lines that are indented deeper than the item, or follow it without an empty line.
 function list(lines, depth) {
   const [, indent, mark] = ITEM.exec(lines[0]), ordered = /\d/.test(mark), items = [];
   let inner = 0;

@@ -13,13 +13,13 @@ export const KNOBS = [
   ["presence_penalty", 0, 2, 0.1, 0, "for each token that the answer already has"],
 ];
 const FIELDS = [
-  ["max_tokens", "number", "512", "the most tokens of an answer, which Continue extends"],
+  ["max_tokens", "number", "512", "maximum number of tokens of an answer, which Continue extends"],
   ["seed", "number", "", "the same seed gives the same answer; empty: another one each time"],
   ["stop", "text", "", "a text that ends the answer; \\n is a line break"],
 ];
 const neutral = Object.fromEntries([...KNOBS.map(([name, , , , value]) => [name, String(value)]), ...FIELDS.map(([name, , value]) => [name, value])]);
 
-// The knobs that are turned, as fields of a request.
+// The options that differ from their defaults, as fields of a request.
 export const knobs = () => Object.fromEntries(KNOBS.filter(([name]) => at(name).value !== neutral[name]).map(([name]) => [name, Number(at(name).value)]));
 
 // All fields of a request's sampling. Raises an Error for a field without a usable value.
@@ -47,7 +47,7 @@ export function setOptions(given) {
   at("options").dispatchEvent(new Event("input"));
 }
 
-// `changed` is called when a knob has moved.
+// `changed` is called when an option changes.
 export function makeOptions(changed) {
   const row = (name, input, about, ...more) => {
     input.setAttribute("aria-describedby", `${name}-about`);

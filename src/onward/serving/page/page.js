@@ -80,7 +80,7 @@ function reach(turn) {
   return last();
 }
 
-// Write an answer of `turn` from a token on: a new version if it is the root.
+// Generate an answer of `turn` after the token `from`; after the root, this gives a new version.
 async function answer(turn, own, from, given) {
   running?.controller.abort();
   const run = running = { conversation, turn, answer: own, controller: new AbortController() };
