@@ -281,7 +281,7 @@ OTHERS: dict[str, Case] = {
     "an option of onward train": (TEXT, "--config fine.toml", "encoding is not read by a run on examples"),
     "a field of another method in a file": (TEXT, "--config method.toml", "method.sft.beta is not a known option"),
     "no module": (TEXT, "--import none_such", "there is no module none_such: --import takes the name"),
-    "show and json": (TEXT, "--show 1 --json", "prints examples and ends, with --json"),
+    "show and json": (TEXT, "--show 1 --json", "prints examples and exits, with --json"),
     "show nothing": (TEXT, "--show 0", "--show is 0: give the number of examples to print, at least 1"),
     "the folder of a model": (TEXT, "--out {base}", "base holds a model, which a run would overwrite: choose another"),
     "a file as folder": (TEXT, "--out data.jsonl", "cannot write data.jsonl: File exists; choose another --out"),

@@ -73,7 +73,7 @@ def test_run_stops_at_a_command_that_is_refused(page: Path, capsys: pytest.Captu
         ("learn 99", "there is no chapter 99: choose 1"),
         ("learn qqqq", "--chapter"),
         ("learn --run", "run is read only with chapter"),
-        ("learn 1 --run --web a.html", "--run and --web are given together: choose one"),
+        ("learn 1 --run --web a.html", "--run and --web cannot be combined: choose one"),
         ("learn 1 --run --web a.html --notebook a.ipynb", "--run and --web and --notebook are given together"),
         ("help nuclues", "'nuclues' is not in the glossary: did you mean nucleus"),
         ("help qqqqqq", "onward learn lists the chapters"),
