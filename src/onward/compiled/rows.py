@@ -1,4 +1,4 @@
-"""Lowering of operations on rows of numbers: products, reductions, norms, choices and lookups."""
+"""Lowering of operations on rows of numbers: products, reductions, norms, selections and lookups."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def scattered(operation: Operation) -> list[Call]:
     indices, value = operation.arguments[2:]
     out = operation.result
     if isinstance(value, Tensor) or operation.options or indices.shape[:-1] != x.shape[:-1]:
-        raise NotCompilable("scatter of a tensor or of other rows")
+        raise NotCompilable("scatter of a tensor of values, or with a different number of rows")
     arguments = chosen.PlaceArguments(
         out=contiguous_address(out), indices=contiguous_address(indices), items=indices.numel()
     )

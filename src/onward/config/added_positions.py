@@ -31,7 +31,7 @@ class Sinusoidal(Position, kind="sinusoidal"):
 
     added: ClassVar[bool] = True
     theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
-    offset: SizeOrZero = 0  # added to the position (XGLM: 2)
+    offset: SizeOrZero = 0  # number added to each position (XGLM: 2)
     order: Literal["pairs", "halves"] = "pairs"  # sine and cosine side by side, or all sines first (CTRL)
 
     def check(self, config: ConfigFields) -> None:
