@@ -1,4 +1,4 @@
-"""Settings of cleaning: the filters and the duplicates that drop documents. Imports nothing heavy."""
+"""Settings of cleaning: filters and deduplication. Imports nothing heavy."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from onward.base.errors import UserError
 
 @dataclass(frozen=True)
 class Filters:
-    """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets the others."""
+    """Limits on the documents that are kept. A limit without a value is off; with `gopher`, it is Gopher's limit."""
 
     gopher: bool = False  # apply Gopher's limits to options without a value
     min_words: int | None = None  # minimum number of words (Gopher: 50)
@@ -29,7 +29,7 @@ class Filters:
 
 @dataclass(frozen=True)
 class Cleaning(Filters):
-    """Dropped documents: documents that fail a filter, and duplicates of earlier documents in any source."""
+    """Which documents to drop: those that fail a filter, and duplicates of earlier documents in any source."""
 
     exact: bool = True  # drop documents that equal an earlier one
     near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; finds > 95 %
