@@ -146,7 +146,7 @@ DATA: dict[str, Case] = {
         "answer is True: give a text or a number",
     ),
     "large columns": ({**PROMPT, "x": "y" * 70_000}, f"{GRPO} exact", "because they take 70,"),
-    "texts for rewards": (TEXT, "--method online_dpo --reward length(characters=5)", "needs prompt, and answer where"),
+    "texts for rewards": (TEXT, "--method online_dpo --reward length(characters=5)", "needs prompt, and answer if"),
 }
 METHODS: dict[str, Case] = {
     "an unknown method": (

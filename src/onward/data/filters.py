@@ -12,7 +12,7 @@ from onward.data.cleaning import GOPHER, Filters
 
 
 def failed_filter(filters: Filters, text: str) -> str:
-    """Name of the first filter that drops the document, such as "min_words"; "" if it is kept."""
+    """Name of the first filter that drops the document, such as "min_words"; "" if no filter drops it."""
     document = Document(text)
     for name, measure, limit in active_filters(filters):
         value = measure(document)
