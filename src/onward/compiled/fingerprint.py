@@ -108,7 +108,7 @@ class Snapshot:
         """Return a hash of the model's structure and of all numbers in its tensors, which names the model that computed
         a cached prompt prefix; it reads all weights.
 
-        Returns None if the model has hooks other than those of adapters, edits, or replaced methods, since keys and
+        Returns None if the model has edits, replaced methods, or hooks other than those of adapters, because keys and
         values then depend on more than the hash covers.
         """
         hooks = [getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks]

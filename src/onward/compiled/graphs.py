@@ -71,7 +71,7 @@ class GraphStep(CompiledStep):
         self.model, self.capture = ref(model), capture  # a weak reference: the steps do not keep the model alive
         self.step = torch.compile(step) if fused else step
         self.tokens, self.positions = (torch.zeros(shape, dtype=torch.int64, device=model.device) for _ in range(2))
-        self.graphs: dict[int, Replay] = {}  # by number of slots
+        self.graphs: dict[int, Replay] = {}  # captured graphs, by number of slots
         self.cache: Callable[[], KVCache | None] = lambda: None
         self.capacity = 0  # capacity of the cache when the graphs were captured
 

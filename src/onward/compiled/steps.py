@@ -22,7 +22,7 @@ from onward.tracing.listening import Uncompiled, is_traced
 
 MAX_STEPS = 128  # number of compiled steps that a runner and a pool keep; each allocates its own memory
 Kind = tuple[StepShape, tuple[str, ...], Step]  # the shape of a step, the LoRA adapters of its rows, and its function
-CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
+CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # dtype and class of a cache, and whether it is quantized
 
 
 def layout(model: Decoder, cache: KVCache) -> CacheLayout:
@@ -105,8 +105,8 @@ class CompiledSteps:
     adapters of its rows.
 
     They belong to the snapshot of the model at `state.follow()`, and are discarded when the model has changed. Steps
-    stay uncompiled with hooks other than those of LoRA adapters, edits, replaced methods, autocast, or a mode of
-    PyTorch that watches operations.
+    stay uncompiled if the model has edits, replaced methods, or hooks other than those of LoRA adapters, and under
+    autocast or a mode of PyTorch that watches operations.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, state: ModelState, step: Step) -> None:

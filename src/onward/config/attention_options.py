@@ -66,8 +66,8 @@ class Indexing(Part):
 @dataclass(frozen=True)
 class Indexer(Indexing, kind="own"):
     """The `top_k` tokens with the highest scores: sums over the heads of w relu(q k / sqrt(d_head)) / sqrt(n_heads),
-    with q, k and w projected from the tokens (DeepSeek Sparse Attention, DeepSeek-AI 2025). Of tokens with equal
-    scores, any may be chosen.
+    with q, k and w projected from the tokens (DeepSeek Sparse Attention, DeepSeek-AI 2025). Among tokens with equal
+    scores, any may be selected.
 
     Its weights are not trained, because the selection has no gradient.
     """

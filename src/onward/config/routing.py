@@ -49,4 +49,4 @@ class SigmoidRouting(Routing, kind="sigmoid"):
     two scores (DeepSeek-V3, section 2.1.2) unless `group_top_k` says otherwise."""
 
     selection_bias: bool = True  # a bias per expert is added to the scores for the selection, not for the weights
-    bias_on: Literal["scores", "logits"] = "scores"  # what the routing bias is added to (Kolibri: logits)
+    bias_on: Literal["scores", "logits"] = "scores"  # values to which the routing bias is added (Kolibri: logits)

@@ -89,7 +89,8 @@ def embedded_validation() -> Corpus:
 
 
 def split_pages() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(training documents, held-out documents) of `embedded`; the last fraction HELD_OUT of its bytes is held out."""
+    """Return (training documents, held-out documents) of `embedded`; the last fraction HELD_OUT of its bytes is held
+    out."""
     documents = embedded().documents
     ends = [*accumulate(len(text.encode()) for text in documents)]
     first = bisect_left(ends, (1 - HELD_OUT) * ends[-1]) + 1
@@ -129,7 +130,7 @@ def standard_library() -> Path:
 
 
 def modules(folder: Path) -> Iterator[tuple[str, str]]:
-    """(name, source text) of each module below a folder, except tests and unreadable files."""
+    """Yield (name, source text) of each module below a folder, except tests and unreadable files."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):

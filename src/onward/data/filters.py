@@ -23,7 +23,7 @@ def failed_filter(filters: Filters, text: str) -> str:
 
 @cache
 def active_filters(filters: Filters) -> list[tuple[str, Callable[["Document"], float], float]]:
-    """(name, measure, limit) of each filter that is on."""
+    """Return (name, measure, limit) of each active filter."""
     active: list[tuple[str, Callable[[Document], float], float]] = []
     for name, measure in MEASURES.items():
         limit = getattr(filters, name)

@@ -130,7 +130,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """(prompt, chosen, rejected); the prompt of two whole conversations is their common prefix."""
+    """Return (prompt, chosen, rejected); the prompt of two whole conversations is their common prefix."""
     if not has(values, "chosen", "rejected"):
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]

@@ -140,7 +140,7 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
 
 
 def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """(folders of all parts, in order; part.json of the first)."""
+    """Return the folders of all parts, in order, and the content of the first part's part.json."""
     pattern = re.compile(re.escape(folder.name) + r"\.part-(\d{1,5})-of-(\d{1,5})")
     names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     numbers = {(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match}

@@ -33,7 +33,8 @@ def answers() -> dict[str, str]:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """(name, first sentence of the documentation) of each public function, those of the standard library first."""
+    """Yield (name, first sentence of the documentation) of each public function, those of the standard library
+    first."""
     for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
         yield from functions(tree, module)
     for owner in (value for value in vars(builtins).values() if isinstance(value, type)):
@@ -53,8 +54,8 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 
 
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
-    """(name, first sentence of `text`) if the name is public and the sentence complete, of moderate length and ASCII;
-    else nothing."""
+    """Yield (name, first sentence of `text`) if the name is public and the sentence is complete, of moderate length and
+    ASCII; otherwise, yield nothing."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
     sentence = SENTENCE.match(" ".join(paragraph.split()))
     if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():

@@ -290,7 +290,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """(readable files of a folder, recursively, sorted; {reason: skipped files})."""
+    """Return the readable files of a folder, recursively and sorted, and the skipped files by reason."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):

@@ -93,7 +93,7 @@ class Tokens:
         return starts[(starts >= 0) & (starts < stop - start)]
 
     def spans_in(self, start: int, stop: int) -> Iterator[tuple[Span, int]]:
-        """(part of a shard, offset from `start`) for each shard with tokens in [start, stop)."""
+        """Yield (part of a shard, offset from `start`) for each shard with tokens in [start, stop)."""
         if stop > start:
             i, j = np.searchsorted(self.offsets, [start, stop - 1], side="right") - 1
             for span, offset in zip(self.spans[i : j + 1], self.offsets[i : j + 1].tolist()):

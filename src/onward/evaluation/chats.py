@@ -46,8 +46,8 @@ class AnswerLosses:
         return AnswerEvaluation(loss, error, math.exp(min(loss, 700)), tokens, len(self.counts))
 
     def difference(self, other: "AnswerLosses") -> tuple[float, float] | None:
-        """(the loss minus that of `other`, its standard error), paired by example; None if the answers have different
-        tokens, or if there is only one example."""
+        """Return (loss minus the loss of `other`, standard error of the difference), paired by example; None if the
+        answers have different tokens, or if there is only one example."""
         if len(self.counts) < 2 or not np.array_equal(self.counts, other.counts):
             return None
         totals = self.totals - other.totals

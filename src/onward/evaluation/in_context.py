@@ -28,7 +28,7 @@ class Shots:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """0, 1, 2, 4, 8 and so on, and all."""
+        """The numbers of examples to compare: 0, 1, 2, 4, 8 and so on, and all."""
         total = len(self.examples)
         powers = (1 << i for i in range(total.bit_length()))
         return (0, *(count for count in powers if count < total), *([total] if total else []))

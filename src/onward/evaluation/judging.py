@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible address that grades or compares texts. Does not import torch.
 
-The request is POST URL/chat/completions with temperature 0, which OpenAI's servers and most others accept. The request
-is repeated if the server is busy, fails, or replies without a verdict.
+The request is POST URL/chat/completions, which OpenAI's servers and most others support, with temperature 0. The
+request is repeated if the server is busy, fails, or replies without a verdict.
 """
 
 from __future__ import annotations

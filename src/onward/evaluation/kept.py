@@ -142,7 +142,7 @@ def versions() -> list[str]:
 
 
 def lines(file: Path) -> Iterator[tuple[str, Any]]:
-    """(hash of the request, result) of each valid line; none if the file cannot be read."""
+    """Yield (hash of the request, result) of each valid line; nothing if the file cannot be read."""
     try:
         with open(file, "rb") as stream:
             data = stream.read(2 * LARGEST)

@@ -1,4 +1,4 @@
-"""BLEU and chrF by sacrebleu, ROUGE by rouge-score, of answers against references. Needs the extra `eval`. Does not
+"""Score answers against references: BLEU and chrF by sacrebleu, ROUGE by rouge-score. Needs the extra `eval`. Does not
 import torch."""
 
 from __future__ import annotations

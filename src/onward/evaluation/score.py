@@ -76,7 +76,7 @@ def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int,
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """As itertools.batched does from Python 3.12 on."""
+    """The same as itertools.batched of Python 3.12."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch

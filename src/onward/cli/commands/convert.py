@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     dtype = None if gguf else dtypes.get(options.dtype)
     if options.from_bin:
         with as_safetensors(locate(options.model, options.revision, only="pickles"), out.parent) as folder:
-            lm = onward.load(folder, dtype, "cpu")  # the weights stay memory-mapped
+            lm = onward.load(folder, dtype, "cpu")  # the weights stay memory-mapped when the folder is removed
     else:
         lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
     weights, lost = list(lm.model.parameters()), list[str]()

@@ -97,8 +97,8 @@ def summary_of(method: type[Method]) -> str:
 
 
 def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, str]:
-    """(configuration of a new run or folder of the run to resume, number of examples to print instead of training,
-    whether to print JSON, new mesh of a resumed run or "")."""
+    """Return (configuration of a new run or folder of the run to resume, number of examples to print instead of
+    training, whether to print JSON, new mesh of a resumed run or "")."""
     method = method_of(argv)
     if method:
         check_readers([word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"], method)

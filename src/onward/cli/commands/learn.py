@@ -32,8 +32,8 @@ examples:
   onward learn 4 --notebook 4.ipynb     the same as a notebook for Jupyter
   onward learn 9 --exercises            functions of chapter 9 to write, such as top-p
   onward learn 9 --starter mine.py      write a file with these functions, without their code
-  onward learn 9 --check mine.py        check those that you have written
-  onward learn 9 --answer top_p         the answer of one
+  onward learn 9 --check mine.py        check your functions in this file
+  onward learn 9 --answer top_p         the answer for this function
 """
 
 

@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
-    """(configuration of a new run or folder of the run to resume, whether to print JSON, new mesh of a resumed run or
-    "")."""
+    """Return (configuration of a new run or folder of the run to resume, whether to print JSON, new mesh of a resumed
+    run or "")."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     values, folder, as_json = given_options(values, RunConfig)
     if folder:

@@ -105,5 +105,5 @@ def metavar(kind: Type) -> str:
     words = "|".join(part.kind for part in fields.part_choices(kind)) or fields.describe(kind)
     for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
         words = words.replace(long, short)
-    words = words.removeprefix("|")  # without an empty first choice
+    words = words.removeprefix("|")  # the first choice may be empty
     return "TEXT" if words == "text" else words if len(words) < LONGEST else "NAME"

@@ -85,7 +85,7 @@ def interrupted(_: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handled_interrupts() -> Iterator[None]:
-    """A context in which `interrupted` handles Ctrl-C, unless Ctrl-C is ignored."""
+    """Handle Ctrl-C with `interrupted` inside the context, unless Ctrl-C is ignored."""
     before = signal.getsignal(signal.SIGINT)
     try:
         handled = callable(before) and signal.signal(signal.SIGINT, interrupted)

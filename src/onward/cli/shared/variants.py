@@ -164,7 +164,7 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]", group: "StudyGroup | None" = None) -> "list[Outcome] | int":
-    """Call `train`, which calls `train_variants` with the given `watch` and `stop`, with a display. Returns the
+    """Call `train`, which runs `train_variants`, with a display as `watch` and with signals as `stop`. Returns the
     outcomes, or the exit status of a signal."""
     first = group is None or group.first
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None

@@ -120,7 +120,7 @@ class Core(ScoredTask, kind="core"):
         """The pairs of item i, one for each choice, after examples drawn from the other items. Texts longer than
         `length` tokens lose their first tokens."""
         chosen = random.Random(SHOTS + i).sample(range(len(items) - 1), self.shots)
-        examples = [items[j + (j >= i)] for j in chosen]  # indices without item i
+        examples = [items[j + (j >= i)] for j in chosen]  # skips item i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
         before = "".join(solved(example, self.entry) + "\n\n" for example in examples)
         texts = [before + text for text in texts_of(item, kind, delimiter)]
