@@ -46,10 +46,9 @@ class StopText:
 class Answer:
     """The text of an answer, decoded token by token: a character is added once no later token can change it.
 
-    `before` are the tokens of the prompt, after which the answer is decoded; `limit` is the answer's maximum number of
-    tokens, None for no limit; `stop` are texts that end the answer, which excludes the stop text or, with
-    `include_stop`, includes it; `when` is called with the text so far after each token and returns whether the answer
-    ends.
+    `before` are the tokens of the prompt, after which the answer is decoded. `limit` is the answer's maximum number of
+    tokens, None for no limit. `stop` are texts that end the answer; the answer contains the stop text only with
+    `include_stop`. `when` is called with the text so far after each token and returns whether the answer ends.
     """
 
     @checked

@@ -29,10 +29,10 @@ examples:
   onward convert org/old folder --from-bin                  an old release with pickles instead of safetensors
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
-the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU
-(Pythia, Falcon, MPT); phimoe, where its norms and router are simpler than those of Phi-3.5-MoE; ramp, where it rounds
-the ramp of YaRN (GPT-OSS); step, where it has no least step size (Nemotron-H); window, where it has no sliding window
-(the first Mistral).
+the model. --accept writes the file despite a known difference of llama.cpp: epsilon (the same epsilon for all norms:
+GLM-4.7-Flash, GLM-5), gelu (the tanh form of GELU: Pythia, Falcon, MPT), phimoe (simpler norms and router:
+Phi-3.5-MoE), ramp (a rounded ramp of YaRN: GPT-OSS), step (no minimum step size: Nemotron-H) or window (no sliding
+window: the first Mistral).
 """
 FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # formats that this command does not write
 Dtype = Literal["", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"]

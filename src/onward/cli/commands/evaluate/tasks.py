@@ -258,9 +258,10 @@ def step_of(model: str) -> int:
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
-    """Return a table row (dict) for each task that two models share: by how much the score of `other`, with the results
-    `theirs`, exceeds that of the first model, with the results `ours`; its 95 % interval; McNemar's p-value, corrected
-    by Holm's method for the number of tasks; and the smallest difference that this number of questions can show."""
+    """Return a table row (dict) for each task that two models share. A row contains the score of `other`, with the
+    results `theirs`, minus the score of the first model, with the results `ours`; the 95 % interval of this difference;
+    McNemar's p-value, corrected by Holm's method for the number of tasks; and the smallest difference that this number
+    of questions can show."""
     from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 
     both = [task for task in ours if task in theirs]
