@@ -105,8 +105,8 @@ class Snapshot:
         return self.inventory.form, memory, functions, [tensor._version for tensor in self.factors]
 
     def fingerprint(self) -> str | None:
-        """Return a hash of the model's structure and of all numbers in its tensors, which names the model that computed
-        a cached prompt prefix; it reads all weights.
+        """Return a hash of the model's structure and of all numbers in its tensors. The hash identifies the model that
+        computed a cached prompt prefix. Computing it reads all weights.
 
         Returns None if the model has edits, replaced methods, or hooks other than those of adapters, because keys and
         values then depend on more than the hash covers.

@@ -152,8 +152,7 @@ def picked(operation: Operation) -> list[Call]:
 
 def scattered(operation: Operation) -> list[Call]:
     """Translate a recorded `scatter` of one number to kernel calls: a copy of the tensor, then writes of the number at
-    the indices. Raises NotCompilable if the values of a tensor are scattered, or unless both tensors have as many
-    rows."""
+    the indices. Raises NotCompilable if the values of a tensor are scattered, or if the numbers of rows differ."""
     x, width = of_rows(operation, operation.arguments[1])
     indices, value = operation.arguments[2:]
     out = operation.result

@@ -181,7 +181,7 @@ def occurs(name: str, source: str) -> bool:
 
 
 def check_text(text: str, name: str) -> None:
-    """`name` names the text in the message, such as "prompt"."""
+    """Raise a UserError unless `text` is a text that is not empty; `name` names it in the message, such as "prompt"."""
     if not isinstance(text, str):
         raise UserError(f"{name} is {shown(text)}: give a text")
     if not text:

@@ -29,7 +29,7 @@ from onward.data.tokens import encode, id_dtype
 from onward.text.fast import Encoder, named_encoder
 from onward.text.tokenizer import Tokenizer
 
-REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is dropped, by its verdict
+REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # reasons for dropping a document, by verdict
 VERSION = 3  # version of a prepared folder's format, including the division of sources into units
 SAMPLES, SAMPLE_CHARS = 3, 200  # number of dropped documents per reason in the report, and characters of each
 

@@ -31,7 +31,7 @@ SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that 
 
 
 class NoSamples(UserWarning):
-    """Warns that a run continues no prompt, because parts of its decoder cannot generate."""
+    """Warns that a run writes no samples, because parts of its decoder cannot generate text."""
 
 
 class Display:
