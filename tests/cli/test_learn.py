@@ -74,7 +74,7 @@ def test_run_stops_at_a_command_that_is_refused(page: Path, capsys: pytest.Captu
         ("learn qqqq", "--chapter"),
         ("learn --run", "run is read only with chapter"),
         ("learn 1 --run --web a.html", "--run and --web cannot be combined: choose one"),
-        ("learn 1 --run --web a.html --notebook a.ipynb", "--run and --web and --notebook are given together"),
+        ("learn 1 --run --web a.html --notebook a.ipynb", "--run and --web and --notebook cannot be combined"),
         ("help nuclues", "'nuclues' is not in the glossary: did you mean nucleus"),
         ("help qqqqqq", "onward learn lists the chapters"),
     ],

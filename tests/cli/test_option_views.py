@@ -47,7 +47,7 @@ REFUSED = {
     "draw mask --logits 1,2,3,4": "--logits is read only by samplers, and not by mask",
     "draw mask --theme dark": "--theme is read only with --out",
     "plan gpt2 --device h100 --vocab 99": "--vocab is read only by a preset of training",
-    "plan gpt2 --devices 8xh100 --count 2": "--devices and --count are both given",
+    "plan gpt2 --devices 8xh100 --count 2": "Cannot combine --devices with --count",
     "bench RUN --context 5": "--context is read only by training, and not by decoding",
     "bench RUN --train --new 8": "--new is read only by decoding, and not by training",
     "bench gpt2 --revision v1": "--revision is 'v1', but gpt2 gets random weights",
