@@ -61,7 +61,7 @@ def test_the_reason_for_plain_steps_is_given() -> None:
     alibi = onward.Decoder(
         onward.DecoderConfig(vocab_size=8, d_model=16, n_layers=1, n_heads=2, position=FalconAlibi())
     )
-    assert onward.Engine(alibi.eval(), rows=1).compile() == "a bias of the scores that is not linear"
+    assert onward.Engine(alibi.eval(), rows=1).compile() == "a nonlinear bias of the scores"
     assert onward.Engine(onward.Decoder(TINY).eval(), rows=1).compile() == ""
     paged = onward.BlockManager(onward.PagedKVCache(TINY, rows=1, length=32, blocks=4, quantized=True))
     assert onward.Engine(onward.Decoder(TINY).eval(), cache=paged).compile() == ""

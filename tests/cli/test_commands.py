@@ -63,7 +63,7 @@ MISTAKEN = {  # the typed words, and the suggestion in the message
     "evaluate STORY RUN": "did you mean onward evaluate RUN STORY?",
     "train STORY RUN": "RUN is a run, not a text: --resume RUN continues it",
     "sweep STORY RUN --steps 4": "RUN is a run, not a text",
-    "train STORY runs/new": "runs/new does not exist: for the folder of the run, --out runs/new",
+    "train STORY runs/new": "runs/new does not exist: to name the run's folder, write --out runs/new",
 }
 
 

@@ -41,7 +41,7 @@ DATA: dict[str, Case] = {
     ),
     "an empty text": ([TEXT, {"text": ""}], "", "data.jsonl line 2: the text is empty"),
     "too long": ([LONG], "", "1 of 1 examples are longer than 96 tokens (data.jsonl line 1 has"),
-    "all too long": (LONG, "--too-long drop", "there is no example to train on, as all are too long"),
+    "all too long": (LONG, "--too-long drop", "there is no example to train on, because all are too long"),
     "no template": ({"messages": TALK}, "", "no chat template for messages: name one, such as --template chatml"),
     "no messages": ({"messages": []}, PLAIN, "line 1: there are no messages: give at least one"),
     "messages of text": ({"messages": "hi"}, PLAIN, "line 1: messages are not a list of {'role'"),
@@ -146,7 +146,7 @@ DATA: dict[str, Case] = {
         "answer is True: give a text or a number",
     ),
     "large columns": ({**PROMPT, "x": "y" * 70_000}, f"{GRPO} exact", "because they take 70,"),
-    "texts for rewards": (TEXT, "--method online_dpo --reward length(characters=5)", "needs prompt, and answer where"),
+    "texts for rewards": (TEXT, "--method online_dpo --reward length(characters=5)", "needs prompt, and answer if"),
 }
 METHODS: dict[str, Case] = {
     "an unknown method": (
@@ -269,7 +269,7 @@ OTHERS: dict[str, Case] = {
     ),
     "an unknown cut": (TEXT, "--too-long crop", "--too-long is 'crop': did you mean drop"),
     "an unknown template": (TEXT, "--template chatlm", "--template is 'chatlm': did you mean chatml"),
-    "two weights": (TEXT, "--weights 1 --weights 2", "there are 2 weights for 1 sources: give one for each"),
+    "two weights": (TEXT, "--weights 1 --weights 2", "there are 2 weights for 1 sources: give one weight per source"),
     "a weight below 0": (TEXT, "--weights -1", "--weights is (-1.0,)"),
     "a share above 1": (TEXT, "--validation 1.5", "validation is 1.5: give a file, a share above 0 and below 1"),
     "no file to validate on": (TEXT, "--validation none.jsonl", "none.jsonl does not exist"),
@@ -281,7 +281,7 @@ OTHERS: dict[str, Case] = {
     "an option of onward train": (TEXT, "--config fine.toml", "encoding is not read by a run on examples"),
     "a field of another method in a file": (TEXT, "--config method.toml", "method.sft.beta is not a known option"),
     "no module": (TEXT, "--import none_such", "there is no module none_such: --import takes the name"),
-    "show and json": (TEXT, "--show 1 --json", "prints examples and ends, with --json"),
+    "show and json": (TEXT, "--show 1 --json", "prints examples and exits, with --json"),
     "show nothing": (TEXT, "--show 0", "--show is 0: give the number of examples to print, at least 1"),
     "the folder of a model": (TEXT, "--out {base}", "base holds a model, which a run would overwrite: choose another"),
     "a file as folder": (TEXT, "--out data.jsonl", "cannot write data.jsonl: File exists; choose another --out"),

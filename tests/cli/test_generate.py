@@ -319,9 +319,9 @@ def test_help_is_in_groups_and_shows_no_empty_defaults(capsys: pytest.CaptureFix
         "options:",
         "Answers to a prompt: their length, end, form and number, in addition to the sampling:",
         "Sampling: how logits become the distribution of the next token:",
-        "Search for likely answers, in place of sampling:",
+        "Search for likely answers instead of sampling:",
         "Speculative decoding: the same distribution, faster:",
-        "When decoding steps are compiled:",
+        "When to compile decoding steps:",
         "How the model is loaded:",
         "examples:",
     ]

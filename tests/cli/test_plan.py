@@ -174,7 +174,7 @@ REFUSED = {
     "gpt2 --device t4 --mesh shard=2 --count 3": "Cannot combine --count with --mesh",
     "gpt2 --devices 8": "--devices is '8': write a number and a device, such as 64xh100",
     "gpt2 --devices 8xh10": "did you mean h100",
-    "gpt2 --devices 8xh100 --mesh shard=8": "--devices and --mesh are both given: leave out the second",
+    "gpt2 --devices 8xh100 --mesh shard=8": "Cannot combine --devices with --mesh: leave out the second",
     "gpt3 --device t4": "did you mean",
     "smal --device t4": "did you mean small?",
     "gpt2 --device cuda:99": "--device is 'cuda:99'",

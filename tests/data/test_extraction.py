@@ -161,7 +161,7 @@ REFUSED: dict[str, tuple[str, bytes, str]] = {
     "a damaged .docx": ("a.docx", b"PK no", "is damaged or not a .docx file"),
     "broken XML": ("a.xml", b"<a><b></a>", r"is not well-formed XML \(mismatched tag: line 1, column 8\)"),
     "a notebook that is none": ("a.ipynb", b"{}", "is not a notebook"),
-    "an older format": ("a.doc", b"\xd0\xcf", "is a .doc document, which is not read: convert it"),
+    "an older format": ("a.doc", b"\xd0\xcf", "is a .doc document, which Onward cannot read: convert it"),
 }
 
 
@@ -198,7 +198,7 @@ def text_of(number: int) -> str:
 )
 def test_pages_of_no_encoding_are_read_as_in_browsers(content: bytes, read: str, tmp_path: Path) -> None:
     (tmp_path / "a.html").write_bytes(content)
-    with pytest.warns(ExtractedText, match=r"1 page is not UTF-8, and read as browsers read them: \S*a\.html"):
+    with pytest.warns(ExtractedText, match=r"1 page is not UTF-8, and decoded as browsers do: \S*a\.html"):
         assert [text.strip() for text in documents([str(tmp_path)])] == [read]
 
 

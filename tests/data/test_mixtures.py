@@ -150,7 +150,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an end before the beginning": ({"weights": (1, "ramp(begin=0.8, end=0.2)")}, "begin is 0.8 and end is 0.2"),
     "nothing for a while": (
         {"weights": ("ramp(first=1, last=0, end=0.3)", "ramp(first=0, last=1, begin=0.6)")},
-        "all weights are 0 from 30% to 60% of the run: give one source more there",
+        "all weights are 0 from 30% to 60% of the run: give a source a weight there",
     ),
     "a length that the clock decides": ({"weights": (1, "ramp()"), "steps": 0, "time": "9s"}, "give steps or epochs"),
     "no such kind": ({"weights": (1, "rump(last=2)")}, r"weights\[1\] is 'rump', .* did you mean ramp?"),

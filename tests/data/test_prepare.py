@@ -242,7 +242,7 @@ WRONG = {
     "latin.txt": "latin.txt is not utf-8 at byte offset 3",
     "bad.jsonl": r"bad.jsonl line 2 has no text under 'text' \(it has 'body'\)",
     "short.jsonl": r"all documents are dropped \(1 as min_words\)",
-    "blank.jsonl": r"blank\.jsonl has no text, since all its documents are empty",
+    "blank.jsonl": r"blank\.jsonl has no text, because all its documents are empty",
 }
 
 

@@ -92,7 +92,7 @@ def test_run_says_what_was_cut_and_left_out(
     files = {"a.jsonl": [SUMMED, LONG, LOST, LOST], "b.jsonl": [SUMMED], "held.jsonl": [LONG, SUMMED]}
     assert finetune(tmp_path, base, files, "--too-long cut") == 0
     lines = " ".join(capsys.readouterr().err.split())
-    first = "a.jsonl: 3 of 4 examples exceed the length of 32 tokens: 1 cut to it, 2 left out, since their answers"
+    first = "a.jsonl: 3 of 4 examples exceed the length of 32 tokens: 1 cut to it, 2 left out, because their answers"
     held = "held.jsonl: 1 of 2 examples exceed the length of 32 tokens: 1 cut to it"
     assert first in lines
     assert held in lines
@@ -116,7 +116,7 @@ def test_run_says_what_was_dropped_and_which_pairs_are_equal(
     assert "2 of 3 examples exceed the length of 32 tokens: 2 left out" in " ".join(capsys.readouterr().err.split())
     words = "--too-long cut --method dpo --out pairs"
     assert finetune(tmp_path, base, {"a.jsonl": [PAIR, EQUAL]}, words) == 0
-    said = "1 of 2 examples exceed the length of 32 tokens: 1 left out, since both answers would be equal once cut"
+    said = "1 of 2 examples exceed the length of 32 tokens: 1 left out, because both answers would be equal after cut"
     assert said in " ".join(capsys.readouterr().err.split())
     assert finetune(tmp_path, base, {"a.jsonl": [EQUAL]}, f"{words}2") == 2
-    assert "there is no example to train on, as all are too long" in " ".join(capsys.readouterr().err.split())
+    assert "there is no example to train on, because all are too long" in " ".join(capsys.readouterr().err.split())

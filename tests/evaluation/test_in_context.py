@@ -108,7 +108,7 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "a theme without a picture": (["The cat", "--theme", "dark"], "theme"),
     "two kinds of answers": (
         ["The cat", "--candidates", "sat", "--max-new-tokens", "3"],
-        "with --candidates, which names them",
+        "with --candidates, which lists them",
     ),
     "too many examples": (["; ".join(["The cat sat on the mat"] * 12)], "give at most"),
     "a question that is too long": (["The cat sat on the mat " * 9], "shorten the question"),

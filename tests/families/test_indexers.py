@@ -56,7 +56,7 @@ def test_operations_count_all_keys_of_the_indexer_and_the_chosen_ones_of_attenti
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"indexer": Indexer(d_head=3)}, "indexer.d_head 3 is less than the 4"),
     ({"d_query_latent": 0}, "give d_query_latent"),
-    ({"indexer": SharedIndexer()}, "layer 0 has no layer before it with an indexer"),
+    ({"indexer": SharedIndexer()}, "layer 0 shares an indexer, but no layer before it has one"),
 ]
 
 

@@ -81,7 +81,7 @@ def processor(tokens: object, logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.filterwarnings("ignore:decoding takes plain steps")
+@pytest.mark.filterwarnings("ignore:decoding steps are not compiled")
 @pytest.mark.parametrize("reason", ["functions of the user", "a trace"])
 def test_nothing_is_drafted_where_refused_tokens_would_be_seen(reason: str) -> None:
     model = decoder(context_length=64)

@@ -152,7 +152,7 @@ def test_a_starter_file_has_the_exercises_and_overwrites_nothing(tmp_path: Path)
         ("9 --answer top", 2, "there is no exercise 'top' here: did you mean top_"),
         ("13 --exercises", 2, "chapter 13 has no exercises to check: choose a chapter of 1, 2, "),
         ("9 --json", 2, "--json is read only with --check"),
-        ("9 --check a.py --answer top_p", 2, "--check and --answer are given together: choose one"),
+        ("9 --check a.py --answer top_p", 2, "--check and --answer cannot be combined: choose one"),
     ],
 )
 def test_exercises_and_answers_are_shown_on_request(

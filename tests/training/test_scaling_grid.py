@@ -72,8 +72,8 @@ def test_command_trains_the_grid_fits_it_and_does_not_repeat_it(
 
 WRONG = {
     "": "no text to train on",
-    "{} ": "give one of --budget, such as 10m, and --grid-flops",
-    "{} --budget 10m --grid-flops 1e12": "give one of --budget",
+    "{} ": "give either --budget, such as 10m, or --grid-flops",
+    "{} --budget 10m --grid-flops 1e12": "give either --budget",
     "{} --budget 10mb": "--budget is '10mb': write a number with s, m or h",
     "{} --budget 0.1s": "--budget is 0.1s, too short for the smallest grid, which takes about",
     "{} --grid-flops 1e3": "--grid-flops is 1e+03, less than the",

@@ -149,7 +149,7 @@ WRONG = {
     "compare {} nothing.toml --steps 3 --variant b": "there is no file nothing.toml",
     "sweep {} --steps 3": "nothing to sweep",
     "sweep {} --steps 3 --learning-rate 1e-3,x": "learning_rate is 'x': it takes a number",
-    "sweep {} --steps 3 --learning-rate 1e-3,1e-3": "give it at least two values, each once",
+    "sweep {} --steps 3 --learning-rate 1e-3,1e-3": "give at least two different values",
     "sweep {} --steps 3 --sweep schedul=cosine,wsd": "schedul cannot be swept: did you mean schedule",
     "sweep {} --time 10mb --learning-rate 1e-3,1e-2": "time is '10mb'",
 }

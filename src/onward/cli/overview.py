@@ -24,7 +24,7 @@ GROUPS = {
         "chat": "a conversation, turn by turn",
         "serve": "models behind the API of OpenAI",
         "evaluate": "loss, perplexity and bits per byte of a model on a text; its scores at tasks",
-        "prompt": "how the probabilities of answers move as examples are added to a prompt",
+        "prompt": "how examples in a prompt change the probabilities of answers",
     },
     "look inside": {
         "inspect": "attention, next tokens, lens, heads and more of a model that reads a text",
@@ -32,11 +32,11 @@ GROUPS = {
         "draw": "pictures of the ideas: masks, positions, windows, samplers, the cache, a block",
     },
     "check": {
-        "doctor": "the usual mistakes in any decoder: yours, or a tutorial's",
-        "verify": "every way to run a model, compared with its plain forward",
+        "doctor": "common mistakes in any decoder, such as your own or a tutorial's",
+        "verify": "every way to run a model, compared with a plain forward pass",
     },
     "sizes and speed": {
-        "plan": "memory, operations, speed and cost of a decoder before it exists, each with its formula",
+        "plan": "estimated memory, operations, speed and cost of a decoder, each with its formula",
         "scaling": "the best model size and number of tokens for a compute budget; laws of your runs",
         "models": "published decoders: their parts, and the changes from one to the next",
         "bench": "tokens per second of a model, and its share of the machine's limits",
@@ -98,7 +98,7 @@ How data flows, and the command for each step:
   weights -> another program                                   onward convert runs/mybook mybook.gguf
                                       for everybody to use     onward push runs/mybook me/mybook --license mit
 
-All of it at once, on text that every Python brings along:     onward quickstart
+All of it at once, on text that comes with Python:     onward quickstart
 Well-known texts to train on:                                  onward data list
 Published decoders and their differences:                      onward models
 The ideas behind them in pictures:                             onward draw mask

@@ -32,8 +32,9 @@ class Binding:
         self.scratch: Tensor | None = None  # (T, H, L): attention scores
 
     def follow(self, cache: KVCache) -> None:
-        """Set the kernel arguments again if the layers of `cache` differ from those of the last call, as after it has
-        grown, or if the number of threads has changed. Raises NotCompilable if kernels cannot read the new layers."""
+        """Set the kernel arguments again if the layers of `cache` differ from those of the last call, for example after
+        the cache has grown, or if the number of threads has changed. Raises NotCompilable if kernels cannot read the
+        new layers."""
         if self.layers != cache.layers or self.threads != torch.get_num_threads():
             with unreadable_is_not_compilable():
                 self.bind(cache, torch.get_num_threads())

@@ -1,4 +1,4 @@
-"""Calls of kernels in a compiled step, with arguments that are checked addresses."""
+"""Calls of kernels in a compiled step, whose arguments are checked addresses."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Call:
     arguments: Arguments
     parallel: bool = False  # whether several threads are faster than one
     record: Write | Attention | Advance | None = None  # access to the cache, whose memory may move
-    memory: Tensor | None = None  # that the call alone reads
+    memory: Tensor | None = None  # memory that only this call reads
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Lowering of elementwise operations and copies: translate each to the call of a kernel made from its formula."""
+"""Lowering of elementwise operations and copies: translate each to a call of a kernel generated from its formula."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from onward.model.decoder import Decoder
 from onward.model.divided import tensor_axis
 from onward.tracing.listening import is_traced
 
-ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # a request names its adapter
-FOLD = 64  # numbers of 8 bytes in one sum of a checksum
+ADAPTER_HOOKS = WeightAdapters.hook, each_adapter  # allowed in a fingerprint, because each request names its adapter
+FOLD = 64  # number of 64-bit words per sum of a checksum
 
 
 def marks(model: Decoder) -> tuple[object, ...]:
@@ -29,8 +29,8 @@ def marks(model: Decoder) -> tuple[object, ...]:
 
 
 class Snapshot:
-    """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model has
-    changed since, by comparing all of its objects by identity. A decoding step of the model is `compilable` if nothing
+    """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model is
+    unchanged, by comparing all of its objects by identity. A decoding step of the model is `compilable` if nothing
     observes or changes the model's forward except LoRA adapters of linear layers and embeddings: no other hook, no edit
     and no replaced method."""
 
@@ -40,7 +40,7 @@ class Snapshot:
         self.marks = marks(model)
         self.hooks = self.hooks_now()
         self.replaced = is_traced(model) or self.inventory.is_replaced
-        self.selection = selection(model)  # of its adapters
+        self.selection = selection(model)  # Selection of its LoRA adapters
         adapters = [module for module in model.modules() if isinstance(module, Adapter)]
         self.factors = [t for one in adapters if one.magnitude is not None for t in (one.a, one.b)]  # of DoRA
         self.values = self.values_now()
@@ -70,7 +70,7 @@ class Snapshot:
             return False
         try:
             *now, parts_now = self.values_now()
-        except (KeyError, RuntimeError):  # an attribute is gone
+        except (KeyError, RuntimeError):  # an attribute was deleted
             return False
         *before, parts = self.values
         try:
@@ -90,8 +90,8 @@ class Snapshot:
         return True
 
     def versions(self) -> list[int]:
-        """Return PyTorch's version counter of each tensor of the model, which each in-place operation increases, to
-        detect changed weights. Changes through `data` or NumPy are not counted."""
+        """Return PyTorch's version counter of each tensor of the model, to detect changed weights. Each in-place
+        operation increases it; changes through `data` or NumPy do not."""
         return [tensor._version for tensor in self.versioned]
 
     @property
@@ -105,10 +105,10 @@ class Snapshot:
         return self.inventory.form, memory, functions, [tensor._version for tensor in self.factors]
 
     def fingerprint(self) -> str | None:
-        """Return a hash of the model's structure and of all numbers in its tensors, which names the model that computed
-        a cached prompt prefix; it reads all weights.
+        """Return a hash of the model's structure and of all numbers in its tensors. The hash identifies the model that
+        computed a cached prompt prefix. Computing it reads all weights.
 
-        Returns None if the model has hooks other than those of adapters, edits, or replaced methods, since keys and
+        Returns None if the model has edits, replaced methods, or hooks other than those of adapters, because keys and
         values then depend on more than the hash covers.
         """
         hooks = [getattr(hook, "__func__", hook) for hooks in self.hooks for hook in hooks]

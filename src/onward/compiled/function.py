@@ -16,14 +16,14 @@ from onward.kernels.available import unavailable
 
 
 class CompiledFunction:
-    """`function`, called without arguments, compiled from its recorded operations to a sequence of kernels. It reads
+    """A `function` without arguments, compiled from its recorded operations to a sequence of kernels. It reads
     the tensors `inputs`, which the caller fills before each run, and `weights`, which may change in place; all are on a
     CPU. Raises NotCompilable if an operation has no kernel."""
 
     def __init__(self, function: Callable[[], Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         if reason := unavailable():
             raise NotCompilable(f"no compiler: {reason}")
-        self.kept = [*inputs, *weights]  # the addresses of their memory are in the program
+        self.kept = [*inputs, *weights]  # the program contains the addresses of these tensors
         self.recording = record_function(function)
         self.calls = lower_operations(needed(self.recording, self.kept))
         self.linked, self.threads = LinkedCalls(self.calls, None), 0

@@ -1,6 +1,6 @@
 """Decoding steps on CUDA: the kernels of a step are captured once as a CUDA graph, and then launched together.
 
-Shapes: B rows, T tokens of each, V vocabulary.
+Shapes: B rows, T tokens per row, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from onward.model.adapters import selection
 from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 
-MIN_SLOTS = 256  # slots that the graph for short rows reads; the next graphs read twice as many, and so on
+MIN_SLOTS = 256  # slots that the graph for the shortest rows reads; each further graph reads twice as many
 Replay = Callable[[], Tensor]
 
 
@@ -34,7 +34,7 @@ def captured(step: Callable[[], Tensor]) -> Replay:
     stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     try:
-        with torch.cuda.stream(stream):  # workspaces and the like are made once, which a capture forbids
+        with torch.cuda.stream(stream):  # allocates workspaces first, because a capture forbids it
             step()
             step()
         torch.cuda.current_stream().wait_stream(stream)
@@ -68,12 +68,12 @@ class GraphStep(CompiledStep):
         fused: bool = False,
         capture: Callable[[Callable[[], Tensor]], Replay] = captured,
     ) -> None:
-        self.model, self.capture = ref(model), capture  # the steps do not keep the model
+        self.model, self.capture = ref(model), capture  # a weak reference: the steps do not keep the model alive
         self.step = torch.compile(step) if fused else step
         self.tokens, self.positions = (torch.zeros(shape, dtype=torch.int64, device=model.device) for _ in range(2))
-        self.graphs: dict[int, Replay] = {}  # by the number of slots
+        self.graphs: dict[int, Replay] = {}  # captured graphs, by number of slots
         self.cache: Callable[[], KVCache | None] = lambda: None
-        self.capacity = 0  # of the cache when they were captured
+        self.capacity = 0  # capacity of the cache when the graphs were captured
 
     @classmethod
     def compile(cls, model: Decoder, cache: KVCache, shape: StepShape, step: Step) -> Self:
@@ -102,7 +102,7 @@ class GraphStep(CompiledStep):
         slots = max(MIN_SLOTS, 1 << (length - 1).bit_length())
         if slots not in self.graphs:
             view = cache.view(0, len(tokens), slots)
-            with torch.cuda.device_of(self.tokens), cache.states.preserved():  # the step is run before it is captured
+            with torch.cuda.device_of(self.tokens), cache.states.preserved():  # `capture` runs the step first
                 self.graphs[slots] = self.capture(lambda: self.step(model, self.tokens, self.positions, view))
         return self.graphs[slots]()
 

@@ -1,6 +1,6 @@
 """The interface of compiled decoding steps: a Program on a CPU (`program.py`), CUDA graphs on CUDA (`graphs.py`).
 
-Shapes: B rows, T tokens of each, more than one where drafted tokens are verified, V vocabulary.
+Shapes: B rows, T tokens per row (more than one when drafted tokens are verified), V vocabulary.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from onward.model.cache import CacheView, KVCache
 from onward.model.decoder import Decoder
 
 StepShape = tuple[int, int]  # (B, T)
-Step = Callable[[Decoder, Tensor, Tensor, CacheView], Any]  # a function of tokens and positions that is compiled
+Step = Callable[[Decoder, Tensor, Tensor, CacheView], Any]  # the function to compile
 
 
 class NotCompilable(Exception):

@@ -22,29 +22,28 @@ from onward.model.adapters import Adapter, Selection
 from onward.model.attachments import ATTACHMENTS, LAYERS
 from onward.model.decoder import Decoder
 
-INTERNAL = set(vars(nn.Module())) - {"training"} | {ATTACHMENTS, LAYERS}  # attributes that compute nothing
+INTERNAL = set(vars(nn.Module())) - {"training"} | {ATTACHMENTS, LAYERS}  # attributes that do not affect the forward
 SIMPLE = (bool, int, float, complex, str, bytes, torch.dtype, torch.device)
-TENSORS = (Tensor, nn.Parameter)  # other tensor classes compute by functions of their own
+TENSORS = (Tensor, nn.Parameter)  # other tensor classes override functions of PyTorch
 GLOBAL_HOOKS: list[dict[int, Any]] = [torch_module._global_forward_hooks, torch_module._global_forward_pre_hooks]
 
 
 class Inventory:
     """All objects on which the forward of a model depends, for comparisons by identity, and `form`, a text that
-    describes them: it is equal for models of equal structure, in other processes too, and leaves out the values of
-    tensors.
+    describes them without the values of tensors. Models of equal structure have equal forms, in other processes too.
 
     While an inventory exists, it keeps its tensors alive, so that no other tensor can get their memory.
     """
 
     def __init__(self, model: Decoder) -> None:
         self.dicts: list[dict[str, Any]] = []  # attributes of modules and dataclasses
-        self.getters: list[itemgetter[Any]] = []  # of the attributes in each dict that are not tensors
+        self.getters: list[itemgetter[Any]] = []  # getters of the non-tensor attributes in each dict
         self.tensor_attributes: list[tuple[dict[str, Any], str, Tensor]] = []  # attributes that are tensors
         self.containers: list[Iterable[object]] = []  # lists, and views of the values of other dicts
         self.hooks = list(GLOBAL_HOOKS)
         self.has_own_methods = False  # whether an object overrides a method of its class
-        self.all_tensors: list[Tensor] = []  # as often as they are met
-        self.numbers: dict[int, int] = {}  # of objects in the order of the walk, by id
+        self.all_tensors: list[Tensor] = []  # with repetitions
+        self.numbers: dict[int, int] = {}  # index of each object in the walk, by id
         self.types: dict[type, None] = {}
         modules = [(name, self.describe_module(one)) for name, one in model.named_modules()]
         self.form = repr((modules, ambient(model)))
@@ -63,7 +62,7 @@ class Inventory:
         foreign = [(name, function) for cls, name, function in self.functions if is_foreign(cls, function)]
         own = {function for _, _, function in self.functions} - {function for _, function in foreign}
         called = set[str]().union(*(names_in(function.__code__) for function in own))
-        is_patched = any(name in called or name.startswith("__") for name, _ in foreign)  # others are never called
+        is_patched = any(name in called or name.startswith("__") for name, _ in foreign)  # others are not called
         return self.has_own_methods or is_patched or any(type(tensor) not in TENSORS for tensor in self.tensors)
 
     def describe_module(self, module: nn.Module) -> object:
@@ -74,7 +73,7 @@ class Inventory:
         tensors = {name: self.describe(t) for content in contents[:2] for name, t in content.items()}
         own = {name: attributes[name] for name in sorted(set(attributes) - INTERNAL)}
         if isinstance(module, Adapter):
-            del own["norms"]  # computed by its forward
+            del own["norms"]  # a cache that its forward computes
         return self.describe_attributes(module, own), tensors
 
     def describe_attributes(self, value: object, own: Mapping[str, object]) -> object:
@@ -89,14 +88,14 @@ class Inventory:
         return qualified_name(type(value)), {name: self.describe(one) for name, one in own.items()}
 
     def describe(self, value: Any) -> object:
-        """Return a description of any attribute value of a model, which is equal for equal values, in other processes
-        too; add the objects in it to the inventory."""
+        """Return a description of an attribute value of a model, and add its objects to the inventory. Equal values
+        have equal descriptions, in other processes too."""
         if value is None or isinstance(value, SIMPLE):
             return value
         if isinstance(value, Tensor):
             self.all_tensors.append(value)
             return value.dtype, tuple(value.shape)
-        if isinstance(value, nn.Module | Selection | type):  # modules are described where they are a child
+        if isinstance(value, nn.Module | Selection | type):  # submodules are described in __init__
             return qualified_name(value if isinstance(value, type) else type(value))
         if isinstance(value, FunctionType):
             return describe_function(value)

@@ -15,12 +15,12 @@ from onward.kernels.llvm.code import BYTES, INT, Code
 from onward.kernels.llvm.compiler import add_kernel, load
 
 KERNELS: dict[tuple[Any, ...], int] = {}  # the addresses of compiled kernels, by the key of their calls
-MODULES: list[Any] = []  # the owners of their machine code
+MODULES: list[Any] = []  # modules that own the kernels' machine code
 
 
 class LinkedCalls:
-    """A list of kernel calls, compiled, with their arguments in memory; `run` calls the kernels one after the other. A
-    `folder` keeps the machine code for the next start of the program (None: it is not kept)."""
+    """Compiled kernel calls with their arguments in memory; `run` calls the kernels one after the other. A `folder`
+    caches the machine code for the next start of the program (None: no caching)."""
 
     def __init__(self, calls: Sequence[Call], folder: Path | None) -> None:
         self.calls, addresses = calls, list[int]()
@@ -63,7 +63,7 @@ def sequence() -> Callable[[int, int], None]:
     module = ir.Module()
     add_sequence(module)
     MODULES.append(load(module))
-    prototype = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)  # keeps the lock of Python
+    prototype = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64)  # holds the GIL during the call
     return prototype(MODULES[-1].get_function_address("sequence"))
 
 

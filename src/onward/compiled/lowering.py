@@ -19,8 +19,8 @@ from onward.kernels.memory import address
 from onward.model.cache import KVCache
 from onward.model.layer_cache import LayerCache
 
-OPERATIONS = ELEMENTWISE | ROWS  # by the name of the operation
-MIN_PARALLEL_HEADS = 512  # numbers of queries per row from which several threads are faster than one
+OPERATIONS = ELEMENTWISE | ROWS  # lowering functions by operation name
+MIN_PARALLEL_HEADS = 512  # minimum number of queries per row for which several threads are faster than one
 
 
 def lower(records: Sequence[StepRecord], cache: KVCache, positions: Tensor) -> list[Call]:

@@ -13,13 +13,13 @@ class ModelState:
     """The state of a model as of the last call of `follow`, to detect changes.
 
     Comparing everything on which the forward depends takes 0.1 to 1 ms. An engine therefore sets `confirmed` to False
-    whenever code of the user has run, which may have changed the model, and `follow` compares once. While the state is
-    confirmed, it only looks whether hooks were registered or behavior was attached.
+    after user code has run, which may have changed the model; the next `follow` then compares everything. While the
+    state is confirmed, `follow` only checks whether hooks were registered or behavior was attached.
 
     If the model is `owned`, as a server's is, its state is always confirmed: only hooks, attached behavior and
-    operations that PyTorch counts change it. The state of a model that is `kept` is used again by a later call, and not
-    dropped while no request is active. Either way, the weights are read once to name cached prefixes, and again only
-    after a change that the model's objects, addresses or versions show.
+    operations that PyTorch counts can change it. The state of a model that is `kept` is used again by a later call, and
+    not dropped while no request is active. Either way, the weights are read once to name cached prefixes, and again
+    only after a change of the model's objects, their addresses or their version counters.
     """
 
     model: Decoder
@@ -27,16 +27,16 @@ class ModelState:
     kept: bool = False
     confirmed: bool = False
     snapshot: Snapshot | None = None
-    key: tuple[object, ...] = ()  # of the last snapshot, the same object as long as it is equal
+    key: tuple[object, ...] = ()  # key of the last snapshot; replaced only by a different key
     versions: list[int] = field(default_factory=list)
-    changes: int = 0  # a count: results from before a change are not those of the model now
+    changes: int = 0  # number of changes; results from before a change are out of date
     known: tuple[int, str | None] | None = None  # value of `changes`, and the model's fingerprint at that time
 
     def follow(self) -> Snapshot:
         """Compare the model with the last snapshot, and take a new one if it has changed."""
         last, confirmed = self.snapshot, self.confirmed
         same = last is not None and (last.has_same_hooks() if confirmed or self.owned else last.holds())
-        if last and not confirmed and len(last.versioned) < len(last.inventory.tensors):  # some made in inference mode
+        if last and not confirmed and len(last.versioned) < len(last.inventory.tensors):  # some without a version
             self.known = None
         self.confirmed = True
         if last is None or not same:
@@ -60,6 +60,7 @@ class ModelState:
         return self.known[1]
 
     def rest(self) -> None:
-        """Drop the snapshot, which refers to the weights, unless it is used again; called when no step follows soon."""
+        """Drop the snapshot, which refers to the weights, unless it will be used again; called when no step follows
+        soon."""
         if not (self.owned or self.kept):
             self.snapshot = self.known = None

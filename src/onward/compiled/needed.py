@@ -1,5 +1,5 @@
-"""Selects the recorded operations that a compiled step must repeat: those whose inputs change from step to step and on
-which the result or the cache depends."""
+"""Select the recorded operations that a compiled step must repeat: operations whose inputs change from step to step and
+on which the result or the cache depends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def memory(value: Any) -> set[int]:
 
 def reads_and_writes(record: StepRecord) -> tuple[set[int], set[int]]:
     """Return (read, written), the addresses of the storages that a recorded operation reads and of those that it
-    writes. A view of a tensor counts as writing none."""
+    writes. An operation that returns a view writes no storage."""
     if isinstance(record, Write):
         return memory(record.vectors), set()
     if isinstance(record, Attention):

@@ -54,7 +54,7 @@ class Program(CompiledStep):
 
     def run(self, tokens: Tensor, positions: Tensor, cache: KVCache, length: int) -> Tensor:
         self.recording.tokens.copy_(tokens)
-        self.recording.positions.copy_(positions)  # the kernels find the slots to read and write from them
+        self.recording.positions.copy_(positions)  # the kernels compute the slots to read and write from them
         if self.uses_rope_length:
             self.recording.rope_length.copy_(cache.rope_length[: tokens.size(0)])
         if self.uses_adapters and self.chosen:

@@ -2,7 +2,7 @@
 
 The model runs as always, over a cache whose layers record writes and attention. A recorded tensor keeps its memory, so
 the operations can be repeated in place, on new tokens and positions.
-Shapes: B rows, T tokens in a step, S slots.
+Shapes: B rows, T tokens per row, S slots.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Attention:
     step; the result y is (B, T, H, F)."""
 
     layer: int
-    names: Sequence[str]  # of the entries with keys and values and, if the keys have any, with their tails
-    shapes: Sequence[torch.Size]  # of one position of each entry: (K, E - R), (K, F) and (K, R)
+    names: Sequence[str]  # names of the entries with the keys, the values and any tails of the keys
+    shapes: Sequence[torch.Size]  # shape of each entry at one position: (K, E - R), (K, F) and (K, R)
     q: Tensor
     y: Tensor
     window: int
@@ -76,12 +76,12 @@ class Advance:
 
 @dataclass(frozen=True, eq=False)
 class Recurred(Advance):
-    """The record of a recurrence over the new tokens, see `model/recurrent/recurrence.py`; y is (B, G, R, T, F)."""
+    """The record of a recurrence over the new tokens (see `model/recurrent/recurrence.py`); y is (B, G, R, T, F)."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    decay: Tensor  # a, not its logarithm
+    decay: Tensor  # the decay a, not its logarithm
     beta: Tensor | None
 
 
@@ -94,7 +94,7 @@ class Convolved(Advance):
 
 
 StepRecord = Write | Attention | Recurred | Convolved | Operation
-VALUE_READS = {"_local_scalar_dense", "equal", "is_nonzero"}  # a compiled step would repeat the recorded value
+VALUE_READS = {"_local_scalar_dense", "equal", "is_nonzero"}  # not compilable: every step would use the recorded value
 HOST_READS = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.__dlpack__, Tensor.__repr__, Tensor.data_ptr}
 
 
@@ -109,7 +109,7 @@ class Recorder(TorchDispatchMode):
         self.records: list[StepRecord] = []
 
     @classmethod
-    def _should_skip_dynamo(cls) -> bool:  # True, the default of PyTorch, imports its compiler, which takes a second
+    def _should_skip_dynamo(cls) -> bool:  # the default, True, imports torch's compiler, which takes a second
         return False
 
     def __torch_dispatch__(
@@ -183,7 +183,7 @@ class RecordedEntry(CacheEntry):
         (B, T, H, F) of zeros in place of the result. Raises NotCompilable if the mask adds a bias."""
         assert self.cache.recorder is not None
         if not mask.linear:
-            raise NotCompilable("a bias of the scores that is not linear")
+            raise NotCompilable("a nonlinear bias of the scores")
         slopes = None if mask.slopes is None else mask.slopes.float()
         names = [name for name in (self.name, v.name, self.tail) if name]
         shapes = [self.cache.entries[name].shape[2:] for name in names]
@@ -196,7 +196,7 @@ class RecordedEntry(CacheEntry):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RecordedStates(StateLayerCache):
-    """The cache of a layer with states while a decoding step is recorded: it records how these advance."""
+    """The cache of a layer with states while a decoding step is recorded: it records the updates of the states."""
 
     index: int
     recorder: Recorder
@@ -235,11 +235,11 @@ class Recording:
     tokens: Tensor  # (B, T)
     positions: Tensor  # (B, T)
     rope_length: Tensor  # (B,)
-    adapters: Tensor  # (B,): `numbers` of the model's Selection
+    adapters: Tensor  # (B,): adapter number of each row, from the model's Selection
     result: Tensor
 
 
-@torch.inference_mode(False)  # inference mode would hide the parts of composed operations
+@torch.inference_mode(False)  # inference mode would record composite operations undecomposed
 def record_step(
     run: Callable[[Tensor, Tensor, CacheView], Tensor],
     cache: KVCache,

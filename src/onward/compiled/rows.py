@@ -1,4 +1,4 @@
-"""Lowering of operations on rows of numbers: products, reductions, norms, choices and lookups."""
+"""Lowering of operations on rows of numbers: products, reductions, norms, selections and lookups."""
 
 from __future__ import annotations
 
@@ -152,13 +152,12 @@ def picked(operation: Operation) -> list[Call]:
 
 def scattered(operation: Operation) -> list[Call]:
     """Translate a recorded `scatter` of one number to kernel calls: a copy of the tensor, then writes of the number at
-    the indices. Raises NotCompilable if the values of a tensor are scattered, or unless both tensors have as many
-    rows."""
+    the indices. Raises NotCompilable if the values of a tensor are scattered, or if the numbers of rows differ."""
     x, width = of_rows(operation, operation.arguments[1])
     indices, value = operation.arguments[2:]
     out = operation.result
     if isinstance(value, Tensor) or operation.options or indices.shape[:-1] != x.shape[:-1]:
-        raise NotCompilable("scatter of a tensor or of other rows")
+        raise NotCompilable("scatter of a tensor of values, or with a different number of rows")
     arguments = chosen.PlaceArguments(
         out=contiguous_address(out), indices=contiguous_address(indices), items=indices.numel()
     )

@@ -22,7 +22,7 @@ from onward.tracing.listening import Uncompiled, is_traced
 
 MAX_STEPS = 128  # number of compiled steps that a runner and a pool keep; each allocates its own memory
 Kind = tuple[StepShape, tuple[str, ...], Step]  # the shape of a step, the LoRA adapters of its rows, and its function
-CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # of a cache: its dtype, its class, and whether it is quantized
+CacheLayout = tuple[torch.dtype, type[KVCache], bool]  # dtype and class of a cache, and whether it is quantized
 
 
 def layout(model: Decoder, cache: KVCache) -> CacheLayout:
@@ -36,8 +36,8 @@ class StepPool:
 
     def __init__(self) -> None:
         self.free: defaultdict[tuple[Kind, *CacheLayout], list[CompiledStep]] = defaultdict(list)
-        self.key: tuple[object, ...] = ()  # see `Snapshot.key`
-        self.refusals: dict[tuple[str, ...], str] = {}  # by adapters, the reason why no step can be compiled
+        self.key: tuple[object, ...] = ()  # `Snapshot.key` of the steps
+        self.refusals: dict[tuple[str, ...], str] = {}  # reason why no step can be compiled, by adapters
 
     def refresh(self, key: tuple[object, ...]) -> None:
         """Discard all compiled steps in the pool unless `key`, the `Snapshot.key` of the model's current state, equals
@@ -81,10 +81,10 @@ def compile_step(model: Decoder, cache: KVCache, shape: StepShape, step: Step = 
 
 
 def unsupported(model: Decoder, cache: KVCache) -> str:
-    """Return the reason why no steps of this model over this cache can be compiled; "" if steps may be."""
+    """Return the reason why no steps of this model over this cache can be compiled; "" if steps can be."""
     if model.device.type not in IMPLEMENTATIONS:
         return f"the model is on {model.device.type}"
-    return "" if is_readable(cache, model.dtype) else "compiled steps read no cache of this kind or dtype"
+    return "" if is_readable(cache, model.dtype) else "compiled steps cannot read a cache of this kind or dtype"
 
 
 def is_readable(cache: KVCache, dtype: torch.dtype) -> bool:
@@ -105,15 +105,15 @@ class CompiledSteps:
     adapters of its rows.
 
     They belong to the snapshot of the model at `state.follow()`, and are discarded when the model has changed. Steps
-    stay uncompiled with hooks other than those of LoRA adapters, edits, replaced methods, autocast, or a mode of
-    PyTorch that watches operations.
+    stay uncompiled if the model has edits, replaced methods, or hooks other than those of LoRA adapters, and under
+    autocast or a mode of PyTorch that watches operations.
     """
 
     def __init__(self, model: Decoder, cache: KVCache, state: ModelState, step: Step) -> None:
         self.model, self.cache, self.state, self.step = model, cache, state, step
         self.pool = POOLS.setdefault(model, StepPool())
-        self.used: dict[Kind, CompiledStep | None] = {}  # the step that was used last is the last one
-        self.key: tuple[object, ...] = ()  # of the steps in use
+        self.used: dict[Kind, CompiledStep | None] = {}  # from least to most recently used
+        self.key: tuple[object, ...] = ()  # `Snapshot.key` of the steps in use
         self.warned = False
 
     def run(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
@@ -128,7 +128,7 @@ class CompiledSteps:
             traced = is_traced(self.model)
             if traced and not self.warned:
                 warnings.warn(
-                    "decoding takes plain steps while the model is traced or edited", Uncompiled, stacklevel=2
+                    "decoding steps are not compiled while the model is traced or edited", Uncompiled, stacklevel=2
                 )
             self.warned = traced
             return None

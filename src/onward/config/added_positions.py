@@ -30,8 +30,8 @@ class Sinusoidal(Position, kind="sinusoidal"):
     the embedding of the token."""
 
     added: ClassVar[bool] = True
-    theta: Base = 10_000.0  # the longest wavelength is 2 pi theta
-    offset: SizeOrZero = 0  # added to the position (XGLM: 2)
+    theta: Base = 10_000.0  # wavelengths range from 2 pi to almost 2 pi theta
+    offset: SizeOrZero = 0  # number added to each position (XGLM: 2)
     order: Literal["pairs", "halves"] = "pairs"  # sine and cosine side by side, or all sines first (CTRL)
 
     def check(self, config: ConfigFields) -> None:

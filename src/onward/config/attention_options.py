@@ -1,6 +1,6 @@
-"""Options of attention that are parts: gates of the heads' outputs, factors of the queries that grow with the
-position, and choices of tokens. Does not import torch; `model/extended.py`, `model/attends.py` and `model/indexed.py`
-compute them.
+"""Parts that are options of attention: gates of the heads' outputs, factors of the queries that grow with the position,
+and selections of tokens. Does not import torch; `model/extended.py`, `model/attends.py` and `model/indexed.py` compute
+them.
 
 Shapes: H heads, F width of a value.
 """
@@ -19,7 +19,7 @@ class OutputGate(Part):
     """A gate that multiplies the outputs of the heads before the output projection: an activation function of a
     projection of the attention's input (Qiu et al. 2025, "Gated Attention for Large Language Models")."""
 
-    per: Literal["head", "element"] = "element"  # one number for each head, H; or for each of its elements, H * F
+    per: Literal["head", "element"] = "element"  # a gate per head (H in total), or per element (H * F)
     bias: bool = False  # whether the projection has a bias
     head_bias: bool = False  # whether a learned number for each head is added to its projections (Beam)
 
@@ -60,23 +60,23 @@ class PowerScale(QueryScale, kind="power"):
 
 @dataclass(frozen=True)
 class Indexing(Part):
-    """How a token selects the earlier tokens that it attends to by their content."""
+    """How a token selects, by content, the earlier tokens that it attends to."""
 
 
 @dataclass(frozen=True)
 class Indexer(Indexing, kind="own"):
     """The `top_k` tokens with the highest scores: sums over the heads of w relu(q k / sqrt(d_head)) / sqrt(n_heads),
-    with q, k and w projected from the tokens (DeepSeek Sparse Attention, DeepSeek-AI 2025). Of tokens with equal
-    scores, any may be chosen.
+    with q, k and w projected from the tokens (DeepSeek Sparse Attention, DeepSeek-AI 2025). Among tokens with equal
+    scores, any may be selected.
 
-    Its weights are not trained, since a choice has no gradient.
+    Its weights are not trained, because the selection has no gradient.
     """
 
-    top_k: Size = 2048  # number of tokens that a token attends to, at most
+    top_k: Size = 2048  # maximum number of tokens that a token attends to
     n_heads: Size = 64  # number of heads of queries; all use the same keys
     d_head: Size = 128  # width of its queries and keys, of which the first d_rope elements are rotated
 
 
 @dataclass(frozen=True)
 class SharedIndexer(Indexing, kind="shared"):
-    """The tokens that the nearest earlier layer with an indexer of its own chose (GLM-5)."""
+    """The same tokens as in the nearest earlier layer with an indexer of its own (GLM-5)."""

@@ -17,7 +17,7 @@ class LayerNorm(Norm, kind="layer"):
 
     eps: Epsilon = 1e-5  # added to the variance
     bias: bool = True  # whether a learned vector is added
-    weight: bool = True  # whether a learned vector multiplies (OLMo: no); without one, offset has no effect
+    weight: bool = True  # whether to multiply by a learned vector (OLMo: no); without one, offset has no effect
     offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Nemotron: 1)
 
 
@@ -27,7 +27,7 @@ class RMSNorm(Norm, kind="rms"):
 
     eps: Epsilon = 1e-5  # added to the mean square
     offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)
-    weight: bool = True  # whether a learned vector multiplies (nanochat: no); without one, offset has no effect
+    weight: bool = True  # whether to multiply by a learned vector (nanochat: no); without one, offset has no effect
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class NoAttention(Attention, kind="none"):
 class ScaledBlock(Block, kind=""):
     """Base class of the blocks that add branches, the outputs of attention and feed-forward, to the residual stream.
 
-    `weights(config, layer)` of a block of your own returns the numbers by which the stream and the branch are
-    multiplied in the addition of attention and in that of the feed-forward, as ((stream, branch), (stream, branch));
-    without it, ((1, residual_scale), (1, residual_scale)).
+    `weights(config, layer)` of a block of your own returns the factors of the stream and the branch, first for adding
+    attention, then for adding the feed-forward: ((stream, branch), (stream, branch)). The default is ((1,
+    residual_scale), (1, residual_scale)).
 
     `layer_inputs(config)` of a block of your own returns a module from token ids (B, T) and the input x (B, T, D) of
     the first block to (L, B, T, P), the vectors of the tokens for each of L layers. The modules of the blocks read them
@@ -106,8 +106,8 @@ class SharedNorm(ScaledBlock, kind="shared_norm"):
 
 @dataclass(frozen=True)
 class AttentionOnly(ScaledBlock, kind="attention_only"):
-    """x + attn(norm(x)), without a feed-forward. A block for small models in which attention is studied, and for layers
-    with a single branch (Nemotron-H)."""
+    """x + attn(norm(x)), without a feed-forward. A block for studying attention in small models, and for layers with a
+    single branch (Nemotron-H)."""
 
     additions: ClassVar[int] = 1
 
@@ -124,7 +124,7 @@ class FeedForwardOnly(ScaledBlock, kind="feed_forward_only"):
 
 
 def check_without_attention(config: ConfigFields) -> None:
-    """Raise a UserError unless the layers with the block FeedForwardOnly are those without attention."""
+    """Raise a UserError unless exactly the layers without attention have the block FeedForwardOnly."""
     for layer in range(config.n_layers):
         block, attention = at(config.block, layer), at(config.attention, layer)
         if isinstance(block, FeedForwardOnly) != isinstance(attention, NoAttention):

@@ -82,7 +82,7 @@ class DecoderConfig(Shown):
         derive("d_ff", lambda: -(-8 * self.d_model // 96) * 32 if gated else 4 * self.d_model)
         if self.n_heads % self.n_kv_heads:
             raise UserError(f"n_heads {self.n_heads} is not a multiple of n_kv_heads {self.n_kv_heads}: change one")
-        for name in names:  # one form for equal decoders
+        for name in names:  # equal decoders get equal fields
             parts = tuple(part.without_repeated_sizes(self) for part in each(getattr(self, name)))
             object.__setattr__(self, name, shortest(parts, self.n_layers))
         first = at(self.position, 0)

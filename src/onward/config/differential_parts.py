@@ -15,11 +15,11 @@ from onward.config.ranges import BelowOne, SizeOrZero
 
 @dataclass(frozen=True)
 class DifferentialAttention(Attention, kind="differential"):
-    """Pairs of heads: from the attention weights of the first head, those of the second are subtracted, times a learned
-    number, lambda; both attend to the same values, which are twice as wide as a key, and the result is normalized
-    (Ye et al. 2024, "Differential Transformer", arXiv:2410.05258, section 2.1).
+    """Pairs of heads: the attention weights of the second head, times a learned number lambda, are subtracted from
+    those of the first; both heads attend to the same values, which are twice as wide as a key, and the result is
+    normalized (Ye et al. 2024, "Differential Transformer", arXiv:2410.05258, section 2.1).
 
-    lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init, of four learned vectors of each layer.
+    lambda = exp(q1 . k1) - exp(q2 . k2) + lambda_init, with four learned vectors in each layer.
     """
 
     window: SizeOrZero = 0  # number of tokens that a token attends to, itself included; 0: all

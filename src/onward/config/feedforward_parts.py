@@ -69,8 +69,8 @@ class Experts(FeedForward, kind="experts"):
     (Nemotron 3).
 
     `combine(act, gate, up)` of a part of your own returns the input of an expert's down projection, from the activation
-    function `act` and the outputs of the gate and up projections; without it, act(gate) * up. Without a gate,
-    `combine(act, up)`, or act(up).
+    function `act` and the outputs of the gate and up projections; without it, act(gate) * up. Without a gate, the
+    method is `combine(act, up)`, and the default act(up).
     """
 
     combine: ClassVar[OwnMethod] = None

@@ -39,7 +39,7 @@ class LatentAttention(Attention, kind="latent"):
         entries: dict[str, tuple[int, ...]] = {"latent": (1, self.d_latent), "rotary": (1, self.d_rope)}
         if isinstance(self.indexer, Indexer):
             entries["index"] = 1, self.indexer.d_head
-        return entries  # keys of one head, shared by all
+        return entries  # the keys of a single head, shared by all heads
 
     def describe(self, config: ConfigFields) -> str:
         heads = f"{self.heads(config).n_heads} heads of {self.d_nope} + {self.d_rope}"
@@ -67,8 +67,8 @@ class LatentAttention(Attention, kind="latent"):
 
 
 def index_source(config: ConfigFields, layer: int) -> int:
-    """Return the layer whose indexer chooses the tokens of `layer`: itself or, if it shares the choice, the nearest one
-    before with an indexer of its own."""
+    """Return the layer whose indexer selects the tokens of `layer`: itself or, if its indexer is shared, the nearest
+    earlier layer with an indexer of its own."""
     part = at(config.attention, layer)
     if not isinstance(part, LatentAttention) or not isinstance(part.indexer, SharedIndexer):
         return layer
@@ -76,7 +76,7 @@ def index_source(config: ConfigFields, layer: int) -> int:
         other = at(config.attention, earlier)
         if isinstance(other, LatentAttention) and isinstance(other.indexer, Indexer):
             return earlier
-    raise UserError(f"attention.latent.indexer: layer {layer} has no layer before it with an indexer, to share")
+    raise UserError(f"attention.latent.indexer: layer {layer} shares an indexer, but no layer before it has one")
 
 
 def most_keys(part: Attention, config: ConfigFields) -> int:
@@ -88,7 +88,7 @@ def most_keys(part: Attention, config: ConfigFields) -> int:
 
 
 def index_flops(part: Attention) -> int:
-    """Return the floating-point operations for one pair of a token and an earlier one by which an indexer decides
-    whether the token attends to it; 0 without an indexer."""
+    """Return the floating-point operations of an indexer for one pair of a token and an earlier token, to decide
+    whether the token attends to the earlier one; 0 without an indexer."""
     indexer = part.indexer if isinstance(part, LatentAttention) else None
     return 2 * indexer.n_heads * (indexer.d_head + 1) if isinstance(indexer, Indexer) else 0

@@ -1,4 +1,4 @@
-"""Adapters as values: the rank of LoRA, the weights that it adapts, how it begins, and its variants. Does not import
+"""Adapters as values: the rank of LoRA, the adapted weights, their initialization, and variants. Does not import
 torch."""
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ class Initialization(Part):
 
 @dataclass(frozen=True)
 class PiSSA(Initialization, kind="pissa"):
-    """A and B hold the largest singular values of the weight and their singular vectors (Meng et al. 2024). Their
-    product is subtracted from the weight, so that the model begins as it was."""
+    """A and B contain the largest singular values of the weight and their singular vectors (Meng et al. 2024). The
+    product of A and B is subtracted from the weight, so that the model begins unchanged."""
 
     iterations: SizeOrZero = 0  # iterations of a randomized SVD for large weights (16 is usual); 0: an exact SVD
 
 
 @dataclass(frozen=True)
 class OLoRA(Initialization, kind="olora"):
-    """A and B hold the first rows and columns of a QR decomposition of the weight (Büyükakyüz 2024). Their product is
-    subtracted from the weight, as in PiSSA."""
+    """A and B contain the first rows and columns of a QR decomposition of the weight (Büyükakyüz 2024). Their product
+    is subtracted from the weight, as in PiSSA."""
 
 
 @dataclass(frozen=True)
 class EVA(Initialization, kind="eva"):
-    """A holds the directions in which the inputs of the layer vary most on the first batches of the run, and B is 0
+    """A contains the directions in which the inputs of the layer vary most on the first batches of the run, and B is 0
     (Paischer et al. 2024). Ranks are distributed over the layers: the directions that explain the largest shares of
-    variance get them, and the sum of all ranks stays the same."""
+    variance are chosen, and the sum of all ranks stays the same."""
 
     rho: Annotated[float, Range(1, 1000)] = 2.0  # maximum rank of a layer, as a multiple of `rank`; 1: equal ranks
     tau: Annotated[float, Range(0, 1)] = 0.99  # stop at this cosine similarity of directions in consecutive batches
@@ -65,7 +65,7 @@ class EVA(Initialization, kind="eva"):
 
 @dataclass(frozen=True)
 class LoRA(Adapters, kind="lora"):
-    """Low-rank adapters for the weights that match `targets` (Hu et al. 2021): W + B A alpha / rank, of which A and B
+    """Low-rank adapters for the weights that match `targets` (Hu et al. 2021): W + B A alpha / rank, where only A and B
     are trained.
 
     A target is a part of a weight's dotted name: "q" and "attn.q" match the queries of all layers, "mlp" all weights of
@@ -91,7 +91,7 @@ class LoRA(Adapters, kind="lora"):
             raise UserError("targets are empty: name weights to adapt, such as attn.q")
 
     def scaling_of(self, rank: int) -> float:
-        """Return the factor of B A for a weight whose adapter has the rank `rank`, r, which may differ from the field
-        `rank`, R: alpha r / R, divided by r or, with rslora, by the square root of r."""
+        """Return the factor of B A for an adapter whose rank r, the argument `rank`, may differ from the field `rank`,
+        R: alpha r / R, divided by r or, with rslora, by the square root of r."""
         alpha = (2.0 * self.rank if self.alpha is None else self.alpha) * rank / self.rank
         return alpha / (math.sqrt(rank) if self.rslora else rank)

@@ -1,4 +1,4 @@
-"""The arrangement of the processes of a run, as a value. Does not import torch."""
+"""The mesh of the processes of a run, as a value. Does not import torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onward.config.decoder import DecoderConfig, LatentAttention, each
 from onward.config.feedforward_parts import Experts
 
 DIVIDED = "n_heads", "n_kv_heads", "d_ff", "d_shared"  # sizes of a decoder and its parts that a tensor axis divides
-MOST = 1 << 20  # processes along an axis
+MOST = 1 << 20  # maximum number of processes along an axis
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class Mesh:
     last axis, `tensor`.
 
     `pipeline` stages each hold a range of blocks, and process the same windows one after the other (Huang et al. 2019,
-    GPipe). Within a stage, `replicate` groups each hold all of it and process different training windows; the `shard`
-    processes of a group divide weights, gradients and optimizer state, and process different windows too (FSDP);
-    `context` processes divide the tokens of the same windows (Grattafiori et al. 2024, Llama 3, section 3.3.2) and, as
-    further shards, the weights; `tensor` processes divide the heads and feed-forward units of each layer and the
-    vocabulary, and process the same tokens (Shoeybi et al. 2019, Megatron-LM).
+    GPipe). Within a stage, `replicate` groups each hold the whole stage and process different training windows. The
+    `shard` processes of a group divide weights, gradients and optimizer state, and process different windows too
+    (FSDP). The `context` processes divide the tokens of the same windows (Grattafiori et al. 2024, Llama 3, section
+    3.3.2) and, as further shards, the weights. The `tensor` processes divide the heads and feed-forward units of each
+    layer and the vocabulary, and process the same tokens (Shoeybi et al. 2019, Megatron-LM).
     """
 
     pipeline: int = 1
@@ -36,7 +36,7 @@ class Mesh:
     tensor: int = 1
 
     @classmethod
-    @cache  # the same text of a run's options is parsed repeatedly
+    @cache  # the text in a run's options is parsed repeatedly
     def parse(cls, text: str) -> Mesh:
         """Parse a text such as "replicate=2 shard=4 tensor=2"; an axis that is left out has one process. Raises a
         UserError for any other text."""
@@ -94,7 +94,7 @@ class Mesh:
         return self.pipeline * self.shards * self.tensor > 1
 
     def check_count(self, count: int) -> None:
-        """Raise a UserError unless the mesh has `count` processes, the number that were started."""
+        """Raise a UserError unless the mesh has `count` processes, the number of started processes."""
         if self.count != count:
             sizes = [str(size) for size in vars(self).values() if size > 1]
             product = f"{' x '.join(sizes)} = " * (len(sizes) > 1)
@@ -106,7 +106,7 @@ class Mesh:
     def check_decoder(self, config: DecoderConfig) -> None:
         """Raise a UserError if the processes of the tensor axis cannot divide the heads or the feed-forward units of a
         decoder evenly, or if the decoder has fewer blocks than the pipeline has stages, or if there are both stages and
-        a context axis. Key/value heads that are fewer than the processes are copied to several of them."""
+        a context axis. If there are fewer key/value heads than processes, each head is copied to several processes."""
         if self.pipeline > 1 and self.context > 1:
             raise UserError(f"mesh {str(self)!r} cannot combine pipeline with context: choose one of them")
         if self.pipeline > config.n_layers:
@@ -141,8 +141,8 @@ class Mesh:
             )
 
     def check_length(self, length: int) -> None:
-        """Raise a UserError unless the processes of the context axis can divide windows of `length` tokens: each has
-        two equal parts of them."""
+        """Raise a UserError unless the processes of the context axis can divide windows of `length` tokens: each
+        process gets two equal parts."""
         if self.context > 1 and length % (2 * self.context):
             fitting = f"{length + -length % (2 * self.context):,}"
             raise UserError(
@@ -152,12 +152,13 @@ class Mesh:
 
 
 def divides_tokens(length: int, tensor: int) -> bool:
-    """Whether a tensor axis of this size divides the tokens of each window between the branches of the blocks."""
+    """Whether a tensor axis of this size divides the tokens of each window outside the branches of the blocks."""
     return length % tensor == 0
 
 
 def divides_vocabulary(config: DecoderConfig, n: int) -> bool:
-    """Whether a tensor axis of size `n` divides the embedding and the head; if not, each process holds both whole."""
+    """Whether a tensor axis of size `n` divides the embedding and the head; if not, each process has full copies of
+    both."""
     return config.vocab_size % n == 0
 
 
@@ -184,7 +185,7 @@ def undivided(config: DecoderConfig, n: int) -> str:
 
 def divided_heads(config: DecoderConfig, n: int) -> DecoderConfig:
     """Return a decoder with the heads and the feed-forward units of one of `n` processes of a tensor axis. Each process
-    has at least one key/value head, if need be a copy."""
+    has at least one key/value head, a copy if necessary."""
 
     def own(value: object) -> dict[str, Any]:
         return {name: max(1, size // n) for name in DIVIDED if (size := getattr(value, name, 0))}

@@ -13,7 +13,7 @@ from onward.base.fields import Part
 
 RunFraction = Annotated[float, Range(0, 1)]  # of a run
 WeightOrZero = Annotated[float, Range(0, 1e9)]
-Points = tuple[tuple[float, float], ...]  # shares of the run, ascending, and the weight at each
+Points = tuple[tuple[float, float], ...]  # fractions of the run, ascending, each with the weight there
 
 
 class MovingWeight(Part):
@@ -33,13 +33,13 @@ class Ramp(MovingWeight, kind="ramp"):
 
     first: WeightOrZero = 0.0
     last: WeightOrZero = 1.0
-    begin: RunFraction = 0.0  # fraction of the run after which the share begins to change
+    begin: RunFraction = 0.0  # fraction of the run after which the weight begins to change
     end: RunFraction = 1.0  # fraction of the run at which the change ends; equal to begin: a sudden change
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.begin > self.end:
-            raise UserError(f"begin is {self.begin} and end is {self.end}: give a begin that is not after the end")
+            raise UserError(f"begin is {self.begin} and end is {self.end}: begin must not be after end")
 
     def points(self) -> Points:
         return (0.0, self.first), (self.begin, self.first), (self.end, self.last), (1.0, self.last)
@@ -50,7 +50,7 @@ def check_weights(weights: Sequence[float | MovingWeight]) -> None:
     corners = sorted({share for weight in weights for share, _ in points_of(weight)})
     for begin, end in pairwise(corners):
         if not any(at(points_of(weight), (begin + end) / 2) for weight in weights):
-            raise UserError(f"all weights are 0 from {begin:.0%} to {end:.0%} of the run: give one source more there")
+            raise UserError(f"all weights are 0 from {begin:.0%} to {end:.0%} of the run: give a source a weight there")
 
 
 def at(points: Points, share: float) -> float:

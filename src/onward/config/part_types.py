@@ -1,7 +1,7 @@
 """The types of parts of a DecoderConfig, and the methods that every part of a type has. Does not import torch.
 
 Parts are values: `model/` builds their modules and computes rotations, biases and frequencies. A part of your own may
-define methods for these; in Onward's parts they are None.
+define its own methods for this; in Onward's parts these methods are None.
 Shapes: B batch, T tokens in this call, S keys, D d_model, H heads.
 """
 
@@ -52,7 +52,7 @@ class DecoderPart(Part):
     """
 
     build: ClassVar[OwnMethod] = None
-    sizes: ClassVar[tuple[str, ...]] = ()  # fields with the names of sizes of the config, which they replace unless 0
+    sizes: ClassVar[tuple[str, ...]] = ()  # fields that override the config's size of the same name unless 0
 
     def check(self, config: ConfigFields) -> None:
         """Raise a UserError if a field of this part is out of range or does not fit the sizes of the config."""
@@ -119,7 +119,8 @@ class Attention(DecoderPart):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
-        (n_kv_heads, d_head), ...}; {} if it stores none. Those of a part of your own are found by a first forward."""
+        (n_kv_heads, d_head), ...}; {} if it stores none. For a part of your own, a first forward determines the
+        shapes."""
         return {}
 
     def heads(self, config: ConfigFields) -> HeadSizes:
@@ -127,9 +128,9 @@ class Attention(DecoderPart):
         return HeadSizes(config.n_heads, config.n_kv_heads, config.d_head, config.d_head)
 
     def states(self, config: ConfigFields) -> States:
-        """Return the shape of each state that the cache keeps for each row and layer, by name, and its least dtype,
-        such as {"state": ((heads, d_key, d_value), "float32")}; None is the dtype of the cache. Self-attention has
-        none."""
+        """Return the shape of each state that the cache keeps for each row and layer, by name, and its minimum dtype,
+        such as {"state": ((heads, d_key, d_value), "float32")}; None stands for the dtype of the cache. Self-attention
+        has no states."""
         return {}
 
     def rope_width(self, config: ConfigFields) -> int:
@@ -145,7 +146,7 @@ class Attention(DecoderPart):
         return 2 * heads.n_heads * (heads.d_head + heads.d_value)
 
     def state_flops(self, config: ConfigFields) -> int:
-        """Return the floating-point operations for one token that change and read the states, besides products with
+        """Return the floating-point operations per token for updating and reading the states, without products with
         weights; 0 for a part without states."""
         return 0
 

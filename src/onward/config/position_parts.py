@@ -1,4 +1,4 @@
-"""The choices of `DecoderConfig.position` but those in `added_positions.py`. Does not import torch."""
+"""The choices of `DecoderConfig.position` except those in `added_positions.py`. Does not import torch."""
 
 from __future__ import annotations
 

@@ -14,5 +14,5 @@ NotNegative = Annotated[float, Range(0, 1e15)]
 Share = Annotated[float, Range(0, 1)]
 BelowOne = Annotated[float, Range(0, 0.999999)]
 Rate = Annotated[float, Range(0, 0.999)]  # of dropout
-Offset = Annotated[float, Range(-1e6, 1e6)]  # of a norm's weight
-Base = Annotated[float, Range(2, 1e30)]  # of the wavelengths of sinusoidal and rotary positions
+Offset = Annotated[float, Range(-1e6, 1e6)]  # offset of a norm's weight
+Base = Annotated[float, Range(2, 1e30)]  # base of the wavelengths of sinusoidal and rotary positions

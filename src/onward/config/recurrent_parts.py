@@ -38,7 +38,7 @@ class Recurrent(Attention, kind=""):
 @dataclass(frozen=True)
 class GatedDeltaNet(Recurrent, kind="gated_delta"):
     """A matrix per head, in which each token replaces the value of its key (Gated DeltaNet, Yang et al. 2024,
-    arXiv:2412.06464). The matrix decays; queries, keys and values pass a short convolution; keys have length 1.
+    arXiv:2412.06464). The matrix decays; queries, keys and values pass through a short convolution; keys have norm 1.
 
     With `decay` "element", `rank` and a sigmoid gate it is Kimi Delta Attention (arXiv:2510.26692).
     """
@@ -97,12 +97,12 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
 @dataclass(frozen=True)
 class Mamba2(Recurrent, kind="mamba2"):
     """A matrix per head that each token decays by its step size and adds to (Mamba-2, Dao and Gu 2024,
-    arXiv:2405.21060). Inputs pass a short convolution; a gate multiplies the output."""
+    arXiv:2405.21060). Inputs pass through a short convolution; a gate multiplies the output."""
 
     n_heads: SizeOrZero = 0  # number of heads; 0: as many as make 2 d_model channels
     d_head: Size = 64  # channels of a head
     n_groups: Size = 1  # groups of heads that share the input and output projections of the state
-    d_state: Size = 128  # numbers that the state keeps of each channel
+    d_state: Size = 128  # size of the state for each channel
     d_conv: Size = 4  # tokens that the convolution reads, the token itself included
     conv_bias: bool = True  # whether the convolution has a bias
     bias: bool = False  # whether the projections have biases
@@ -194,5 +194,5 @@ class AttentionAndMamba2(Attention, kind="attention_and_mamba2"):
         self.mamba.check(config)
         if self.attention.window or self.attention.shares_kv:
             raise UserError(
-                "attention.attention_and_mamba2 has attention with keys of its own and no window: leave out both"
+                "attention.attention_and_mamba2 needs attention without window and shares_kv: leave them out"
             )

@@ -20,7 +20,7 @@ class Routing(Part):
     computed from the logits, and the `top_k` experts with the highest scores process the token.
 
     `build(width, experts, top_k)` of a routing of your own returns a module from tokens (N, D) to the weights and the
-    ids of their experts, both (N, K); `width` is D, `experts` their number.
+    ids of their experts, both (N, K); `width` is D, and `experts` the number of experts.
     """
 
     build: ClassVar[OwnMethod] = None
@@ -28,8 +28,8 @@ class Routing(Part):
     scale: Factor = 1.0  # multiplies the weights
     n_groups: Size = 1  # number of equal groups that the experts are divided into
     top_k_groups: Size = 1  # number of groups from which a token's experts are selected
-    group_top_k: SizeOrZero = 0  # number of a group's best scores whose sum is its score; 0: the default
-    min_sum: Epsilon = 1e-20  # the sum of the weights counts as at least this much where they are divided by it
+    group_top_k: SizeOrZero = 0  # a group's score is the sum of this many of its best scores; 0: the default
+    min_sum: Epsilon = 1e-20  # lower bound of the sum by which the weights are divided
     softcap: Factor | None = None  # logits z become cap * tanh(z / cap)
     selection_bias: bool = False  # a bias per expert is added to the scores for the selection, not for the weights
 
@@ -49,4 +49,4 @@ class SigmoidRouting(Routing, kind="sigmoid"):
     two scores (DeepSeek-V3, section 2.1.2) unless `group_top_k` says otherwise."""
 
     selection_bias: bool = True  # a bias per expert is added to the scores for the selection, not for the weights
-    bias_on: Literal["scores", "logits"] = "scores"  # the routing bias is added to these (Kolibri: logits)
+    bias_on: Literal["scores", "logits"] = "scores"  # values to which the routing bias is added (Kolibri: logits)

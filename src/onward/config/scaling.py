@@ -46,8 +46,8 @@ class LinearScaling(Scaling, kind="linear"):
 
 @dataclass(frozen=True)
 class ProportionalScaling(Scaling, kind="proportional"):
-    """Only the first pairs are rotated, a fraction of them, with the frequencies that they have if all are; the others
-    keep their values at every position (Gemma 4)."""
+    """Only the first pairs, a fraction of all, are rotated, with the frequencies that they have if all pairs are
+    rotated; the other pairs are not rotated (Gemma 4)."""
 
     fraction: Annotated[float, Range(1e-6, 1)] = 0.25  # fraction of the pairs that are rotated
     factor: Factor = 1.0  # divides the frequencies

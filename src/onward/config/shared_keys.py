@@ -7,7 +7,7 @@ from onward.config.part_types import ConfigFields, at
 
 
 def kv_source(config: ConfigFields, layer: int) -> int:
-    """Return the layer whose keys and values `layer` uses: itself or, if it shares them, the nearest one before with
+    """Return the layer whose keys and values `layer` uses: itself or, if it shares them, the nearest earlier layer with
     its own keys and values and the same window."""
     part = at(config.attention, layer)
     if not part.shares_kv:
@@ -17,7 +17,7 @@ def kv_source(config: ConfigFields, layer: int) -> int:
         if (other.shares_kv, other.window, other.chunked) == (False, part.window, part.chunked):
             return earlier
     raise UserError(
-        f"attention.shares_kv: layer {layer} has no layer before it with the same window, whose keys to use"
+        f"attention.shares_kv: layer {layer} shares keys, but no layer before it has its own keys and the same window"
     )
 
 
@@ -27,7 +27,8 @@ def kv_users(config: ConfigFields, layer: int) -> list[int]:
 
 
 def check_shared_keys(config: ConfigFields) -> None:
-    """Raise a UserError if a layer shares keys and values that no earlier layer has in its sizes and positions."""
+    """Raise a UserError if no earlier layer has the keys and values that a layer shares, or if it has different sizes
+    or positions."""
     for layer in range(config.n_layers):
         source = kv_source(config, layer)
         kinds = [(at(config.attention, i).heads(config)[1:], at(config.position, i)) for i in (source, layer)]

@@ -1,4 +1,4 @@
-"""Settings of cleaning: the filters and the duplicates that drop documents. Imports nothing heavy."""
+"""Settings of cleaning: filters and deduplication. Imports nothing heavy."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from onward.base.errors import UserError
 
 @dataclass(frozen=True)
 class Filters:
-    """Limits on the documents that are kept. Each is off unless it is set; `gopher` sets the others."""
+    """Limits on the documents that are kept. A limit without a value is off; with `gopher`, it is Gopher's limit."""
 
     gopher: bool = False  # apply Gopher's limits to options without a value
     min_words: int | None = None  # minimum number of words (Gopher: 50)
@@ -24,15 +24,15 @@ class Filters:
     max_repeated_paragraphs: float | None = None  # maximum fraction of repeated paragraphs (Gopher: 0.3)
     max_repeated_paragraph_text: float | None = None  # maximum fraction of text in repeated paragraphs (Gopher: 0.2)
     max_top_ngrams: tuple[float, ...] = ()  # maximum fraction of text in the top 2-, 3-, 4-gram (Gopher: 0.2 0.18 0.16)
-    max_repeated_ngrams: tuple[float, ...] = ()  # in repeated 5-, 6-, ...-grams (Gopher: 0.15 0.14 0.13 0.12 0.11 0.1)
+    max_repeated_ngrams: tuple[float, ...] = ()  # in repeated 5- to 10-grams (Gopher: 0.15 0.14 0.13 0.12 0.11 0.1)
 
 
 @dataclass(frozen=True)
 class Cleaning(Filters):
-    """Dropped documents: documents that fail a filter, and duplicates of earlier documents in any source."""
+    """Which documents to drop: those that fail a filter, and duplicates of earlier documents in any source."""
 
     exact: bool = True  # drop documents that equal an earlier one
-    near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; finds > 95 %
+    near: float | None = None  # drop documents at least this similar (0 to 1, MinHash) to an earlier one; recall > 95 %
 
     def __post_init__(self) -> None:
         if self.near is not None and not 0 < self.near <= 1:

@@ -1,4 +1,4 @@
-"""Columns of tables under our names, also within columns. Imports nothing heavy."""
+"""Columns of tables, or keys within columns, under Onward's names. Imports nothing heavy."""
 
 from collections.abc import Mapping
 from typing import Any

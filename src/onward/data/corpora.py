@@ -51,7 +51,7 @@ DOWNLOADS = {
         "public domain",
     ),
 }
-HELD_OUT = 0.1008  # fraction of the bytes of `embedded`, as `onward train embedded` holds out on Python 3.11
+HELD_OUT = 0.1008  # held-out fraction of the bytes of `embedded`, as in `onward train embedded` on Python 3.11
 
 
 @cache
@@ -74,8 +74,8 @@ def corpus(name: str, documents: Iterable[str]) -> Corpus:
 
 @cache
 def embedded_train() -> Corpus:
-    """Training pages of `embedded`, and prose from comments in the standard library (2.7 MB), without paragraphs that
-    occur in `embedded` or share eight words in a row with a held-out page."""
+    """The training pages of `embedded`, and prose from comments in the standard library (together 2.7 MB). Comment
+    paragraphs that occur in `embedded`, or that share eight words in a row with a held-out page, are dropped."""
     pages, held_out = split_pages()
     prose = NewProse([*pages, *held_out], held_out)
     texts = (prose.of(comment) for _, source in modules(standard_library()) for comment in comments(source))
@@ -89,7 +89,8 @@ def embedded_validation() -> Corpus:
 
 
 def split_pages() -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """(training documents, held-out documents) of `embedded`; the last fraction HELD_OUT of its bytes is held out."""
+    """Return (training documents, held-out documents) of `embedded`; the last fraction HELD_OUT of its bytes is held
+    out."""
     documents = embedded().documents
     ends = [*accumulate(len(text.encode()) for text in documents)]
     first = bisect_left(ends, (1 - HELD_OUT) * ends[-1]) + 1
@@ -129,7 +130,7 @@ def standard_library() -> Path:
 
 
 def modules(folder: Path) -> Iterator[tuple[str, str]]:
-    """(name, source text) of each module below a folder, except tests and unreadable files."""
+    """Yield (name, source text) of each module below a folder, except tests and unreadable files."""
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(set(folders) - SKIPPED_FOLDERS)
         for file in sorted(name for name in names if name.endswith(".py")):
@@ -147,7 +148,7 @@ def docstrings(folder: Path) -> Iterator[str]:
     """Docstring of each module, class and function below a folder; "" for each without one."""
     for _, tree in parsed_modules(folder):
         nodes: list[ast.AST] = [tree]
-        for node in nodes:  # the list grows by nested statements; expressions have no docstrings
+        for node in nodes:  # the loop appends nested statements; expressions have no docstrings
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield ast.get_docstring(node) or ""
             for part in ("body", "orelse", "handlers", "finalbody", "cases"):

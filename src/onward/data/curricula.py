@@ -1,4 +1,4 @@
-"""Maps window i of a run on several weighted sources to a source and one of its windows.
+"""Map window i of a run on several weighted sources to a source and one of its windows.
 
 Shapes: S sources, N windows.
 """
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from onward.base.errors import UserError
 from onward.config.mixtures import MovingWeight, points_of
 
-BLOCK = 10_000  # windows in which each source has exactly its share
+BLOCK = 10_000  # number of windows in which each source has exactly its share
 GRID = 1 << 14  # steps of the sum that approximates the integral of changing weights over a run
 
 SourceRanks = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -24,14 +24,14 @@ class Interleaving(Protocol):
     """The source of each window of a run, as a pure function of the window's number."""
 
     def locate(self, numbers: NDArray[np.int64]) -> SourceRanks:
-        """Return, for window numbers (N,), the source of each and its number among that source's windows."""
+        """Return the source of each window number (N,), and the window's number among the windows of that source."""
 
 
 class Constant:
-    """Constant weights: every BLOCK windows contain exactly the share of each source, evenly spread."""
+    """Constant weights: in every BLOCK windows, each source has exactly its share of windows, evenly spread."""
 
     def __init__(self, weights: Sequence[float]) -> None:
-        if not min(weights) * BLOCK > sum(weights):  # false for nan, too
+        if not min(weights) * BLOCK > sum(weights):  # also refuses NaN
             raise UserError(f"weights are {tuple(weights)}: each must be positive, and above 1/{BLOCK:,} of their sum")
         exact = np.array(weights) / sum(weights) * BLOCK
         self.counts = rounded(exact)
@@ -53,7 +53,7 @@ class Curriculum:
         added = np.cumsum(values / values.sum(1, keepdims=True), 0) * (total / GRID)
         edges, sofar = np.arange(GRID + 1) / GRID, np.concatenate([np.zeros((1, len(weights))), added])
         self.total, self.counts = total, rounded(sofar[-1])
-        # the k-th window of a source is where its shares so far add up to k + 1/2
+        # window k of a source is placed where the source's cumulative share reaches k + 1/2
         middles = [(np.arange(n) + 0.5) * (exact / n if n else 1) for n, exact in zip(self.counts, sofar[-1])]
         self.source, self.rank = spread([np.interp(m, sofar[:, s], edges) for s, m in enumerate(middles)])
 
@@ -73,14 +73,15 @@ def interleaving(weights: Sequence[float | MovingWeight], total: int) -> Interle
 
 
 def spread(at: Sequence[NDArray[np.float64]]) -> SourceRanks:
-    """Merge the windows of all sources, by their ascending positions `at` in the run: (source, rank) of each window."""
+    """Merge the windows of all sources by their positions `at` in the run, which ascend per source; return the source
+    of each window and its rank in that source."""
     order = np.argsort(np.concatenate(at), kind="stable")
     ranks: Any = [np.arange(len(positions)) for positions in at]
     return np.repeat(np.arange(len(at)), [len(positions) for positions in at])[order], np.concatenate(ranks)[order]
 
 
 def rounded(exact: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Round numbers whose sum is whole by largest remainders, which keeps the sum."""
+    """Round numbers with an integer sum by the largest-remainder method, which preserves the sum."""
     counts = np.floor(exact).astype(np.int64)
     left = round(exact.sum()) - counts.sum()
     counts[np.argsort(counts - exact, kind="stable")[:left]] += 1

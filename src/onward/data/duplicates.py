@@ -1,8 +1,8 @@
-"""Finds duplicates among the documents of all sources; the first of equal documents is kept.
+"""Find duplicates among the documents of all sources; the first of equal documents is kept.
 
-A folder holds a set of files for each unit of work: NUMBER.npz with the `verdicts` (kept, or the reason why not) and
-`hashes` of its documents, and NUMBER.npy with their MinHash signatures if near duplicates are dropped. The files are
-read in parts, so that memory holds about one byte per document.
+A folder holds a set of files for each unit of work: NUMBER.npz with the `verdicts` (kept, or the reason for dropping)
+and `hashes` of its documents, and NUMBER.npy with their MinHash signatures if near duplicates are dropped. The files
+are read in parts, so that memory holds about one byte per document.
 """
 
 import hashlib
@@ -21,14 +21,14 @@ from onward.base.splitmix import GOLDEN
 
 PERMUTATIONS = 128
 SHINGLE_WORDS = 5
-RECALL = 0.95  # the share of pairs just at the similarity that the bands must find
+RECALL = 0.95  # fraction of the pairs exactly at the similarity threshold that the bands must find
 HASHES_AT_ONCE = 1 << 22  # documents
-PAIRS_AT_ONCE = 1 << 14  # pairs of signatures
-KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; the last: continues the document of the unit before
+PAIRS_AT_ONCE = 1 << 14  # pairs of signatures per comparison
+KEPT, DUPLICATE, NEAR, CONTINUED = 0, 1, 2, 255  # verdicts; CONTINUED: continues the previous unit's document
 
 
 def fingerprint(text: str) -> int:
-    """64-bit hash; among a billion different documents, two share one with a probability of 3 %."""
+    """64-bit hash; among a billion different documents, the probability of a collision is 3 %."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
@@ -43,7 +43,8 @@ def signature(text: str) -> np.ndarray:
 
 
 def band_match_probability(agreeing: int, width: int) -> float:
-    """Probability that signatures that agree in `agreeing` random columns agree in a whole band of `width` columns."""
+    """Probability that two signatures with `agreeing` equal columns, at random places, are equal in a whole band of
+    `width` columns."""
     bands = min(PERMUTATIONS // width, agreeing // width)
     terms = (
         (-1) ** n * comb(PERMUTATIONS // width, n) * comb(PERMUTATIONS - n * width, agreeing - n * width)
@@ -54,9 +55,9 @@ def band_match_probability(agreeing: int, width: int) -> float:
 
 @cache
 def band_width(similarity: float) -> int:
-    """Width of the widest bands that find the fraction RECALL of the pairs with this similarity: the wider the bands,
-    the fewer pairs are compared."""
-    least = ceil(similarity * PERMUTATIONS)  # agreeing columns of a near duplicate
+    """Width of the widest bands that find the fraction RECALL of the pairs with this similarity. Wider bands mean fewer
+    comparisons."""
+    least = ceil(similarity * PERMUTATIONS)  # minimum number of equal columns of near duplicates
     return max(width for width in range(1, PERMUTATIONS + 1) if band_match_probability(least, width) >= RECALL)
 
 
@@ -76,7 +77,7 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 
 class Verdicts:
-    """The verdicts on the documents of all units, (N,); an index counts the documents of all units, in order."""
+    """The verdicts on the N documents of all units, (N,), in order; an index is a document's position in this array."""
 
     def __init__(self, folder: Path, units: int) -> None:
         self.folder, self.units = folder, range(units)
@@ -90,8 +91,8 @@ class Verdicts:
             return np.asarray(arrays[name])
 
     def drop_duplicates(self, exact: bool, near: float | None) -> None:
-        """Mark duplicates among the documents that passed the filters (with `near`, also documents at least that
-        similar to an earlier one), and write NUMBER.verdicts.npy of each unit."""
+        """Mark duplicates among the documents that passed the filters (with `near`, also documents with at least this
+        similarity to an earlier one), and write NUMBER.verdicts.npy for each unit."""
         continued, head, before = np.flatnonzero(self.verdicts == CONTINUED).tolist(), -1, -1
         if exact:
             for index in continued:
@@ -134,7 +135,7 @@ class Verdicts:
             yield index[repeated], earliest[repeated]
 
     def hashes(self, unit: int) -> np.ndarray:
-        """Hashes of a unit's documents; a document that continues in later units has that of its whole text."""
+        """Hashes of a unit's documents; a document that continues in later units has the hash of its whole text."""
         hashes, start = self.load(unit, "hashes"), int(self.offsets[unit])
         if len(hashes) and start in self.joined:
             hashes[0] = self.joined[start]

@@ -54,12 +54,12 @@ class Example:
     sequences: Sequence[TokenSequence]
     place: str
     numbers: Mapping[str, float] = field(default_factory=dict)
-    columns: str = ""  # JSON object with the fields for rewards; "": no fields
+    columns: str = ""  # JSON object with the fields that rewards read; "": no fields
     source: str = ""  # the source as the user named it: a file, a folder, a glob or a dataset
 
 
 class Encoder:
-    """Makes token sequences, with the tokens to train on, of texts and messages."""
+    """Encode texts and messages to token sequences, with the tokens to train on."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -74,12 +74,12 @@ class Encoder:
         return TokenSequence(tokens, [True] * len(tokens))
 
     def texts(self, *texts: str) -> TokenSequence:
-        """One sequence of all texts, each followed by the end token, or a line break in a vocabulary without one; all
-        tokens are trained."""
+        """One sequence of all texts, each followed by the end token or, in a vocabulary without an end token, by a line
+        break; all tokens are trained."""
         tokens = self.tokenizer.begin([])
         for i, text in enumerate(texts):
             check_text(text, "text or pair")
-            begins = self.end or i == 0  # a text after a line break continues the last one
+            begins = self.end or i == 0  # after a line break, a text continues the previous text
             tokens = tokens + (
                 self.tokenizer.encode(text, special=False) if begins else self.tokenizer.encode_inside(text)
             )
@@ -89,11 +89,11 @@ class Encoder:
     def answers(
         self, prompt: str | Sequence[Message], completion: str | Sequence[Message], variables: Variables = NONE
     ) -> list[TokenSequence]:
-        """A prompt and its completion (both texts, or both messages), of which only the completion is trained; several
-        sequences as for `conversations`."""
+        """A prompt and its completion (both texts, or both messages); only the completion is trained. The result may be
+        several sequences, as in `conversations`."""
         if isinstance(prompt, str) and isinstance(completion, str):
             check_no_variables(variables)
-            before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])  # as for generation
+            before = self.tokenizer.encode(prompt) or self.tokenizer.begin([])  # the same tokens as for generation
             after = self.tokenizer.continuation(prompt, completion) + self.end
             return [TokenSequence(before + after, [False] * len(before) + [True] * len(after))]
         if not isinstance(prompt, list | tuple) or not isinstance(completion, list | tuple):
@@ -120,9 +120,9 @@ class Encoder:
     def conversations(
         self, messages: Sequence[Message], given: int = 0, variables: Variables = NONE
     ) -> list[TokenSequence]:
-        """The messages as sequences, of which the assistant's messages after the first `given` are trained, unless
-        their `weight` is 0. Several sequences where the template writes earlier turns differently once others follow.
-        `variables` are those of the chat template, such as `tools`."""
+        """The messages as sequences; the assistant's messages after the first `given` messages are trained, unless
+        their `weight` is 0. There are several sequences if the template writes an earlier turn differently once other
+        turns follow. `variables` are those of the chat template, such as `tools`."""
         chat = self.chat_for(messages, variables)
         trained = trained_messages(messages, given)
         made = chat.conversations(messages, given, trained, **variables)
@@ -142,14 +142,14 @@ class Encoder:
 def only(sequences: Sequence[TokenSequence]) -> TokenSequence:
     if len(sequences) > 1:
         raise UserError(
-            f"the conversation becomes {len(sequences)} examples, because the chat template writes answers differently "
-            "once others follow: train one answer, and give the others as the prompt"
+            f"the conversation becomes {len(sequences)} examples, because the chat template writes an answer "
+            "differently once other turns follow: train one answer, and give the rest as the prompt"
         )
     return sequences[0]
 
 
 def check_variables(variables: Variables, source: str) -> None:
-    """Refuse malformed tools, and texts that the template's `source` does not write."""
+    """Raise a UserError for malformed tools, and for variables with text that the template's `source` does not use."""
     tools = variables.get("tools")
     if tools and (not isinstance(tools, list | tuple) or not all(isinstance(tool, Mapping) for tool in tools)):
         raise UserError(f"tools are {shown(tools)}: give a list of JSON schemas, as the chat template reads them")
@@ -181,15 +181,15 @@ def occurs(name: str, source: str) -> bool:
 
 
 def check_text(text: str, name: str) -> None:
-    """`name` names the text in the message, such as "prompt"."""
+    """Raise a UserError unless `text` is a text that is not empty; `name` names it in the message, such as "prompt"."""
     if not isinstance(text, str):
         raise UserError(f"{name} is {shown(text)}: give a text")
     if not text:
-        raise UserError(f"the {name} is empty: give it words, or remove the example")
+        raise UserError(f"the {name} is empty: add text, or remove the example")
 
 
 def check_messages(messages: Any, source: str) -> None:
-    """Refuse messages without text, and texts in fields that the template's `source` does not read."""
+    """Raise a UserError for messages without text, and for text in fields that the template's `source` does not use."""
     if not isinstance(messages, list | tuple) or not all(
         isinstance(m, Mapping) and isinstance(m.get("role"), str) for m in messages
     ):
@@ -216,7 +216,7 @@ class Examples:
     ends: np.ndarray  # (S,), the index after each sequence's last token
     per_example: int = 1  # number of sequences per example
     numbers: Mapping[str, np.ndarray] = field(default_factory=dict)  # numbers of each example, (M,) each
-    columns: Sequence[str] = ()  # one per example, see Example.columns; () if no example has any
+    columns: Sequence[str] = ()  # `Example.columns` of each example; () if all are empty
 
     def __len__(self) -> int:
         return len(self.ends) // self.per_example

@@ -12,7 +12,7 @@ from onward.data.cleaning import GOPHER, Filters
 
 
 def failed_filter(filters: Filters, text: str) -> str:
-    """Name of the first filter that drops the document, such as "min_words"; "" if it is kept."""
+    """Name of the first filter that drops the document, such as "min_words"; "" if no filter drops it."""
     document = Document(text)
     for name, measure, limit in active_filters(filters):
         value = measure(document)
@@ -23,7 +23,7 @@ def failed_filter(filters: Filters, text: str) -> str:
 
 @cache
 def active_filters(filters: Filters) -> list[tuple[str, Callable[["Document"], float], float]]:
-    """(name, measure, limit) of each filter that is on."""
+    """Return (name, measure, limit) of each active filter."""
     active: list[tuple[str, Callable[[Document], float], float]] = []
     for name, measure in MEASURES.items():
         limit = getattr(filters, name)

@@ -1,4 +1,4 @@
-"""Reads a file in pieces: a text, a .jsonl or a .parquet, each also compressed. Imports nothing heavy."""
+"""Read a file in pieces: a text, a .jsonl or a .parquet file, possibly compressed. Imports nothing heavy."""
 
 import bz2
 import codecs
@@ -44,11 +44,11 @@ MOST_MARKUP = 1 << 28  # bytes of a file whose text is extracted, which is in me
 COMPRESSED = ".gz", ".bz2", ".xz", ".zst"
 ARCHIVES = ".zip", ".7z", ".rar", ".tar", ".tgz", ".tbz2", ".txz", ".tzst"
 OTHER_DOCUMENTS = ".doc", ".odt", ".rtf", ".pptx", ".ppt", ".xlsx", ".xls", ".mobi", ".azw3", ".djvu", ".chm"
-STRINGS = "string", "large_string", "string_view"  # of pyarrow's types
-BATCH_ROWS, BATCH_BYTES = 64, 1 << 24  # the most rows of a table that are read at a time, and about the most bytes
+STRINGS = "string", "large_string", "string_view"  # names of pyarrow's string types
+BATCH_ROWS, BATCH_BYTES = 64, 1 << 24  # maximum number of table rows, and approximate bytes, per read
 # Where a text may be split, best first. Tokens never cross a break of the first kind: see Tokenizer.pieces.
 BREAKS = [re.compile(p) for p in (r"(?<=\S)\r?\n(?=\S)", r"\n", r"\s")]
-# The characters before the end of a passage that are searched for a break, in this order.
+# How many characters before the end of a passage are searched for a break, tried in this order.
 SEARCH_CHARS = 1 << 8, 1 << 12, 1 << 20
 
 
@@ -78,8 +78,8 @@ class SourcePiece:
     ends: bool = True  # whether the last document ends in this piece
     kind: str = ""  # kind of markup from which `text` is extracted; see `kind_of`
     odd: bool = False  # whether it is a page of HTML with bytes that are not UTF-8
-    repeated: frozenset[int] = frozenset()  # keys of the lines that are then left out
-    raw: bool = False  # whether texts that are pages of HTML stay as they are
+    repeated: frozenset[int] = frozenset()  # keys of the lines to leave out of the extracted text
+    raw: bool = False  # whether to keep texts that are HTML pages unchanged
 
     def __len__(self) -> int:
         return len(self.text) + sum(map(len, self.records))
@@ -133,7 +133,7 @@ def split(text: str, size: int) -> Iterator[str]:
 
 
 def last_break(text: str, start: int, end: int) -> int:
-    """Index after the last break in [start, end), best at a line end near `end`; `end` if there is none."""
+    """Index after the last break in [start, end), preferably at a line end near `end`; `end` if there is no break."""
     for pattern, reach in product(BREAKS, SEARCH_CHARS):
         if breaks := [match.end() for match in pattern.finditer(text, max(start, end - reach), end)]:
             return breaks[-1]
@@ -150,13 +150,13 @@ def suffixes(name: str) -> tuple[str, str]:
 def read_file(
     path: Path, name: str, reading_as: Reading, sizes: PieceSizes, repeated: frozenset[int] = frozenset()
 ) -> Iterator[SourcePiece]:
-    """Yield the pieces of a file, whose format follows from `name`; `repeated` has the keys of the lines that are left
+    """Yield the pieces of a file, whose format `name` determines; `repeated` contains the keys of the lines to leave
     out of extracted text."""
     content, _ = suffixes(name)
     if content in ARCHIVES:
         raise UserError(f"{name} is an archive: unpack it, and name its files or their folder")
     if content in OTHER_DOCUMENTS:
-        raise UserError(f"{name} is a {content} document, which is not read: convert it to .docx, .pdf or text")
+        raise UserError(f"{name} is a {content} document, which Onward cannot read: convert it to .docx, .pdf or text")
     with reading(name), open(path, "rb") as file:
         if content == ".parquet":
             with seekable(name, file) as table:
@@ -167,7 +167,7 @@ def read_file(
 
 @contextmanager
 def seekable(name: str, file: BinaryIO) -> Iterator[IO[bytes]]:
-    """Give `file` itself or, if it is a pipe or compressed, a temporary file with its content."""
+    """Yield `file` itself or, if it is a pipe or compressed, a temporary file with its content."""
     if file.seekable() and not suffixes(name)[1]:
         yield file
         return
@@ -207,7 +207,7 @@ def decompressed(name: str, file: BinaryIO) -> BinaryIO:
 
 
 class Peeked:
-    """A stream whose first bytes have been read already."""
+    """A binary stream that has already read its first bytes, as `head`."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.stream, self.head = stream, stream.read(HEAD_BYTES)
@@ -253,7 +253,7 @@ def read(
 
 
 def marked_up(name: str, kind: str, stream: Peeked, encoding: str, repeated: frozenset[int]) -> SourcePiece:
-    """A file whose text is extracted, its content in UTF-8 unless it is binary."""
+    """Return a file whose text is extracted, as one piece; its content is converted to UTF-8 unless it is binary."""
     content = stream.read(MOST_MARKUP + 1)
     if len(content) > MOST_MARKUP:
         raise UserError(
@@ -275,7 +275,7 @@ def marked_up(name: str, kind: str, stream: Peeked, encoding: str, repeated: fro
 
 
 def is_blank_file(path: Path) -> bool:
-    """Whether a file holds only white space; False if it cannot be read."""
+    """Whether a file contains only white space; False if it cannot be read."""
     try:
         with open(path, "rb") as file:
             stream = decompressed(path.name, file)
@@ -283,7 +283,7 @@ def is_blank_file(path: Path) -> bool:
                 text = block.decode(errors="replace").removeprefix("\ufeff")
                 if text and not text.isspace():
                     return False
-    except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):  # an error of the reader names the file
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, UserError):  # the reader reports the error later
         return False
     return True
 
@@ -297,7 +297,7 @@ class NotText(UserError):
 
 
 def decode_blocks(name: str, stream: BinaryIO | Peeked, encoding: str, block_bytes: int) -> Iterator[tuple[str, bool]]:
-    """Yield (text, whether it is the last), `block_bytes` at a time."""
+    """Yield (text, whether it is the last one) for blocks of `block_bytes` bytes."""
     try:
         with suppress(UnicodeError):
             b" ".decode(encoding)  # raises LookupError for codecs such as base64, which the next call accepts
@@ -312,7 +312,7 @@ def decode_blocks(name: str, stream: BinaryIO | Peeked, encoding: str, block_byt
         if b"\0" in block and not wide:
             what = f"{name} is binary (a zero byte at offset {offset + block.index(0)})"
             raise NotText(what, "name text files, or give --encoding utf-16")
-        left = decoder.getstate()[0]  # the first bytes of a character that the last block has split
+        left = decoder.getstate()[0]  # first bytes of a character that the previous block split
         try:
             text = decoder.decode(block, last)
         except UnicodeError as error:
@@ -388,7 +388,7 @@ def table_pieces(
 
 
 def type_at(schema: Any, path: str) -> Any:
-    """pyarrow's type of a column or, by a path, of a field within one; None if there is none."""
+    """pyarrow's type of a column or, for a path, of a field within a column; None if it does not exist."""
     names = [field.name for field in schema] if hasattr(schema, "__iter__") else []
     if path in names:
         return schema.field(names.index(path)).type

@@ -1,4 +1,4 @@
-"""The forms of examples: each method of fine-tuning builds examples of one form from records."""
+"""Forms of examples: each fine-tuning method builds examples of one form from records."""
 
 import json
 import math
@@ -13,9 +13,9 @@ from onward.data.examples import Encoder, Example, TokenSequence, check_text
 from onward.data.records import Record
 from onward.data.unread import check_unread
 
-MOST_COLUMNS = 1 << 16  # bytes of JSON that are kept of a record for its reward
+MOST_COLUMNS = 1 << 16  # maximum number of bytes of a record's JSON for rewards
 FOR_TEMPLATES = "tools", "chat_template_kwargs"  # variables of the chat template
-OF_PAIRS = "chosen", "rejected", "margin"  # preference fields, next to the messages for supervised fine-tuning
+OF_PAIRS = "chosen", "rejected", "margin"  # fields of preference data, which supervised fine-tuning ignores
 Form = Callable[[Encoder, Iterable[Record]], Iterator[Example]]
 
 
@@ -36,7 +36,7 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     for record in records:
         with placed(record):
             if record.values.get("prompt") is None:
-                raise missing(record.values, "prompt, and answer where the reward compares with one")
+                raise missing(record.values, "prompt, and answer if the reward needs one")
             before = encoder.prompt(record.values["prompt"], variables(record.values))
             after = encoder.tokenizer.encode(answer_text(record.values.get("answer")), special=False) + end
             trained = [False] * len(before) + [True] * len(after)
@@ -45,7 +45,7 @@ def prompted(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def columns(values: Mapping[str, Any]) -> str:
-    """The fields besides the prompt as a JSON object, for rewards, without values that JSON cannot hold."""
+    """The fields besides the prompt as a JSON object, for rewards, without values that JSON cannot represent."""
     kept = []
     for name in values.keys() - {"prompt"}:
         try:
@@ -56,7 +56,7 @@ def columns(values: Mapping[str, Any]) -> str:
     if len(text) > MOST_COLUMNS:  # of ASCII
         raise UserError(
             f"cannot give rewards its fields besides prompt, because they take {len(text):,} bytes as JSON, more than "
-            f"{MOST_COLUMNS:,}: leave out those that no reward reads"
+            f"{MOST_COLUMNS:,}: leave out the fields that no reward reads"
         )
     return text
 
@@ -68,7 +68,7 @@ def answer_text(value: Any) -> str:
 
 
 def with_fields(records: Iterable[Record], names: Collection[str], reward: str) -> Iterator[Record]:
-    """The records unchanged, after a check that none lacks a field in `names`, which `reward` reads."""
+    """Yield the records unchanged; raise a UserError if a record lacks a field in `names`, which `reward` reads."""
     for record in records:
         with placed(record):
             for name in names:
@@ -130,7 +130,7 @@ def preferred(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
 
 
 def pair(values: Mapping[str, Any]) -> tuple[Any, Any, Any]:
-    """(prompt, chosen, rejected); the prompt of two whole conversations is their common prefix."""
+    """Return (prompt, chosen, rejected); the prompt of two whole conversations is their common prefix."""
     if not has(values, "chosen", "rejected"):
         raise missing(values, "chosen and rejected, with a prompt")
     prompt, chosen, rejected = values.get("prompt"), values["chosen"], values["rejected"]
@@ -155,13 +155,14 @@ def number(value: Any, name: str) -> float:
     try:
         if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
             return float(value)
-    except OverflowError:  # the integer is huge
+    except OverflowError:  # the integer is too large for a float
         pass
     raise UserError(f"{name} is {shown(value)}: give a finite number")
 
 
 def judged(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
-    """Examples for KTO: a prompt, a completion and a `label`, whether it is wanted; a pair of answers gives two.
+    """Examples for KTO: a prompt, a completion and a `label`, whether the completion is wanted; a pair of answers
+    becomes two examples.
 
     The second sequence is the prompt with the completion of the nearest earlier example with another prompt, wrapping
     around at the start of the table."""
@@ -200,28 +201,31 @@ def wanted(label: Any) -> float:
 
 
 def other_prompts(prompts: Sequence[Any]) -> list[int | None]:
-    """Index of the nearest earlier prompt that differs and is of the same kind (text or messages), wrapping around at
-    the start; None if there is none."""
+    """For each prompt, the index of the nearest earlier prompt that differs and has the same kind (text or messages),
+    wrapping around at the start; None if there is no such prompt."""
     partners: list[int | None] = [None] * len(prompts)
     for texts in (True, False):
         indices = [i for i, prompt in enumerate(prompts) if isinstance(prompt, str) == texts]
         for before, i in zip(indices[-1:] + indices, indices):
-            if before == indices[-1]:  # the first one: search from the end
+            if before == indices[-1]:  # the first prompt: wrap around, and search from the end
                 partners[i] = next((j for j in reversed(indices) if prompts[j] != prompts[i]), None)
-            else:  # records with equal prompts share one string
+            else:  # compare with the previous prompt only
                 partners[i] = before if prompts[before] != prompts[i] else partners[before]
     return partners
 
 
 def classified(encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
     """Examples for a classifier: `text`, perhaps a second text in `pair`, and the index of `label` among
-    `encoder.labels`, which become all labels of `records`, sorted, if they are empty."""
+    `encoder.labels`. If these are empty, they become all labels of `records`, sorted."""
     rows: list[tuple[TokenSequence, Any, Record]] = []
     for record in records:
         with placed(record):
             text, pair, label = (record.values.get(name) for name in ("text", "pair", "label"))
             if not isinstance(text, str) or not isinstance(pair, str | None) or type(label) not in (str, int, bool):
-                raise missing(record.values, "text and label, and perhaps pair: texts, and a text or a whole number")
+                raise missing(
+                    record.values,
+                    "text and label, and optionally pair (text, pair: texts; label: a text or whole number)",
+                )
             check_unread(record.values, ("text", "pair", "label"))
             sequence = encoder.texts(text, *([] if pair is None else [pair]))
             rows.append((sequence, label, Record({}, record.place, record.source)))

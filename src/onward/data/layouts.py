@@ -1,7 +1,8 @@
 """The layouts of published data sets: ShareGPT, Alpaca, OpenAI messages and others, as the records that forms read.
 
 A record has `messages`; `prompt` and `completion`; `chosen` and `rejected`, perhaps with a `prompt`; or `text`.
-Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that no layout names are kept."""
+Messages are lists of {"role": ..., "content": ...} with texts as contents. Fields that are not part of the layout are
+kept."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,8 +18,8 @@ from onward.data.messages import TALKS, message, read_messages, with_system
 from onward.data.records import Record, read_records
 
 Values = Mapping[str, Any]
-MEDIA = "images", "image", "audio", "audios", "videos", "video"  # columns that are refused unless they are empty
-QUESTIONS = "instruction", "question", "query", "input"  # columns with a question, whose texts are joined
+MEDIA = "images", "image", "audio", "audios", "videos", "video"  # columns that raise an error unless they are empty
+QUESTIONS = "instruction", "question", "query", "input"  # columns whose texts are joined to a question
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Layout:
 
     name: str
     fields: tuple[str, ...]
-    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts the fields of a row in this layout
+    convert: Callable[[dict[str, Any]], Values] = lambda values: values  # converts a row of this layout
 
 
 def sharegpt(values: dict[str, Any]) -> Values:
@@ -46,7 +47,8 @@ def sharegpt(values: dict[str, Any]) -> Values:
 
 
 def asked(values: dict[str, Any]) -> list[dict[str, Any]]:
-    """Take the columns of QUESTIONS and `history`, a list of earlier (instruction, answer), from a row, as messages."""
+    """Remove the columns of QUESTIONS and `history`, a list of earlier (instruction, answer) pairs, from a row; return
+    them as messages."""
     parts = {name: values.pop(name, None) for name in QUESTIONS}
     if wrong := [name for name, part in parts.items() if not isinstance(part, str | None)]:
         raise UserError(f"{wrong[0]} is {shown(parts[wrong[0]])}: give a text")
@@ -66,13 +68,13 @@ def alpaca(values: dict[str, Any]) -> Values:
 def asked_pair(values: dict[str, Any]) -> Values:
     """A question, such as Alpaca's `instruction`, with the answers `chosen` and `rejected`."""
     if isinstance(values["chosen"], list) and shared_start(values["chosen"], values["rejected"]):
-        return values  # whole conversations that contain the question
+        return values  # whole conversations, which contain the question
     talk = asked(values)
     return {**values, "prompt": talk, **{name: answer_messages(values[name]) for name in ("chosen", "rejected")}}
 
 
 def prompted_pair(values: dict[str, Any]) -> Values:
-    """A `prompt` that is a text becomes a message if the answers are messages without a common beginning."""
+    """Convert a text `prompt` to a message if the answers are lists of messages without a common prefix."""
     prompt, chosen, rejected = (values[name] for name in ("prompt", "chosen", "rejected"))
     messages = isinstance(chosen, list) and isinstance(rejected, list)
     if isinstance(prompt, str) and prompt and messages and not shared_start(chosen, rejected):
@@ -89,17 +91,17 @@ def shared_start(one: Any, other: Any) -> bool:
 
 
 def implicit(values: dict[str, Any]) -> Values:
-    """The texts `chosen` and `rejected` without a prompt, which is their common beginning."""
+    """Split the common prefix of the texts `chosen` and `rejected` off as the prompt."""
     chosen, rejected = values["chosen"], values["rejected"]
     if not isinstance(chosen, str) or not isinstance(rejected, str):
         return values
     same = (one == other for one, other in zip(chosen, rejected))
     size = next((i for i, equal in enumerate(same) if not equal), min(len(chosen), len(rejected)))
-    size -= size > 0 and chosen[size - 1] == " "  # a space belongs to the answers
+    size -= size > 0 and chosen[size - 1] == " "  # a space at the end of the prefix belongs to the answers
     return {**values, "prompt": chosen[:size], "chosen": chosen[size:], "rejected": rejected[size:]}
 
 
-LAYOUTS = (  # the first whose fields a row has
+LAYOUTS = (  # a row has the first layout whose fields it contains
     Layout("ShareGPT preferences", ("conversations", "chosen", "rejected"), sharegpt),
     Layout("ShareGPT conversations", ("conversations",), sharegpt),
     Layout("Alpaca instructions", ("instruction", "output"), alpaca),
@@ -122,16 +124,16 @@ def layout_of(values: Values) -> Layout | None:
 
 
 def converted(record: Record) -> Record:
-    """A row of a known layout as a record that fine-tuning reads; others are returned unchanged."""
+    """Convert a row of a known layout to a record that fine-tuning reads; return other rows unchanged."""
     layout = layout_of(record.values)
     if layout is None:
         return record  # the method's form reports missing fields
     try:
         values = dict(layout.convert(dict(record.values)))
         if isinstance(values.get("tools"), str):
-            with suppress(ValueError, RecursionError):  # as in ShareGPT; other texts are refused when they are read
+            with suppress(ValueError, RecursionError):  # JSON text, as in ShareGPT; other text raises an error later
                 values["tools"] = json.loads(values["tools"] or "null")
-        if isinstance(values.get("functions"), list | tuple) and not values.get("tools"):  # OpenAI's older name
+        if isinstance(values.get("functions"), list | tuple) and not values.get("tools"):  # OpenAI's former name
             values["tools"] = [{"type": "function", "function": one} for one in values.pop("functions")]
         for name in MEDIA:
             if values.get(name):

@@ -1,4 +1,4 @@
-"""Messages as data sets write them, under the names that chat templates read, and the flags of their messages."""
+"""Convert messages of data sets to the fields that chat templates read, and interpret their training flags."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ ROLES = {  # roles in ShareGPT and related formats
     **dict.fromkeys(("tool", "observation", "function_response", "function"), "tool"),
     **dict.fromkeys(("system", "developer"), "system"),
 }
-OF_TEMPLATES = "model", "observation", "developer"  # roles that chat templates distinguish from those of ROLES
+OF_TEMPLATES = "model", "observation", "developer"  # roles that chat templates may read instead of those in ROLES
 ASSISTANT = "assistant", "model"
 SYSTEM = "system", "system_prompt", "system_message"  # columns with the text of a system message
 TALKS = "messages", "prompt", "completion", "chosen", "rejected"  # fields that may hold messages
@@ -22,8 +22,8 @@ TEXTS = "text", "input_text", "output_text"  # types of content parts that are t
 
 
 def message(value: Any, role: str = "") -> dict[str, Any]:
-    """A message {"role", "content"} of {from, value}, {role, content} or a mixture, or of a text and a role; other
-    fields are kept."""
+    """Make a message {"role", "content"} from {from, value}, {role, content} or a mixture, or from a text and a role;
+    other fields are kept."""
     if isinstance(value, str) and role:
         return {"role": role, "content": value}
     if not isinstance(value, Mapping) or not ({"from", "role"} & value.keys()):
@@ -36,24 +36,24 @@ def message(value: Any, role: str = "") -> dict[str, Any]:
     if own.get("content") is None and "value" in own:
         own["content"] = own.pop("value")
     name = known if "role" in value and known in OF_TEMPLATES else ROLES.get(known, speaker)
-    if isinstance(call := own.pop("function_call", None), Mapping) and call:  # OpenAI's name of a single call
+    if isinstance(call := own.pop("function_call", None), Mapping) and call:  # OpenAI's former name of a call
         own["tool_calls"] = [*(own.get("tool_calls") or []), {"type": "function", "function": dict(call)}]
     return {"role": name, **own}
 
 
 def read_messages(values: Sequence[Any]) -> list[Any]:
-    """Messages as `message` makes them, with content parts joined; other values unchanged."""
+    """Convert `values` with `message`, and join content parts; values that are not messages stay unchanged."""
     result = list[Any]()
     for number, value in enumerate(values, 1):
         if not isinstance(value, Mapping) or not ({"from", "role"} & value.keys()):
-            result.append(value)  # refused where messages are read
+            result.append(value)  # raises an error later, when messages are encoded
             continue
         result.append(with_text(message(value), number))
     return result
 
 
 def with_text(value: dict[str, Any], number: int) -> dict[str, Any]:
-    """The message with its content parts, which must be texts, joined."""
+    """Join the content parts of a message, which must all be texts."""
     content = value.get("content")
     if not isinstance(content, list | tuple):
         return value
@@ -94,7 +94,8 @@ def with_system(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def trained_messages(messages: Sequence[Mapping[str, Any]], given: int) -> list[bool]:
-    """Whether each message is trained: the assistant's after the first `given`, unless a flag such as `weight` is 0."""
+    """Whether each message is trained: True for the assistant's messages after the first `given` messages, unless a
+    flag such as `weight` is 0."""
     result = []
     for number, one in enumerate(messages, 1):
         own = one["role"] in ASSISTANT

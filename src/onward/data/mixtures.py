@@ -13,13 +13,13 @@ from onward.data.curricula import Interleaving
 from onward.data.examples import Examples
 from onward.data.packing import ExampleBatch, PackedExamples, batch_of
 
-SET = "set"  # the name of the number that stores the table of an example
+SET = "set"  # name of the number that stores the table of an example
 
 
 def joined(tables: Sequence[Examples]) -> Examples:
-    """All examples in one table, in order; the number `set` of each is the index of its table."""
+    """Join tables of examples to one, in order; the number `set` of each example is the index of its table."""
     if len({table.per_example for table in tables}) > 1:
-        raise UserError("the sources have examples of different forms: train on them in different runs")
+        raise UserError("the sources have examples of different forms: train on them in separate runs")
     names = dict.fromkeys(name for table in tables for name in table.numbers)
     numbers = {n: np.concatenate([t.numbers.get(n, np.zeros(len(t))) for t in tables]) for n in names}
     starts = np.cumsum([0, *(len(table.tokens) for table in tables[:-1])])
@@ -34,7 +34,7 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
-    """Draw as many examples as there are, with each table's share by its weight. A table smaller than its share is
+    """Draw as many examples as the tables have, in proportion to the tables' weights. A table smaller than its share is
     repeated: in full passes, then by a random part that depends on the seed."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
@@ -48,7 +48,7 @@ def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Example
 
 class MixedRows:
     """The rows of a fine-tuning run on several tables whose shares change over the run. Row i is a pure function of the
-    seed and i, and holds examples of one table, which has its own epochs."""
+    seed and i, and contains examples of one table; each table has its own epochs."""
 
     def __init__(self, tables: Sequence[PackedExamples], mixture: Interleaving, seed: int) -> None:
         self.tables, self.mixture, self.seed = tables, mixture, seed
@@ -65,6 +65,6 @@ class MixedRows:
 
 
 def one_set(examples: Examples, index: int) -> Examples:
-    """The examples of one of the tables that `joined` has joined."""
+    """The examples of one of the tables that `joined` joined."""
     kept = examples.select(np.flatnonzero(examples.numbers[SET] == index))
     return replace(kept, numbers={name: values for name, values in kept.numbers.items() if name != SET})

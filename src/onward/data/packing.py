@@ -1,6 +1,6 @@
 """Batches of examples for fine-tuning: rows that hold one or more complete examples; no sequence attends to another.
 
-Shapes: B rows, T tokens of each, S sequences in a batch, M examples, N examples in all.
+Shapes: B rows, T tokens per row, S sequences and M examples in a batch, N examples in total.
 """
 
 import json
@@ -23,14 +23,16 @@ from onward.data.windows import IGNORE_INDEX, Batch, hashed, permuted
 @named
 @dataclass(frozen=True)
 class ExampleBatch(Batch):
-    """Rows of complete examples. Sequences are numbered within the batch; those of an example are consecutive."""
+    """Rows of complete examples. Sequences are numbered within the batch; the sequences of an example have consecutive
+    numbers."""
 
-    sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T), of each token
+    # number of the sequence to which each token belongs
+    sequences: Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.long))  # (B, T)
     num_sequences: int = 0  # S
     lasts: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))  # (S,), see `batch_of`
     numbers: Mapping[str, Tensor] = field(default_factory=dict)  # numbers of each example, (M,) each
     num_examples: int = 0  # M
-    columns: Sequence[str] = ()  # (M,), see Example.columns; () if no example has any
+    columns: Sequence[str] = ()  # (M,), `Example.columns` of each example; () if all are empty
     by_example: bool = False  # whether the loss is a mean over examples instead of targets
 
     @property
@@ -53,9 +55,9 @@ def columns_of(batch: Batch) -> list[dict[str, Any]]:
 class PackedExamples:
     """The rows of examples that a fine-tuning run reads, epoch after epoch; row i is a pure function of the seed and i.
 
-    An epoch has every row once, shuffled, or in the order of the examples if the seed is None. With `packed`, a row
-    holds as many examples as fit into `length` tokens times the number of sequences per example, else one example.
-    `by_example`: the loss is a mean over examples, not over targets.
+    An epoch contains every row once, in random order or, if the seed is None, in the order of the examples. With
+    `packed`, a row holds as many examples as fit into `length` tokens times the number of sequences per example, else
+    one example. `by_example`: the loss is a mean over examples, not over targets.
     """
 
     def __init__(
@@ -95,8 +97,8 @@ class PackedExamples:
 
 
 def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool = False) -> ExampleBatch:
-    """Build a batch; `rows` has the numbers of each row's examples. Positions restart at each sequence, so no sequence
-    attends to another; each padding token is a separate sequence.
+    """Build a batch; `rows` contains the indices of each row's examples. Positions restart at each sequence, so no
+    sequence attends to another; each padding token is a separate sequence.
 
     `lasts` are the indices, in the tokens flattened to (B * T), of each sequence's last trained token, or of its last
     token if none is trained."""
@@ -136,8 +138,8 @@ def batch_of(examples: Examples, rows: Sequence[Sequence[int]], by_example: bool
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
     """Pack examples into rows of `room` tokens, longest first, each into the fullest row in which it fits."""
     rows: list[list[int]] = []
-    by_room: dict[int, list[int]] = defaultdict(list)  # rows by the number of free tokens in them
-    rooms: list[int] = []  # keys of `by_room` that have rows, ascending
+    by_room: dict[int, list[int]] = defaultdict(list)  # rows by number of free tokens
+    rooms: list[int] = []  # the keys of `by_room` with rows, in ascending order
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
         at = bisect_left(rooms, lengths[i])
         if at < len(rooms):

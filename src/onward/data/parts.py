@@ -1,9 +1,9 @@
-"""Prepares texts on several machines: each encodes a part of the units into a folder OUT.part-3-of-16, and the parts
+"""Prepare texts on several machines: each encodes a part of the units into a folder OUT.part-3-of-16, and the parts
 are joined to the folder that one machine would have written.
 
-A machine cannot know which of its documents are duplicates of those of another. So a part has all documents that pass
-the filters, with their hashes and signatures; duplicates are found when the parts are joined, and their tokens are cut
-out.
+A machine cannot know which of its documents are duplicates of another machine's documents. Each part therefore contains
+all documents that pass the filters, with their hashes and signatures; joining the parts finds duplicates and removes
+their tokens.
 """
 
 import os
@@ -62,8 +62,8 @@ def prepare_part(
     progress: Progress = silent,
     sizes: PieceSizes = SIZES,
 ) -> Path:
-    """Encode one machine's share of a preparation, and return its folder. Arguments are those of `prepare`; `folder` is
-    the folder that the joined parts will have. An interrupted part continues with the same arguments."""
+    """Encode one machine's share of a preparation, and return its folder. The arguments are those of `prepare`;
+    `folder` is the folder to which the parts will be joined. An interrupted part continues with the same arguments."""
     check_named(sources)
     if streams := [source for source in sources if is_stream(source)]:
         raise UserError(
@@ -107,8 +107,8 @@ def inspect(preparation: Preparation, unit: WorkUnit) -> None:
 
 
 def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -> TokenData:
-    """Check the parts of a preparation and join them to `folder`, equal to one that a single machine prepares. The
-    sources are read again to find the units of work, but not encoded."""
+    """Check the parts of a preparation and join them to `folder`, with the same content as after preparation on one
+    machine. The sources are read again to find the units of work, but not encoded."""
     parts, facts = parts_of(folder)
     settings, units = facts["settings"], facts["units"]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -140,7 +140,7 @@ def join_parts(folder: Path, *, workers: int = 0, progress: Progress = silent) -
 
 
 def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
-    """(folders of all parts, in order; part.json of the first)."""
+    """Return the folders of all parts, in order, and the content of the first part's part.json."""
     pattern = re.compile(re.escape(folder.name) + r"\.part-(\d{1,5})-of-(\d{1,5})")
     names = [path.name for path in folder.parent.iterdir()] if folder.parent.is_dir() else []
     numbers = {(int(match[1]), int(match[2])) for match in map(pattern.fullmatch, names) if match}
@@ -155,8 +155,8 @@ def parts_of(folder: Path) -> tuple[list[Path], dict[str, Any]]:
     paths = [part_folder(folder, MachinePart(number, counts[0])) for number in range(1, counts[0] + 1)]
     if missing := [path.name for path in paths if not (path / PART).exists()]:
         raise UserError(
-            f"Cannot join {folder}, because {', '.join(missing[:5])} of {counts[0]} parts is missing or not complete: "
-            "prepare it first"
+            f"Cannot join {folder}, because of missing or incomplete parts ({', '.join(missing[:5])} of {counts[0]} "
+            "parts): prepare them first"
         )
     first, *others = [read_json(path / PART) for path in paths]
     for path, other in zip(paths[1:], others):

@@ -7,7 +7,7 @@ from typing import Any
 
 HEADING = re.compile(r"(#{1,6})\s+(\S.*)")
 NUMBER = re.compile(r"\d+(\.\d+)*\.?\s+(?=\S)")  # before a title
-LEAST = 40  # characters of a passage
+LEAST = 40  # minimum number of characters in a passage
 QUESTION = re.compile(r"(?i)(how|what|why|when|where|which|who|can|does|do|is|are|should)\b.*")
 
 
@@ -16,7 +16,7 @@ class Passage:
     """A text under a heading of a document."""
 
     source: str  # name of the document
-    headings: tuple[str, ...]  # headings above the passage, from the title on
+    headings: tuple[str, ...]  # headings above the passage, beginning with the title
     text: str
 
     @property
@@ -35,7 +35,7 @@ class Passage:
 
 
 def passages(documents: Iterable[tuple[str, str]]) -> Iterator[Passage]:
-    """The passages of documents (name, text): the text between two headings, code included. Short ones are left
+    """The passages of documents (name, text): the text between two headings, code included. Short passages are left
     out."""
     for name, text in documents:
         headings: list[tuple[int, str]] = []
@@ -59,16 +59,16 @@ def passages(documents: Iterable[tuple[str, str]]) -> Iterator[Passage]:
 
 
 def shortened(text: str, fits: Callable[[str], bool]) -> str:
-    """The first paragraphs of a text that fit, else its first sentences or words."""
+    """Shorten a text to its first paragraphs that fit or, if none fits, its first sentences or words."""
     for separator in "\n\n", "\n", ". ", " ":
         parts = text.split(separator)
         low, high = 0, len(parts)
-        while low < high:  # the most parts that fit
+        while low < high:  # binary search for the largest number of parts that fit
             middle = (low + high + 1) // 2
             low, high = (middle, high) if fits(separator.join(parts[:middle])) else (low, middle - 1)
         if low:
             cut = separator.join(parts[:low])
-            return f"{cut}\n```" if cut.count("```") % 2 else cut  # code ends, too
+            return f"{cut}\n```" if cut.count("```") % 2 else cut  # close an open code block
     return ""
 
 
@@ -83,6 +83,7 @@ def answer_of(passage: Passage, text: str) -> str:
 
 
 def question_in(reply: str) -> str | None:
-    """The question in a model's reply: its first line that ends as one; None if there is none of a usual length."""
+    """The question in a model's reply: the first line that ends with a question mark and has a plausible length; None
+    if there is no such line."""
     lines = (line.strip().strip('"*').removeprefix("Question:").strip() for line in reply.split("\n"))
     return next((line for line in lines if line.endswith("?") and 10 <= len(line) <= 300), None)

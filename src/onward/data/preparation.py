@@ -1,5 +1,4 @@
-"""The steps of a preparation: splits sources into units of work, inspects and encodes each unit, and builds the
-index."""
+"""The steps of a preparation: split sources into units of work, inspect and encode each unit, and build the index."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -30,9 +29,9 @@ from onward.data.tokens import encode, id_dtype
 from onward.text.fast import Encoder, named_encoder
 from onward.text.tokenizer import Tokenizer
 
-REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # why a document is dropped, by its verdict
+REASONS = ["", "duplicate", "near_duplicate", *GOPHER]  # reasons for dropping a document, by verdict
 VERSION = 3  # version of a prepared folder's format, including the division of sources into units
-SAMPLES, SAMPLE_CHARS = 3, 200  # dropped documents shown in the report per reason, and characters of each
+SAMPLES, SAMPLE_CHARS = 3, 200  # number of dropped documents per reason in the report, and characters of each
 
 
 @dataclass(frozen=True)
@@ -95,11 +94,11 @@ class Preparation:
             number += 1
 
     def documents(self, unit: WorkUnit, found: Extraction | None = None) -> list[tuple[str, str]]:
-        """(name of the file, text) of each document; counts of extracted files are added to `found`."""
+        """Return (name of the file, text) of each document; add the counts of extracted files to `found`."""
         return [(piece.name, text) for piece in unit.pieces for text in piece.documents(self.reading.field, found)]
 
     def inspect(self, unit: WorkUnit) -> None:
-        """Write the filter verdicts, hashes and MinHash signatures of a unit, from which duplicates are found."""
+        """Write the filter verdicts, hashes and MinHash signatures of a unit, for deduplication."""
         texts = [text for _, text in self.documents(unit)]
         verdicts = np.full(len(texts), CONTINUED, np.uint8)
         if unit.begins:
@@ -114,7 +113,8 @@ class Preparation:
             np.savez(new, verdicts=verdicts, hashes=hashes)
 
     def encode(self, unit: WorkUnit) -> None:
-        """Write the token shard of a unit, unless all of it is dropped, and then its record (NUMBER.json)."""
+        """Write the token shard of a unit, unless all its documents are dropped, and then the unit's record
+        (NUMBER.json)."""
         start, found = perf_counter(), Extraction()
         documents = self.documents(unit, found)
         verdicts = (
@@ -139,7 +139,7 @@ class Preparation:
             shard[name] = hashlib.sha256(array.data).hexdigest()
             if len(ids):
                 with atomic_write((self.folder / shard["file"]).with_suffix(suffix)) as new:
-                    # unlike array.tofile, it reports the system's error if the disk is full
+                    # unlike array.tofile, reports the system's error if the disk is full
                     new.write_bytes(array.data)
         record = {
             "source": unit.source,
@@ -159,21 +159,21 @@ class Preparation:
         write_json(self.part(unit, ".json"), record)
 
     def encoded(self, unit: WorkUnit, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(token ids, the index after the last token of each document that ends in the unit)."""
+        """Return the token ids, and the index after the last token of each document that ends in the unit."""
         ids, ends = encode(self.tokenizer, texts, self.encoder[1])
         if texts and not unit.ends:
             ids, ends = ids[: len(ids) - (self.tokenizer.eos_id is not None)], ends[:0]
         return ids, ends
 
     def kept_of_encoded(self, unit: WorkUnit, kept: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-        """As `encoded`, for a unit encoded before duplicates were known (.whole.npz), without the documents that are
-        dropped now; None if there is no such file."""
+        """Like `encoded`, but for a unit that was encoded before duplicates were known: read its .whole.npz file, and
+        leave out the documents that are now dropped. Returns None if there is no such file."""
         path = self.part(unit, ".whole.npz")
         if not path.exists():
             return None
         with np.load(path) as encoded:
             ids, ends, kept = encoded["ids"], encoded["ends"], kept[encoded["kept"]]
-        if not unit.ends:  # a part of one document
+        if not unit.ends:  # the unit is a part of one document
             return ids[: len(ids) * kept.all()], ends
         lengths = np.diff(ends, prepend=np.uint64(0))
         return ids[np.repeat(kept, lengths.astype(np.int64))], np.cumsum(lengths[kept], dtype=np.uint64)
@@ -229,7 +229,7 @@ class Preparation:
 
 
 def extraction_of(records: list[dict[str, Any]], source: int) -> Extraction:
-    """The markup formats extracted from a source, according to the records of its units."""
+    """The counts of text extracted from a source, according to the records of its units."""
     found = Extraction()
     for record in records:
         if record["source"] == source:

@@ -43,12 +43,12 @@ from onward.data.tokens import INDEX, TokenData, is_prepared, load_tokens
 from onward.text.tokenizer import Tokenizer
 from onward.text.training import train_tokenizer
 
-EXACT = Cleaning()  # drops exact duplicates
+EXACT = Cleaning()  # drops only exact duplicates
 
 
 @dataclass(frozen=True)
 class MachinePart:
-    """The units that one of several machines prepares: every `of`-th, beginning with unit `number - 1`."""
+    """The units that one of several machines prepares: every `of`-th unit, beginning with unit `number - 1`."""
 
     number: int = 1
     of: int = 1
@@ -82,15 +82,15 @@ def prepare(
 ) -> TokenData:
     """Encode texts into a folder of token shards, and return them memory-mapped.
 
-    For `sources` and `reading` see `documents`. A `tokenizer` given as text (see `train_tokenizer`) is
-    learned from the sources. `workers` is the number of processes (0: one per core); the result does not depend on it.
-    Each process holds a few pieces of `sizes.piece_chars` characters in memory; only a row of a table or a line of a
-    .jsonl is never split. A document in several pieces is filtered by its first piece. `progress` is called with the
-    description of the running task, the bytes done, and the bytes in all; `measured` is filled at the end.
+    For `sources` and `reading` see `documents`. A `tokenizer` given as text (see `train_tokenizer`) is learned from the
+    sources. `workers` is the number of processes (0: one per core); the result does not depend on it. Each process
+    holds a few pieces of `sizes.piece_chars` characters in memory; only a row of a table or a line of a .jsonl is never
+    split. Filters see only the first piece of a document in several pieces. `progress` is called with the description
+    of the running task, the bytes done, and the bytes in all; `measured` is filled at the end.
 
     The folder appears when all shards are complete. An interrupted preparation continues if the same arguments are
-    given again, and a complete one is returned as it is, unless it has read a stream. Raises UserError if a source
-    cannot be read, or if the folder was prepared from other sources or settings.
+    given again, and a complete folder is returned unchanged, unless one of its sources was a stream. Raises UserError
+    if a source cannot be read, or if the folder was prepared from other sources or settings.
     """
     if workers < 0:
         raise UserError(f"workers is {workers}: give a number of processes, or 0 for one per core")
@@ -128,7 +128,7 @@ def prepare(
 def settings_of(
     sources: Sequence[Source], tokenizer: Tokenizer | str, reading: Reading, cleaning: Cleaning
 ) -> dict[str, Any]:
-    """The settings by which an existing folder is recognized."""
+    """The settings that an existing folder must have been prepared with."""
     return {
         "version": VERSION,
         "sources": list(map(str, sources)),
@@ -171,9 +171,9 @@ def run(
     if not (folder / "tokenizer_config.json").exists():  # the last file that Tokenizer.save writes
         if isinstance(tokenizer, str):
             progress("learning the tokenizer", 0, 0)
-            # of all texts, the validation text included, as is customary for character tokenizers
+            # learned from all texts, including the validation text, as usual for character tokenizers
             texts = passages(preparation.sources, preparation.reading)
-            with warnings.catch_warnings():  # the index has these messages, which are shown at the end
+            with warnings.catch_warnings():  # the index contains these warnings, which are shown at the end
                 warnings.simplefilter("ignore", ExtractedText)
                 tokenizer = train_tokenizer(tokenizer, texts)
         tokenizer.save(folder)
@@ -196,7 +196,7 @@ def run(
     if not resumed:
         learning, inspecting, rest = np.diff(times).tolist()
         own = {task: sum(record["seconds"][task] for record in records) for task in ("encoding", "writing")}
-        tasks = {task: rest * seconds / sum(own.values()) for task, seconds in own.items()}  # of all processes
+        tasks = {task: rest * seconds / sum(own.values()) for task, seconds in own.items()}  # seconds of all processes
         measured.seconds = {"learning the vocabulary": learning, "inspecting": inspecting, **tasks}
         measured.bytes, measured.encoder = index["report"]["bytes"], preparation.encoder[0]
 
@@ -211,7 +211,7 @@ def process_units(
     part: MachinePart = ALL_UNITS,
 ) -> int:
     """Call `work` on each unit of `part` without a result (parts/NUMBER + `suffix`), in `workers` processes (0: one per
-    core). Returns the number of all units."""
+    core). Returns the total number of units, including those of other parts."""
     total = sum(provenance(source)["size"] for source in preparation.sources)
     done, count = 0, 0
 
@@ -231,7 +231,7 @@ def process_units(
 
     try:
         run_tasks(work, pending(), workers if total > preparation.sizes.serial_bytes else 1, advance)
-    except BaseException:  # the other workers were killed, perhaps while they wrote
+    except BaseException:  # the other workers were killed, possibly while writing
         remove_all_leftovers(preparation.folder)
         raise
     return count
@@ -241,8 +241,8 @@ def check_settings(earlier: Mapping[str, Any], settings: Mapping[str, Any], fold
     differ = [name for name in {**earlier, **settings} if earlier.get(name) != settings.get(name)]
     if differ:
         raise UserError(
-            f"{folder} was prepared from other sources or settings ({', '.join(differ)} differ): give the same again, "
-            "or remove the folder to start over"
+            f"{folder} was prepared from other sources or settings ({', '.join(differ)} differ): use the original "
+            "sources and settings, or remove the folder to start over"
         )
 
 

@@ -3,17 +3,17 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-# Called with a description of the task, the bytes that are done, and the bytes in all (0: unknown).
+# A function that is called with a description of the task, the bytes done, and the bytes in total (0: unknown).
 Progress = Callable[[str, int, int], None]
 
 
 def silent(task: str, done: int, total: int) -> None:
-    """The default for callers that show no progress."""
+    """Show no progress; the default."""
 
 
 @dataclass
 class Measured:
-    """The times of a preparation. Empty if it was resumed or existed already."""
+    """The times of a preparation. Empty if the preparation was resumed, or if the folder was already complete."""
 
     seconds: dict[str, float] = field(default_factory=dict)  # seconds of each task
     bytes: int = 0  # bytes of encoded text

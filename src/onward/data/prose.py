@@ -8,7 +8,7 @@ PARAGRAPHS = re.compile(r"\n\s*\n")
 LICENSE = re.compile(r"copyright|licen[sc]e|all rights reserved|permission is hereby|warrant|redistribut|spdx", re.I)
 NOT_PROSE = re.compile(r"[-=#*~+/.]{5}|>>>|^\s*(\.\.|:)", re.M)  # rules, ellipses, examples, directives and fields
 CODE = re.compile(r"[=(){}\[\];_\\<>|]")
-MIN_CHARS, MIN_WORDS, MIN_LETTERS, MAX_CODE = 40, 7, 0.8, 0.04  # of a paragraph; the last two are fractions
+MIN_CHARS, MIN_WORDS, MIN_LETTERS, MAX_CODE = 40, 7, 0.8, 0.04  # limits of a paragraph; the last two are fractions
 RUN = 8  # a paragraph is dropped if it shares this many words in a row with a held-out text
 
 
@@ -54,7 +54,8 @@ class NewProse:
         self.held_out = {run for text in held_out for run in runs(text)}
 
     def of(self, text: str) -> str:
-        """The paragraphs that are new prose, which are known from then on; "" if there are none."""
+        """The paragraphs that are new prose, joined to one text; "" if there are none. They count as known in later
+        calls."""
         return "\n\n".join(paragraph for paragraph in paragraphs(text) if self.is_new(paragraph))
 
     def is_new(self, paragraph: str) -> bool:

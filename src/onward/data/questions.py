@@ -1,4 +1,4 @@
-"""Builds questions and answers from Python's own documentation: "What does str.split do?", and the first sentence of
+"""Build questions and answers from Python's own documentation: "What does str.split do?", and the first sentence of
 its docstring. Imports nothing heavy."""
 
 import ast
@@ -15,7 +15,7 @@ from typing import Any
 from onward.base.files import atomic_write
 from onward.data.corpora import parsed_modules
 
-LENGTHS = range(12, 100)  # characters of an answer
+LENGTHS = range(12, 100)  # allowed numbers of characters in an answer
 SENTENCE = re.compile(r"[A-Z].*?[\w)'\"]\.(?= +[A-Z]|$)")
 NAME = re.compile(r"[A-Za-z][\w.]*")
 
@@ -33,7 +33,8 @@ def answers() -> dict[str, str]:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """(name, first sentence of the documentation) of each public function, of the standard library first."""
+    """Yield (name, first sentence of the documentation) of each public function, those of the standard library
+    first."""
     for module, tree in parsed_modules(Path(sysconfig.get_path("stdlib"))):
         yield from functions(tree, module)
     for owner in (value for value in vars(builtins).values() if isinstance(value, type)):
@@ -53,8 +54,8 @@ def functions(node: ast.AST, owner: str) -> Iterator[tuple[str, str]]:
 
 
 def described(name: str, text: str | None) -> Iterator[tuple[str, str]]:
-    """(name, first sentence of `text`) if the name is public and the sentence complete, of moderate length and ASCII;
-    else nothing."""
+    """Yield (name, first sentence of `text`) if the name is public and the sentence is complete, of moderate length and
+    ASCII; otherwise, yield nothing."""
     paragraph = inspect.cleandoc(text or "").partition("\n\n")[0]
     sentence = SENTENCE.match(" ".join(paragraph.split()))
     if NAME.fullmatch(name) and "._" not in name and sentence and len(sentence[0]) in LENGTHS and sentence[0].isascii():
@@ -69,7 +70,7 @@ def conversations(known: Mapping[str, str]) -> list[dict[str, Any]]:
 
 def preferences(known: Mapping[str, str]) -> list[dict[str, Any]]:
     """Make a record of preference data for each function in `known`, {name of a function: answer}, in the form that
-    `onward finetune` reads: its own answer is chosen, and the answer of another function is rejected."""
+    `onward finetune` reads: the function's own answer is chosen, and another function's answer is rejected."""
     others = [*known.values()]
     others = others[len(others) // 2 :] + others[: len(others) // 2]
     return [

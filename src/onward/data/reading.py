@@ -1,4 +1,4 @@
-"""How documents are read from sources. Imports nothing heavy."""
+"""Options for reading documents from sources. Imports nothing heavy."""
 
 from dataclasses import dataclass
 
@@ -9,9 +9,9 @@ from onward.base.errors import UserError
 class Reading:
     """The options of every command that reads documents."""
 
-    field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
+    field: str = "text"  # field of .jsonl, .parquet and hf:// records that contains the text
     encoding: str = "utf-8"  # encoding of the text files
-    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
     repeated_lines: float = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
 
     def __post_init__(self) -> None:

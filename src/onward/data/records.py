@@ -27,7 +27,7 @@ from onward.data.sources import BATCH_ROWS, HUB, dataset, source_files
 
 ROWS = "give .jsonl, .json, .csv, .parquet or hf://NAME, with one example per row"
 AS_WRITTEN = Reading(raw=True)
-MOST_JSON = 1 << 30  # bytes of a .json file, which is in memory whole
+MOST_JSON = 1 << 30  # maximum number of bytes of a .json file, which is read into memory whole
 csv.field_size_limit(1 << 26)
 
 
@@ -94,7 +94,7 @@ def parquet_records(path: Path) -> Iterator[Record]:
 
 
 def without_nulls(value: Any) -> Any:
-    # Arrow fills nested tables with nulls until all have the same keys
+    # Arrow adds nulls to nested tables so that all have the same keys
     if isinstance(value, Mapping):
         return {name: without_nulls(inner) for name, inner in value.items() if inner is not None}
     return [without_nulls(inner) for inner in value] if isinstance(value, list) else value
@@ -122,15 +122,15 @@ def json_records(path: Path) -> Iterator[Record]:
 
 
 def csv_records(path: Path) -> Iterator[Record]:
-    """Rows of a .csv whose first line names the columns. Empty cells are left out; lists and objects in JSON, and
-    numbers in `label` and `margin`, are parsed."""
+    """Rows of a .csv whose first line names the columns. Empty cells are left out; JSON lists and objects, and numbers
+    in `label` and `margin`, are parsed."""
     with reading(str(path)), open(path, "rb") as file:
         lines = io.TextIOWrapper(decompressed(str(path), file), "utf-8-sig", newline="")
         rows, number = csv.reader(lines), 0
         try:
             names = next(rows, [])
             if len({*names}) < len(names) or not all(names):
-                raise UserError(f"{path} line 1 does not name its columns: write a different name over each column")
+                raise UserError(f"{path} line 1 does not name its columns: give each column its own name")
             for row in rows:
                 if len(row) != len(names):
                     where = f"{path} line {rows.line_num}"

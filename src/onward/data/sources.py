@@ -1,4 +1,4 @@
-"""Reads documents from files, folders, globs, datasets, standard input, pipes and corpora by name.
+"""Read documents from files, folders, globs, datasets, standard input, pipes and corpora by name.
 
 Sources are read in pieces, so a source may be larger than memory. Imports nothing heavy.
 """
@@ -44,17 +44,18 @@ from onward.data.reading import READING, Reading
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# a folder with two of these files is a run or has tokens
+# a folder with two of these files is a run or contains tokens
 OUTPUTS = {"run.json", "inputs.json", "data.json", "tokenizer.json"}
-BATCH_ROWS = 64  # rows of a dataset that are read at a time
-COPY_BYTES = 1 << 20  # bytes of a stream that are copied at a time
+BATCH_ROWS = 64  # rows of a dataset per read
+COPY_BYTES = 1 << 20  # bytes of a stream per copy
 HUB = "hf://"
-LEAST_FILES, MOST_COMPARED = 3, 1000  # files of a source that are searched for repeated lines
+# minimum and maximum number of files of a source that are searched for repeated lines
+LEAST_FILES, MOST_COMPARED = 3, 1000
 
 
 @dataclass(frozen=True)
 class StoredStream:
-    """A stream, which can be read only once, stored as a file."""
+    """A stream, which can be read only once, and the file in which it is stored."""
 
     source: str
     path: Path
@@ -81,11 +82,11 @@ def documents(
     A source is a file, a folder (its files, recursively, sorted by name), a glob, `-` for standard input, a named pipe,
     the name of a corpus (see `onward data list`), or `hf://` followed by the arguments of
     `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or .parquet, each
-    also as .gz, .bz2, .xz or .zst; upper and lower case are the same. A text file and a stream are one document.
+    also as .gz, .bz2, .xz or .zst; upper and lower case are the same. Each text file or stream is one document.
 
-    Of HTML, XML, Markdown, PDF, Word documents, books (.epub) and notebooks, the text is read; with `raw`, those that
-    are text files are read as they are. A line in at least the share `repeated_lines` of such files of a source, and in
-    three of them, is left out, unless it is code or a heading. A warning reports how much was left out.
+    The text of HTML, XML, Markdown, PDF, Word documents, books (.epub) and notebooks is extracted; with `raw`, text
+    formats among these are read unchanged. A line that occurs in at least the share `repeated_lines` of such files of a
+    source, and in at least three, is left out, unless it is code or a heading. A warning reports how much was left out.
 
     Raises a UserError if a source is missing, empty, binary, an archive, or not in the encoding, and if all documents
     of a source are empty.
@@ -99,13 +100,14 @@ def documents(
 
 
 def passages(sources: Sequence[Source], reading_as: Reading = READING, size: int = 1 << 16) -> Iterator[str]:
-    """Yield all documents of `sources` in passages of at most `size` characters, from which a tokenizer is trained."""
+    """Yield all documents of `sources` in passages of at most `size` characters, to train a tokenizer on."""
     for _, text in texts(sources, reading_as, SIZES):
         yield from split(text, size)
 
 
 def texts(sources: Sequence[Source], reading_as: Reading, sizes: PieceSizes) -> Iterator[tuple[SourcePiece, str]]:
-    """(piece, text) for each document, or part of a large one; UserError if all documents of a source are empty."""
+    """Yield (piece, text) for each document, or part of a large document; raise a UserError if all documents of a
+    source are empty."""
     check_named(sources)
     for source in sources:
         blank, found = True, Extraction()
@@ -128,12 +130,12 @@ def is_blank(text: str) -> bool:
 
 
 def no_text(source: Source, found: Extraction) -> str:
-    scanned = " (the pages of a scanned .pdf are pictures, which need OCR first)" if "pdf" in found.kinds else ""
-    return f"{stream_name(source)} has no text, since all its documents are empty{scanned}: name another source"
+    scanned = " (the pages of a scanned .pdf are images, which need OCR first)" if "pdf" in found.kinds else ""
+    return f"{stream_name(source)} has no text, because all its documents are empty{scanned}: name another source"
 
 
 class ExtractedText(UserWarning):
-    """A message about the formats extracted from a source, and the lines left out."""
+    """Reports the formats from which text was extracted, and the number of lines left out."""
 
 
 def say_extracted(source: Source, found: Extraction) -> None:
@@ -148,7 +150,7 @@ def download_corpora(sources: Sequence[Source], progress: Progress) -> None:
 
 
 def pieces(source: Source, reading_as: Reading, sizes: PieceSizes = SIZES) -> Iterator[SourcePiece]:
-    """Yield the pieces of a source, in order. Arguments as of `documents`."""
+    """Yield the pieces of a source, in order. The arguments are those of `documents`."""
     if isinstance(source, StoredStream):
         yield from read_file(source.path, stream_name(source), reading_as, sizes)
     elif source in corpora.BUILT_IN:
@@ -172,8 +174,8 @@ def pieces(source: Source, reading_as: Reading, sizes: PieceSizes = SIZES) -> It
 
 @lru_cache(maxsize=8)
 def repeated_in(listing: tuple[tuple[Path, int, int], ...], reading_as: Reading) -> frozenset[int]:
-    """The keys of lines that repeat over those of the files whose text is extracted, of which at most 1,000, evenly
-    spaced, are read. The sizes and times in `listing` are the key of the cache."""
+    """The keys of lines that repeat over the files whose text is extracted; at most 1,000 of these files, evenly
+    spaced, are read. The sizes and times in `listing` are part of the cache key."""
     files = [path for path, *_ in listing if is_markup(path, reading_as.raw)]
     sample = (
         [files[i * len(files) // MOST_COMPARED] for i in range(MOST_COMPARED)] if len(files) > MOST_COMPARED else files
@@ -210,7 +212,7 @@ def stream_name(source: Source) -> str:
 
 @contextmanager
 def stored_streams(sources: Sequence[Source], folder: Path, progress: Progress = silent) -> Iterator[list[Source]]:
-    """Give the sources with each stream stored as a file in `folder`, a new folder that is removed at the end."""
+    """Yield the sources, with each stream stored as a file in the new folder `folder`, which is removed at the end."""
     try:
         yield [
             store(source, folder / str(number), progress) if isinstance(source, str) and is_stream(source) else source
@@ -224,16 +226,16 @@ def store(source: str, path: Path, progress: Progress, most: int | None = None) 
     """Copy a stream of at most `most` bytes (by default half of the free space) to `path`."""
     name, done = stream_name(source), 0
     with atomic_write(path) as new, open(new, "wb") as file:
-        # the tokens need space, too, and some streams have no end
+        # leave space for the tokens; some streams are endless
         most = shutil.disk_usage(new.parent).free // 2 if most is None else most
         for block in blocks(source):
-            if not block.strip(b"\0"):  # text in no encoding; /dev/zero has no end
+            if not block.strip(b"\0"):  # not text in any encoding; /dev/zero is endless
                 raise UserError(f"{name} is binary ({len(block):,} zero bytes at offset {done:,}): give it a text")
             done += len(block)
             if done > most:
                 raise UserError(
-                    f"Cannot store {name} while it is read, because it is longer than {most:,} bytes, half of the free "
-                    f"space of {path.parent.parent}: end it earlier (head -c), or free some space"
+                    f"Cannot store {name} while it is read, because it is longer than {most:,} bytes, half of the "
+                    f"free space of {path.parent.parent}: shorten the stream (head -c), or free some space"
                 )
             file.write(block)
             progress(f"reading {name}", done, 0)
@@ -276,7 +278,7 @@ def source_files(source: str) -> list[Path]:
         return files
     if os.path.isfile(path) or is_pipe(source):
         return [path]
-    if os.path.exists(path):  # unlike Path.exists, it never raises
+    if os.path.exists(path):  # unlike Path.exists, never raises an exception
         raise UserError(f"{source} is neither a file nor a pipe: name one, or - for standard input")
     if matches := sorted(Path(p) for p in glob.glob(source, recursive=True) if Path(p).is_file()):
         return matches
@@ -288,7 +290,7 @@ def source_files(source: str) -> list[Path]:
 
 
 def folder_files(folder: Path) -> tuple[list[Path], dict[str, list[Path]]]:
-    """(readable files of a folder, recursively, sorted; {reason: skipped files})."""
+    """Return the readable files of a folder, recursively and sorted, and the skipped files by reason."""
     files: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     with reading(str(folder)):

@@ -1,4 +1,4 @@
-"""Examples are collected in tables; those that are too long are cut or left out, and counted."""
+"""Collect examples in tables; cut or leave out examples that are too long, and count them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,20 +14,20 @@ TooLong = Literal["error", "cut", "drop"]
 
 @dataclass
 class TooLongCounts:
-    """The numbers of examples of a source that are longer than allowed, by how they were handled."""
+    """Numbers of a source's examples that exceed the maximum length, by how they were handled."""
 
     examples: int = 0
     longer: int = 0
     cut: int = 0  # kept, without their last tokens
     lost: int = 0  # left out, because all tokens to train would be cut off
-    equal: int = 0  # left out, because a pair's answers would be equal once cut
+    equal: int = 0  # left out, because a pair's answers would be equal after cutting
     dropped: int = 0  # left out by --too-long drop
 
     def sentence(self, source: str, length: int) -> str:
         ways = {
             "cut to it": self.cut,
-            "left out, since their answers would be cut off": self.lost,
-            "left out, since both answers would be equal once cut": self.equal,
+            "left out, because their answers would be cut off": self.lost,
+            "left out, because both answers would be equal after cutting": self.equal,
             "left out": self.dropped,
         }
         listed = ", ".join(f"{count:,} {way}" for way, count in ways.items() if count)
@@ -43,11 +43,11 @@ class LongExamples:
 
 
 def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tuple[Examples, LongExamples]:
-    """Collect examples in a table, in which no sequence has more than `length` tokens that the model reads.
+    """Collect examples in a table; the model reads at most `length` tokens of each sequence.
 
     For a longer sequence, `too_long` "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a
-    UserError. An example whose trained tokens are all cut is left out too, and so is a pair whose sequences become
-    equal. Numbers, such as a margin, that some examples lack are 0 there."""
+    UserError. An example is also left out if all its trained tokens would be cut, or if a pair's sequences would become
+    equal. A number, such as a margin, is 0 for an example without it."""
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
     columns: list[str] = []
@@ -70,7 +70,7 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
                 continue
         if not learns:
             raise UserError(
-                f"{example.place}: cannot train on it, because no trained token follows another one: make it longer"
+                f"{example.place}: cannot train on it, because no trained token follows another token: make it longer"
             )
         per_example = len(rows)
         for ids, mask in rows:
@@ -91,7 +91,7 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
         )
     if not per_example:
         sentences = "; ".join(one.sentence(name, length) for name, one in sources.items())
-        reason = f", as all are too long ({sentences})" if left.count else ""
+        reason = f", because all are too long ({sentences})" if left.count else ""
         raise UserError(f"there is no example to train on{reason}")
     size = (len(ends) - 1) // per_example
     arrays = {name: np.array(values + [0.0] * (size - len(values))) for name, values in numbers.items()}
@@ -100,8 +100,8 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
 
 
 def cut(sequence: TokenSequence, length: int) -> tuple[Sequence[int], Sequence[bool]]:
-    """(token ids, whether each is trained): the first `length` tokens that the model reads, and all final tokens that
-    only a reward uses."""
+    """Return the token ids, and whether each is trained, of the first `length` tokens that the model reads and all
+    final tokens that only a reward uses."""
     read = len(sequence.tokens) - sequence.unread
     tokens, trained = ([*x[: min(read, length)], *x[read:]] for x in (sequence.tokens, sequence.trained))
     return tokens, trained  # type: ignore[return-value]

@@ -26,7 +26,7 @@ from onward.text.tokenizer import Tokenizer
 
 T = TypeVar("T")
 INDEX = "data.json"
-MOST = 2**62  # of any count
+MOST = 2**62  # maximum of any count
 PASSAGE_CHARS = 1 << 18  # characters encoded at a time
 
 
@@ -83,7 +83,7 @@ class Tokens:
     def starts(self, start: int, stop: int) -> np.ndarray:
         """Return the indices in [start, stop), relative to `start`, at which a document begins: int64, ascending."""
         start, stop, _ = slice(start, stop).indices(len(self))
-        before, parts = max(start - 1, 0), [np.empty(0, np.int64)]  # if a document ends at `before`, one begins next
+        before, parts = max(start - 1, 0), [np.empty(0, np.int64)]  # a document begins after each end
         for span, at in self.spans_in(before, stop):
             ends = span.ends()
             low, high = np.searchsorted(ends, np.array([span.first, span.last], np.uint64))
@@ -93,7 +93,7 @@ class Tokens:
         return starts[(starts >= 0) & (starts < stop - start)]
 
     def spans_in(self, start: int, stop: int) -> Iterator[tuple[Span, int]]:
-        """(part of a shard, offset from `start`) for each shard with tokens in [start, stop)."""
+        """Yield (part of a shard, offset from `start`) for each shard with tokens in [start, stop)."""
         if stop > start:
             i, j = np.searchsorted(self.offsets, [start, stop - 1], side="right") - 1
             for span, offset in zip(self.spans[i : j + 1], self.offsets[i : j + 1].tolist()):
@@ -178,8 +178,8 @@ def encode(
     """Encode documents to token ids, (N,) uint16 or uint32, each document followed by the end token. Also returns the
     index after each document's last token, (documents,) uint64.
 
-    A document of more than PASSAGE_CHARS characters is encoded in passages that end at line ends. That changes no id if
-    `Tokenizer.pieces` is exact. `encode_batch` is by default the fastest encoder of the tokenizer.
+    A document of more than PASSAGE_CHARS characters is encoded in passages that end at line ends, which does not change
+    the ids if `Tokenizer.pieces` is exact. `encode_batch` is by default the fastest encoder of the tokenizer.
     """
     encode_batch = encode_batch or encoder(tokenizer)
     dtype = np.dtype(id_dtype(tokenizer))
@@ -196,8 +196,8 @@ def encode(
 
 
 def document_groups(documents: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
-    """Groups of about PASSAGE_CHARS characters, to bound the memory of encoding, of (passage, whether it ends its
-    document)."""
+    """Yield lists of (passage, whether it ends its document), of about PASSAGE_CHARS characters each, to bound the
+    memory of encoding."""
     group: list[tuple[str, bool]] = []
     size = 0
     for text in documents:
@@ -220,7 +220,8 @@ def is_prepared(folder: str | Path) -> bool:
 def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> TokenData:
     """Open the tokens that `prepare` wrote, memory-mapped.
 
-    Raises a UserError if a shard has changed since: `verify` compares sizes, or checksums, which reads all files.
+    Raises a UserError if a shard has changed since then. `verify` compares sizes or checksums; for checksums, all files
+    are read.
     """
     if not is_prepared(folder):
         raise UserError(
@@ -256,7 +257,7 @@ def spans(folder: Path, shards: Sequence[Shard], dtype: np.dtype[Any], verify: s
         yield Span(read, read_ends, 0, shard.tokens, opens=number == 0)
 
 
-@lru_cache(maxsize=4096)  # operating systems allow some ten thousand mapped files per process
+@lru_cache(maxsize=4096)  # operating systems allow tens of thousands of mapped files per process
 def memory_map(path: Path, dtype: np.dtype[Any], sha256: str) -> np.ndarray:
     # the checksum is part of the cache's key, since a file can be replaced
     try:

@@ -1,4 +1,4 @@
-"""Fields of rows and of messages that are not read: harmless ones, and those with a text that would be lost."""
+"""Check fields of rows and messages that are not read: fields with text raise an error, unless they are harmless."""
 
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 from onward.base.arguments import shown
 from onward.base.errors import UserError
 
-# Last words of names, such as source_id, whose texts describe a row and are not training text.
+# Last words of field names, such as id in source_id, whose texts describe a row and are not training text.
 NAMES = (
     "annotator at author authors avatar categories category checksum class client config conversion count country",
     "created creator dataset date datetime day difficulty digest domain domains email engine file filename filepath",
@@ -21,8 +21,8 @@ NAMES = (
     "website worker year",
 )
 HARMLESS = frozenset(" ".join(NAMES).split())
-PART = 40  # characters; a shorter text may be in another one by chance
-WEIGHTS = ("weight", "train", "training", "loss")  # flags by which other tools leave rows or messages out of the loss
+PART = 40  # characters; a shorter text may be part of another by chance
+WEIGHTS = ("weight", "train", "training", "loss")  # flags with which other tools exclude rows or messages from the loss
 
 
 def is_harmless(name: str) -> bool:
@@ -31,7 +31,7 @@ def is_harmless(name: str) -> bool:
 
 
 def texts_in(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """(path, text) for each text in a value, except blank ones and texts in harmless fields."""
+    """Yield (path, text) for each text in a value, except blank texts and texts in harmless fields."""
     if is_harmless(name.rpartition(".")[2]):
         return
     if isinstance(value, str):
@@ -46,7 +46,8 @@ def texts_in(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
-    """Refuse a row with a text, or a weight, in a field that is not in `read`; repeated texts are harmless."""
+    """Raise a UserError for a row with text or a weight in a field that is not in `read`; repeated texts are
+    allowed."""
     for name in WEIGHTS:
         if name not in read and str(values.get(name, 1)).lower() not in ("1", "1.0", "true", "none"):
             raise UserError(
@@ -54,7 +55,9 @@ def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
                 f"example, or leave the field out with --ignore {name}"
             )
     if values.get("tools") and "tools" not in read:
-        raise UserError("it has tools, which only messages use: write messages, or leave them out with --ignore tools")
+        raise UserError(
+            "it has tools, which only messages use: write messages, or leave the tools out with --ignore tools"
+        )
     unread = {name: value for name, value in values.items() if name not in read}
     if not (texts := [*texts_in(unread)]):
         return
@@ -70,7 +73,8 @@ def check_unread(values: Mapping[str, Any], read: Collection[str]) -> None:
 
 
 def repeats(text: str, known: Collection[str]) -> bool:
-    """Whether a text is a known one, a long part of one, or has all of their lines, as a rendered conversation has."""
+    """Whether a text equals a known text, is a long part of one, or contains all lines of the known texts, as a
+    rendered conversation does."""
     inside = any(text.strip() == one.strip() or (len(text) > PART and text.strip() in one) for one in known)
     lines = [line.strip() for one in known for line in one.splitlines()]
     return inside or (any(lines) and all(line in text for line in lines))

@@ -26,7 +26,7 @@ from onward.data.tokens import Tokens
 Packing = Literal["stream", "documents"]
 Numbers = NDArray[np.uint64]
 IGNORE_INDEX = -100  # the target of a token that is not predicted; also the default of torch's cross_entropy
-SHIFTING = 10  # windows: a text in which as many fit has one fewer in an epoch, so that each epoch can cut elsewhere
+SHIFTING = 10  # minimum number of windows of a text whose epochs begin at different offsets
 
 
 @named
@@ -67,7 +67,7 @@ class Batch:
 class TrainingWindows(Protocol):
     """Training data: windows of tokens, or rows of examples, by number."""
 
-    def __len__(self) -> int: ...  # in an epoch
+    def __len__(self) -> int: ...  # number of windows in an epoch
     def read(self, numbers: Sequence[int]) -> Batch:
         """Windows by number, from 0; numbers continue beyond the first epoch."""
 
@@ -82,12 +82,12 @@ class HeldOutWindows(TrainingWindows, Protocol):
 class Windows:
     """The windows of `context_length` tokens of a training run, epoch after epoch.
 
-    Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch has every window
-    once, shuffled, without overlap. A text of n windows has n of them per epoch; from n = SHIFTING on it has n - 1, and
-    each epoch begins at another offset, so that different targets are left out each time.
+    Window i is a pure function of the seed and i, and needs no memory that grows with i. An epoch contains every window
+    once, in random order, without overlap. A text in which n windows fit has n windows per epoch or, if n is at least
+    SHIFTING, n - 1: each epoch then begins at another offset, so that it leaves out different targets.
 
-    Without `weights` the sources are one text. With weights, one per source, each source has its own epochs. Every
-    10,000 windows contain exactly the share of each source, evenly spread; weights that change do so over a run of
+    Without `weights` the sources are one text. With weights, one per source, each source has its own epochs. In every
+    10,000 windows, each source has exactly its share, evenly spread; weights that change over a run refer to a run of
     `total` windows. With pack "documents", positions restart at 0 in each document and the last token of a document has
     no target, so that no token attends to another document; with "stream" the documents are one text.
 
@@ -116,9 +116,11 @@ class Windows:
         fitting = (sizes - 1) // context_length
         counts = np.where(fitting < SHIFTING, fitting, fitting - 1)
         self.counts = counts.astype(np.uint64)
-        self.room = (sizes - counts * context_length).astype(np.uint64)  # number of tokens at which an epoch can begin
+        self.room = (sizes - counts * context_length).astype(np.uint64)  # number of offsets at which an epoch can begin
         if len(weights or [1.0]) != len(self.sources):
-            raise UserError(f"there are {len(weights)} weights for {len(self.sources)} sources: give one for each")
+            raise UserError(
+                f"there are {len(weights)} weights for {len(self.sources)} sources: give one weight per source"
+            )
         self.mixture = interleaving(weights, total) if weights else None
 
     def __len__(self) -> int:
@@ -168,8 +170,8 @@ class ValidationWindows:
 
 
 def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> Batch:
-    """Windows of `length` tokens that begin at (text, index); beyond the end of a text they are padded with token 0 and
-    the target IGNORE_INDEX."""
+    """Return windows of `length` tokens that begin at each (text, index); beyond the end of a text, windows are padded
+    with token 0 and the target IGNORE_INDEX."""
     tokens = np.zeros((len(segments), length), np.int64)
     targets = np.full((len(segments), length), IGNORE_INDEX)
     for row, (text, start) in enumerate(segments):
@@ -188,7 +190,8 @@ def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> B
 
 
 def hashed(*parts: Numbers | int) -> Numbers:
-    """64 random bits for each combination of the integers, which broadcast, by SplitMix64 (Steele et al. 2014)."""
+    """Return 64 pseudorandom bits for each combination of the integers `parts`, which are broadcast, by SplitMix64
+    (Steele et al. 2014)."""
     x: Any = np.zeros(1, np.uint64)
     for part in parts:
         x = x + GOLDEN + part
@@ -202,9 +205,10 @@ ROUNDS = 8  # with fewer rounds, neighbors in a range of six are not independent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
-    """Image of `x` under a permutation of range(size) that `key` selects, without storing it; elementwise.
+    """Return the image of `x` under a permutation of range(size) that `key` selects, elementwise and without storing
+    the permutation.
 
-    A Feistel network (Luby and Rackoff 1988) permutes the smallest rectangle that holds the range; a value outside of
+    A Feistel network (Luby and Rackoff 1988) permutes a rectangle slightly larger than the range; a value outside of
     the range is permuted again until it is inside (cycle walking, Black and Rogaway 2002)."""
     width = np.ceil(np.sqrt(size)).astype(np.uint64)
     height = (size + width - 1) // width
@@ -221,8 +225,8 @@ def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
 
 
 def take(position: int, number: int, skipped: Sequence[tuple[int, int]]) -> tuple[list[int], int]:
-    """(the next `number` windows from `position` on, the position after them), without the half-open ranges
-    `skipped`."""
+    """Return the numbers of the next `number` windows from `position` on, without the half-open ranges `skipped`, and
+    the position after them."""
     left = (i for i in count(position) if not any(first <= i < end for first, end in skipped))
     taken = list(islice(left, number))
     return taken, taken[-1] + 1 if taken else position

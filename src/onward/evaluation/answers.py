@@ -21,7 +21,7 @@ class GeneratedAnswer(NamedTuple):
 
 
 def kept_answer(value: Any) -> GeneratedAnswer | None:
-    """The answer of a stored JSON; None if it is none."""
+    """Return the answer in a stored JSON value; None if the value is not an answer."""
     match value:
         case [str(), [*tokens]] if all(isinstance(token, int) for token in tokens):
             return GeneratedAnswer(*value)
@@ -36,10 +36,10 @@ def write_answers(
     progress: Callable[[int], None] = lambda done: None,
     kept: Kept | None = None,
 ) -> list[list[GeneratedAnswer]]:
-    """Generate `options.n` answers to each prompt; the i-th of all has the seed options.seed + i.
+    """Generate `options.n` answers to each prompt; answer i of all answers has the seed options.seed + i.
 
-    Answers in `kept` are not generated again, and new ones are added one by one; the processes `kept.replicas` divide
-    the answers. Raises the error of the first answer that fails, once the others are done."""
+    Answers in `kept` are not generated again, and new answers are added one by one; the processes `kept.replicas`
+    divide the answers. If answers fail, raises the error of the first one after all others are done."""
     kept = kept or Kept()
     seeds = [None if options.seed is None else options.seed + i for i in range(len(prompts) * options.n)]
     alone = [replace(options, n=1, seed=seed) for seed in seeds]

@@ -1,4 +1,4 @@
-"""Runs tasks: the share of questions that a model answers right, with its standard error."""
+"""Run tasks: measure the share of questions that a model answers correctly, with its standard error."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from onward.generation.engine.engine import Engine
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
-MakeEngine = Callable[[int], Engine]  # of this many answers
-Report = Callable[[int, int], None]  # called with the number of parts that are done, and of all
+MakeEngine = Callable[[int], Engine]  # makes an engine for this many answers
+Report = Callable[[int, int], None]  # called with the number of finished parts and the total number
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class TaskResult:
     score: float  # mean grade of the questions, such as the share of correct answers; or BLEU or chrF of all answers
     error: float  # standard error of the score; NaN for one question
     by_length: float | None  # share of correct answers, with log-probabilities divided by byte counts; None: no choices
-    chance: float  # score of guessing
+    chance: float  # expected score of random guessing
     examples: int  # solved examples before each question
     right: tuple[float, ...]  # grade of each question, from 0 (wrong) to 1 (correct)
 
@@ -42,7 +42,7 @@ class TaskResult:
 
 @dataclass(frozen=True)
 class Asking:
-    """How the questions of a task become prompts."""
+    """Convert the questions of a task to prompts."""
 
     tokenizer: Tokenizer
     shots: Sequence[Question]  # solved examples before each question
@@ -67,14 +67,14 @@ class Asking:
 
     def check(self, question: Question, size: Callable[[Asking], int], length: int) -> None:
         """Raise a UserError, with the number of examples that fit, if a question with its examples does not fit into
-        `length` tokens; `size` returns the tokens of the question's prompt."""
+        `length` tokens; `size` returns the number of tokens of the question's prompt."""
         if not self.shots or size(self) <= length:
             return
         fitting = [k for k in range(len(self.shots)) if size(replace(self, shots=self.shots[:k])) <= length]
         advice = f"{fitting[-1]} fit" if fitting else "it is too long even without examples"
         raise UserError(
-            f"Cannot ask a question with its {len(self.shots)} examples, because that takes {size(self)} tokens and "
-            f"the context has {length} for it: use fewer examples ({advice})"
+            f"Cannot ask a question with its {len(self.shots)} examples, because they take {size(self)} tokens in "
+            f"total and the context has room for {length}: use fewer examples ({advice})"
         )
 
 
@@ -91,8 +91,8 @@ def run_task(
     progress: Progress = silent,
 ) -> TaskResult:
     """Evaluate a model on up to `limit` questions of a task, each after the same `examples` solved questions. `engine`
-    makes the engine for a number of written answers. Results in `kept` are used, and new ones added; the processes
-    `kept.replicas` divide the questions, and the first of them grades written answers."""
+    makes an engine for a given number of written answers. Results in `kept` are used, and new results are added to it;
+    the processes `kept.replicas` divide the questions, and the first of them grades written answers."""
     kept = kept or Kept()
     report = lambda done, total: progress(task.label, done, total)
     if isinstance(task, ScoredTask):
@@ -104,7 +104,9 @@ def run_task(
     given = task.questions(limit + examples)
     shots, questions = given[:examples], given[examples:]
     if not questions:
-        raise UserError(f"the task {task.label} has {len(given)} questions, but {examples} are examples: use fewer")
+        raise UserError(
+            f"the task {task.label} has {len(given)} questions, but uses {examples} as examples: use fewer examples"
+        )
     asking = Asking(tokenizer, shots, task.separator, ChatPrompts(tokenizer) if chat else None)
     if questions[0].choices:
         right, by_length = chosen(questions, asking, model, kept, report)
@@ -120,8 +122,8 @@ def run_task(
 def chosen(
     questions: Sequence[Question], asking: Asking, model: Decoder, kept: Kept, report: Report
 ) -> tuple[list[float], float]:
-    """Score the choices of each question: (1 where the likeliest choice is right, else 0; the share of right questions
-    if log-probabilities are divided by the bytes of the choice)."""
+    """Score the choices of each question. Return 1 for each question whose likeliest choice is right, else 0; and the
+    share of right questions if log-probabilities are divided by the number of bytes of the choice."""
     by_question = [asking.pairs(one) for one in questions]
     longest = max(range(len(questions)), key=lambda i: most_tokens(by_question[i]))
     asking.check(
@@ -139,7 +141,7 @@ def chosen(
 
 
 def most_tokens(pairs: Sequence[Pair]) -> int:
-    """Tokens that the model reads to score the longest pair: all but the last."""
+    """Return the number of tokens that the model reads to score the longest pair: all except the last."""
     return max(len(pair.context) + len(pair.continuation) - 1 for pair in pairs)
 
 

@@ -32,7 +32,8 @@ class AnswerEvaluation:
 
 @dataclass(frozen=True)
 class AnswerLosses:
-    """The sum of the negative log-probabilities of each example's answer tokens, and their number, (M,) each."""
+    """The sum of the negative log-probabilities of each example's answer tokens, and the number of these tokens, (M,)
+    each."""
 
     totals: np.ndarray
     counts: np.ndarray
@@ -45,8 +46,8 @@ class AnswerLosses:
         return AnswerEvaluation(loss, error, math.exp(min(loss, 700)), tokens, len(self.counts))
 
     def difference(self, other: "AnswerLosses") -> tuple[float, float] | None:
-        """(the loss minus that of `other`, its standard error), paired by example; None if the answers have different
-        tokens, or if there is only one example."""
+        """Return (loss minus the loss of `other`, standard error of the difference), paired by example; None if the
+        answers have different tokens, or if there is only one example."""
         if len(self.counts) < 2 or not np.array_equal(self.counts, other.counts):
             return None
         totals = self.totals - other.totals
@@ -62,7 +63,8 @@ def ratio_error(totals: np.ndarray, counts: np.ndarray) -> float:
 
 
 def answer_sequences(tokenizer: Tokenizer, records: Iterable[Record], length: int) -> list[TokenSequence]:
-    """The examples as token sequences. Raises a UserError for one of more than `length` tokens, and for none at all."""
+    """The examples as token sequences. Raises a UserError for an example of more than `length` tokens, and if there are
+    no examples."""
     sequences = []
     for example in supervised(Encoder(tokenizer), records):
         (sequence,) = example.sequences
@@ -84,7 +86,8 @@ def answer_losses(model: Decoder, sequences: Sequence[TokenSequence], replicas: 
 
     def nats_of(batch: list[int]) -> list[float]:
         width = max(len(sequences[i].tokens) for i in batch)
-        padded = lambda values: np.pad(np.array(values), (0, width - len(values)))  # changes no token before
+        # padding at the end does not affect earlier tokens
+        padded = lambda values: np.pad(np.array(values), (0, width - len(values)))
         windows = np.stack([padded(sequences[i].tokens) for i in batch])
         trained = np.stack([padded(sequences[i].trained) for i in batch])
         return [-math.fsum(row[mask]) for row, mask in zip(logprobs(model, windows), trained[:, 1:])]

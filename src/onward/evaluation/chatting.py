@@ -15,19 +15,19 @@ class ChatPrompts:
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Texts that end an answer besides the control tokens."""
+        """Texts, in addition to control tokens, that end an answer."""
         return self.chat.stop
 
     def text(self, turns: Sequence[str]) -> MaskedString:
-        """Messages of user and assistant in alternation, the first and last the user's, then the beginning of an
-        answer."""
+        """Render messages of user and assistant in alternation, beginning and ending with the user, followed by the
+        start of an answer."""
         roles = ("user", "assistant") * len(turns)
         messages: list[Message] = [{"role": role, "content": turn} for role, turn in zip(roles, turns)]
         return self.chat.text(messages)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a rendered text, with a beginning-of-text token in front if the tokenizer puts one before every
-        text and the template has not done so."""
+        """Token ids of a rendered text, with a beginning-of-text token in front if the tokenizer adds one to every text
+        and the template has not added it."""
         masked = text if isinstance(text, MaskedString) else MaskedString(text)
         tokens = [i for i, _, _ in self.chat.tokens(masked)]
         first = self.tokenizer.encode("")[:1]

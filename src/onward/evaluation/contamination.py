@@ -1,10 +1,10 @@
-"""Finds questions that were in the training data: by the 13-grams that they have in common with it.
+"""Find questions that were in the training data, by 13-grams that occur in both.
 
-GPT-3 was examined so (Brown et al. 2020, appendix C): an example is dirty if one of its N-grams occurs in the training
-data, N words without case and punctuation, where N is 13, or down to 8 for tasks with short examples. Here an N-gram is
-13 tokens, as the model was trained on them. Differences in case, punctuation or spaces give different N-grams: a
-question that is found was in the training text word for word, but one that is not found may have been there in another
-form.
+Brown et al. (2020, appendix C) examined GPT-3 in this way: an example is dirty if one of its N-grams occurs in the
+training data. There an N-gram is N words without case and punctuation, with N = 13, or down to 8 for tasks with short
+examples; here it is 13 tokens of the model's tokenizer. Differences in case, punctuation or spaces give different
+N-grams: a question that is found was in the training text word for word, but a question that is not found may have been
+there in another form.
 
 Shapes: T tokens of a part of the data.
 """
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from onward.data.tokens import Tokens
 
-N = 13  # tokens of an N-gram
-CHUNK = 1 << 16  # tokens of the data that are hashed at a time
-TABLE_BITS = 22  # size of the table that excludes most tokens without a further lookup
-BASE = 0x9E3779B1  # odd, so that no token is lost from the hash
+N = 13  # number of tokens in an N-gram
+CHUNK = 1 << 16  # number of tokens of the data that are hashed at a time
+TABLE_BITS = 22  # log2 of the size of a table of hashes, which excludes most N-grams without a further lookup
+BASE = 0x9E3779B1  # odd, so that every token of an N-gram affects its hash
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def ngrams(tokens: Sequence[int]) -> set[bytes]:
 def rolling_hashes(tokens: np.ndarray) -> Hashes:
     """The hash of each N-gram of token ids (T,), uint32 (T - N + 1,): the sum of tokens[i + k] BASE^(N - 1 - k) over k,
     modulo 2^32."""
-    power, size = tokens.astype(np.uint32), 1  # hashes of `size` tokens
-    result, done = np.zeros(len(tokens) + 1, np.uint32), 0  # hashes of `done` tokens
+    power, size = tokens.astype(np.uint32), 1  # hashes of all runs of `size` tokens
+    result, done = np.zeros(len(tokens) + 1, np.uint32), 0  # hashes of all runs of `done` tokens
     base = BASE
     while True:
         if N & size:
@@ -65,7 +65,7 @@ def find_ngrams(
 ) -> set[bytes]:
     """The wanted N-grams that occur in any source of training data.
 
-    The sources are read once, CHUNK tokens at a time; memory grows with the number of wanted N-grams only. N-grams with
+    The sources are read once, CHUNK tokens at a time; memory grows only with the number of wanted N-grams. N-grams with
     equal hashes are compared token by token, so the result is exact. `progress` is called with the number of tokens
     read."""
     wanted = set(wanted)

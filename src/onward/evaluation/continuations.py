@@ -1,4 +1,4 @@
-"""Log-probabilities of continuations of contexts. Tokens that contexts have in common are read once.
+"""Compute log-probabilities of continuations of contexts. A common prefix of contexts is read once.
 
 Shapes: R rows of a cache, T tokens in this call, D d_model.
 """
@@ -24,11 +24,11 @@ from onward.model.decoder import Decoder, check_ids, without_dropout
 from onward.model.divided import cache_config
 from onward.text.tokenizer import Tokenizer
 
-FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that are the same for texts of all lengths
-ROWS = 64  # continuations in one call
-TOKENS = 1 << 15  # in the rows of one call
-SAME = 32  # tokens; contexts that begin with the same ones are read together
-CHUNK = 256  # tokens of a context that one call reads: a cache has as many slots more than positions
+FIXED = LinearScaling | YaRNScaling | Llama3Scaling  # scalings that do not depend on the length of the text
+ROWS = 64  # number of continuations per call
+TOKENS = 1 << 15  # number of tokens in the rows of a call
+SAME = 32  # contexts with this many equal first tokens are read together
+CHUNK = 256  # tokens of a context per call; a cache has this many more slots than positions
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class Scored:
 def pair_of(
     tokenizer: Tokenizer, context: str, continuation: str, encode: Callable[[str], list[int]] | None = None
 ) -> Pair:
-    """Encode as lm-evaluation-harness does: spaces at the end of the context belong to the continuation, both are
-    encoded as one text, and its tokens beyond the number of tokens of the context alone are the continuation. An empty
-    context is the tokenizer's beginning-of-text token, or else its end-of-text token."""
+    """Encode as lm-evaluation-harness does. Spaces at the end of the context belong to the continuation. Both are
+    encoded as one text; if the context alone has n tokens, the continuation begins after the first n tokens. An empty
+    context is replaced by the tokenizer's beginning-of-text token or, without one, its end-of-text token."""
     encode = encode or tokenizer.encode
     stripped = context.rstrip()
     continuation = context[len(stripped) :] + continuation
@@ -65,7 +65,7 @@ def pair_of(
     before, full = encode(stripped), encode(stripped + continuation)
     if len(full) < 2:
         raise UserError(f"the context {context!r:.60} is one token together with its continuation: make it longer")
-    count = min(len(before), len(full) - 1)  # a token across the boundary counts to the continuation
+    count = min(len(before), len(full) - 1)  # a token across the boundary belongs to the continuation
     return Pair(tuple(full[:count]), tuple(full[count:]))
 
 
@@ -78,8 +78,8 @@ def score_continuations(
 ) -> list[Scored]:
     """The score of each continuation after its context.
 
-    Texts longer than the model's context lose their first tokens. Scores in `kept` are not computed again, and new ones
-    are added to it, batch by batch; the processes `kept.replicas` divide the batches."""
+    Texts longer than the model's context lose their first tokens. Scores in `kept` are not computed again, and new
+    scores are added to it, batch by batch; the processes `kept.replicas` divide the batches."""
     length = model.config.context_length
     inputs: list[tuple[int, ...]] = []  # all tokens of each pair except the last
     for pair in pairs:
@@ -119,7 +119,7 @@ def request(pair: Pair) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
 
 
 def kept_score(value: Any) -> Scored | None:
-    """The score of a stored JSON; None if it is none."""
+    """Return the score in a stored JSON value; None if the value is not a score."""
     match value:
         case [float(), bool()]:
             return Scored(*value)
@@ -147,7 +147,7 @@ def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int
 
     The common prefix of all inputs is read once, then the rest of each different context (an input without these last
     tokens), then the last tokens of each input. `inputs` must be sorted by the length of the context."""
-    # three levels, as tasks have examples, questions and choices: a deeper tree would save little
+    # three levels suffice, because tasks have examples, questions and choices
     contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
     lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]
     keys = list(zip(contexts, lengths))

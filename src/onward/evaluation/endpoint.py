@@ -13,13 +13,14 @@ from typing import Any
 from onward.base.arguments import shown
 from onward.base.errors import UserError
 
-LONGEST_WAIT = 60.0  # seconds that a server may ask to wait
-REPLY = 1 << 20  # bytes of a reply at most
+LONGEST_WAIT = 60.0  # maximum number of seconds that a server may ask to wait
+REPLY = 1 << 20  # maximum number of bytes in a reply
 AGAIN = 408, 409, 425, 429, 500, 502, 503, 504, 529  # statuses after which a request is repeated
 
 
 class Repeat(Exception):
-    """A request that may succeed if it is sent again, after the seconds that the server names (0: none)."""
+    """Raised for a request that may succeed if it is sent again after `wait` seconds, as the server asks (0: no time
+    named)."""
 
     def __init__(self, why: str, wait: float = 0.0) -> None:
         super().__init__(why)
@@ -45,7 +46,7 @@ def chat(url: str, model: str, text: str, key_env: str, seconds: float) -> str:
         raise UserError(
             f"the judge {model} at {url} refused with status {error.code} ({reply:.200}): {advice}"
         ) from None
-    except (OSError, HTTPException) as error:  # no connection, or one that broke
+    except (OSError, HTTPException) as error:  # no connection, or a broken one
         why = getattr(error, "reason", None) or error
         raise Repeat(f"cannot be asked ({why or type(error).__name__})") from None
 

@@ -1,4 +1,4 @@
-"""Evaluates a classifier or a reward model on examples.
+"""Evaluate a classifier or a reward model on examples.
 
 Shapes: M examples, N outputs.
 """
@@ -44,7 +44,7 @@ class PairEvaluation:
 
 
 def judges(model: Decoder) -> bool:
-    """Whether a model is a classifier or a reward model; one with a value head is neither."""
+    """Whether a model is a classifier or a reward model; a model with a value head is neither."""
     return head_labels(model) not in ((), VALUE)
 
 

@@ -1,4 +1,4 @@
-"""How the probabilities of answers move as examples are added to a prompt: in-context learning (Brown et al. 2020).
+"""Measure how examples in a prompt change the probabilities of answers: in-context learning (Brown et al. 2020).
 
 Shapes: T tokens, D d_model, V vocabulary.
 """
@@ -20,7 +20,7 @@ from onward.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Shots:
-    """A question and the solved examples that are put in front of it in a prompt."""
+    """A question and the solved examples that precede it in a prompt."""
 
     question: str
     examples: tuple[str, ...]  # solved questions; the last one comes directly before the question
@@ -28,7 +28,7 @@ class Shots:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """0, 1, 2, 4, 8 and so on, and all."""
+        """The numbers of examples to compare: 0, 1, 2, 4, 8 and so on, and all."""
         total = len(self.examples)
         powers = (1 << i for i in range(total.bit_length()))
         return (0, *(count for count in powers if count < total), *([total] if total else []))
@@ -48,8 +48,8 @@ class LikelyAnswers:
 
 
 def shots_of(prompt: str, examples: Sequence[str] = (), separator: str = "") -> Shots:
-    """Split a prompt into the question at its end and the solved examples before it; `examples` are put before these.
-    `separator` divides the parts of the prompt: "" for line breaks or, without any, semicolons.
+    """Split a prompt into the question at its end and the solved examples before it; `examples` are inserted before
+    these. `separator` divides the parts of the prompt: "" for line breaks or, without any, semicolons.
 
     A prompt such as `great → good; hot → warm; huge →` has two examples. Raises a UserError if the prompt has no text
     after its last separator.
@@ -74,9 +74,9 @@ def alternatives(
     """Return the `top` likeliest answers to a question, ranked by their highest probability over the numbers of
     examples in the prompt, to show how examples change a model's answer.
 
-    By default an answer is the next token. With `max_new_tokens` above 1 an answer is a text of at most that many
-    tokens, which beam search finds, and which ends before the separator of the examples. With `candidates` exactly
-    these texts are the answers. Raises a UserError with the number of examples that fit if the context is too short.
+    By default an answer is the next token. With `max_new_tokens` above 1, beam search finds answers of at most that
+    many tokens, which end before the separator of the examples. With `candidates`, exactly these texts are the answers.
+    Raises a UserError with the number of examples that fit if the context is too short.
     """
     counts = shots.counts
     prompts = [tokenizer.begin(tokenizer.encode(shots.text(count))) for count in counts]
@@ -122,7 +122,8 @@ def next_tokens(
 def beam_answers(
     model: Decoder, tokenizer: Tokenizer, prompts: Sequence[list[int]], separator: str, max_new_tokens: int, top: int
 ) -> list[str]:
-    """Texts of the answers that beam search finds, cut at the separator of examples, without repetitions."""
+    """Return the texts of the answers that beam search finds, cut at the separator of the examples, without
+    duplicates."""
     ends = [token for token in tokenizer.end_ids if token < model.config.vocab_size]
     mark = separator.strip() or separator
     answers: dict[str, None] = {}
@@ -142,12 +143,13 @@ def pair_after(prompt: Sequence[int], full: Sequence[int]) -> Pair:
 
 
 def longest(tokenizer: Tokenizer, answers: Sequence[str]) -> int:
-    """Tokens of the longest answer, each encoded with a space in front."""
+    """Return the number of tokens of the longest answer; each answer is encoded with a space in front."""
     return max(len(tokenizer.encode(f" {answer}", special=False)) for answer in answers)
 
 
 def ranked(counts: tuple[int, ...], table: dict[str, tuple[float, ...]], top: int) -> LikelyAnswers:
-    """The `top` answers with the highest probability anywhere, sorted by that with all examples, highest first."""
+    """Return the `top` answers by their highest probability over all numbers of examples, sorted by their probability
+    with all examples, highest first."""
     best = sorted(table, key=lambda answer: -max(table[answer]))[:top]
     best.sort(key=lambda answer: -table[answer][-1])
     return LikelyAnswers(counts, tuple(best), tuple(table[answer] for answer in best))

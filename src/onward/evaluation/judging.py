@@ -1,7 +1,7 @@
 """A model behind an OpenAI-compatible address that grades or compares texts. Does not import torch.
 
-The request is POST URL/chat/completions, as OpenAI's servers and most others take it, with temperature 0. It is
-repeated while the server is busy, fails, or replies without a verdict.
+The request is POST URL/chat/completions, which OpenAI's servers and most others support, with temperature 0. The
+request is repeated if the server is busy, fails, or replies without a verdict.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ T = TypeVar("T")
 NUMBER = re.compile(r"(?<![\w.-])\d+(?:\.\d+)?")
 LETTER = re.compile(r"\b[AB]\b")
 MOST = 10  # the best grade
-ATTEMPTS, WAIT = 5, 1.0  # requests for a verdict, and seconds before the second one, twice as many before each further
+# maximum number of requests; seconds before the second one, doubled for each further one
+ATTEMPTS, WAIT = 5, 1.0
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class JudgeServer:
         wanted: str,
         judged: Callable[[int, T], None] = lambda i, verdict: None,
     ) -> list[T]:
-        """Send each text, several at a time. `read` extracts the verdict from the reply without a reasoning model's
-        thoughts, or returns None; `wanted` describes it in errors."""
+        """Send each text, several at a time. `read` extracts the verdict, or None, from the reply without a reasoning
+        model's thoughts; `wanted` describes the verdict in errors."""
 
         def ask(i: int) -> T:
             verdict = self.verdict(texts[i], read, wanted)
@@ -90,7 +91,8 @@ class JudgeServer:
 
 
 def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) -> None:
-    """`needed` are fields of the prompt, such as {answer}; `name` is the prefix of the options in errors."""
+    """Raise a UserError for invalid options of a judge. `needed` are fields that the prompt must contain, such as
+    {answer}; `name` is the prefix of the options in errors."""
     if not re.match(r"https?://[^/]", url):
         raise UserError(f"{name}.url is {shown(url)}: give an address such as http://localhost:8000/v1")
     if lacking := next((one for one in needed if f"{{{one}}}" not in prompt), None):
@@ -100,7 +102,7 @@ def check_judge(name: str, url: str, prompt: str, key_env: str, *needed: str) ->
 
 
 def filled(prompt: str, values: Mapping[str, Any]) -> str:
-    """Replace {NAME} by its value; unknown names stay."""
+    """Replace {NAME} by its value; unknown names stay unchanged."""
     return re.sub(r"\{(\w+)\}", lambda match: str(values.get(match[1], match[0])), prompt)
 
 

@@ -1,4 +1,5 @@
-"""Answered requests of an evaluation, kept in a file: a repeated evaluation continues where the first one ended."""
+"""Store the results of an evaluation's requests in a file, so that a repeated evaluation continues where the first one
+ended."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from onward.compiled.fingerprint import fingerprint
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import Tokenizer
 
-LARGEST = 1 << 26  # bytes at which a file counts as full
-FOLDER = 1 << 28  # bytes of the folder; beyond this size, the least recently used files are deleted
+LARGEST = 1 << 26  # maximum number of bytes in a file
+FOLDER = 1 << 28  # maximum number of bytes in the folder; beyond this size, the least recently used files are deleted
 ENDING = ".jsonl"
 PACKAGES = "onward", "torch", "tokenizers"  # packages that affect the results
 T = TypeVar("T")
@@ -30,14 +31,14 @@ class NotKept(UserWarning):
 
 class Kept:
     """A store of the results of an evaluation (scores, answers, grades), keyed by a hash of the request, in memory and,
-    with a `file`, on disk: a repeated evaluation reuses them.
+    with a `file`, on disk, so that a repeated evaluation reuses them.
 
     A request is everything besides the model on which a result depends: its kind, token ids or a text, and options. A
-    line of the file is a JSON list of hash and result; other lines, such as the last one of a process that was killed,
-    are skipped. Several processes may append to one file.
+    line of the file is a JSON list of hash and result; other lines, such as the incomplete last line of a killed
+    process, are skipped. Several processes may append to one file.
 
-    The processes `replicas` of one evaluation have the same results in memory, and the first of each replica appends
-    the results that it computes to its file.
+    The processes `replicas` of one evaluation have the same results in memory, and the first process of each replica
+    appends the replica's results to its file.
     """
 
     def __init__(self, file: Path | None = None, replicas: Alone = ALONE) -> None:
@@ -45,8 +46,8 @@ class Kept:
         self.replicas = replicas
         if file:
             self.unite(file.name)
-        self.before = frozenset(self.results)  # keys of an earlier evaluation
-        self.added: list[tuple[str, Any]] = []  # since the last call of `divide`
+        self.before = frozenset(self.results)  # keys of results of earlier evaluations
+        self.added: list[tuple[str, Any]] = []  # results since the last call of `divide`
         self.file, self.reused, self.descriptor = file, 0, -1
         if file:
             try:
@@ -55,7 +56,7 @@ class Kept:
                 self.descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600)
                 os.utime(file)
                 self.room = LARGEST - os.fstat(self.descriptor).st_size
-                os.write(self.descriptor, b"\n")  # ends the line of a process that was killed
+                os.write(self.descriptor, b"\n")  # ends an incomplete line of a killed process
             except OSError as error:
                 self.give_up(error)
 
@@ -108,12 +109,12 @@ class Kept:
 
 
 def key_of(kind: str, request: tuple[Any, ...]) -> str:
-    # without the name of the task: another task or number of examples asks only the questions that are new
+    # without the name of the task, so that another task or number of examples computes only new requests
     return hashlib.sha256(repr((kind, *request)).encode(errors="replace")).hexdigest()[:32]
 
 
 def whole(results: Sequence[T | None]) -> list[T]:
-    """Results that several processes have computed; one is None if they were given different questions."""
+    """Check results that several processes have computed; a result is None if the processes got different questions."""
     if None in results:
         raise UserError("the ranks ask different questions: give all of them the same files and versions")
     return [one for one in results if one is not None]
@@ -141,7 +142,7 @@ def versions() -> list[str]:
 
 
 def lines(file: Path) -> Iterator[tuple[str, Any]]:
-    """(hash of the request, result) of each valid line; none if the file cannot be read."""
+    """Yield (hash of the request, result) of each valid line; nothing if the file cannot be read."""
     try:
         with open(file, "rb") as stream:
             data = stream.read(2 * LARGEST)

@@ -1,4 +1,4 @@
-"""Computes the outputs of a model's head after sequences of tokens: rewards, values, or class scores; and their
+"""Compute the outputs of a model's head after sequences of tokens: rewards, values, or class scores; and their
 calibration.
 
 Shapes: S sequences, N outputs, T tokens of the longest sequence of a batch, M answers.
@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pad_sequence
 from onward.model.decoder import Decoder, without_dropout
 from onward.transforms.heads import head_of
 
-ROWS = 32  # sequences of a batch
-BINS = 10  # bins of confidence, from 0 to 1
+ROWS = 32  # number of sequences in a batch
+BINS = 10  # number of bins of confidence, from 0 to 1
 
 
 @torch.inference_mode()
@@ -31,16 +31,16 @@ def outputs(model: Decoder, sequences: Sequence[Sequence[int]]) -> Tensor:
 
 
 def calibration_bins(confidence: Tensor, right: Tensor) -> dict[str, Tensor]:
-    """For each bin of confidence, {"bin/NUMBER": sum over answers of confidence minus correctness}, from the
-    probability that the model gives each answer and 1 for a right one, else 0, both (M,). Sums over batches become one
-    figure in `calibration_error`."""
+    """Return the sum of confidence minus correctness over the answers in each bin of confidence, as {"bin/NUMBER":
+    sum}. `confidence` (M,) is the model's probability of each answer, `right` (M,) is 1 for a right answer, else 0.
+    `calibration_error` converts the sums over all batches to a single figure."""
     index = (confidence * BINS).long().clamp(max=BINS - 1)
     sums = confidence.new_zeros(BINS).index_add(0, index, confidence - right)
     return {f"bin/{i}": value for i, value in enumerate(sums.unbind())}
 
 
 def calibration_error(figures: dict[str, float]) -> dict[str, float]:
-    """Replace the bins, divided by the number of all answers, by the expected calibration error (Guo et al. 2017): the
-    mean gap between confidence and accuracy."""
+    """Replace the bins, which were divided by the total number of answers, by the expected calibration error (Guo et
+    al. 2017): the mean gap between confidence and accuracy."""
     bins = [figures.pop(name) for name in list(figures) if name.startswith("bin/")]
     return figures | {"calibration_error": sum(map(abs, bins))}

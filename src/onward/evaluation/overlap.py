@@ -1,4 +1,4 @@
-"""BLEU and chrF by sacrebleu, ROUGE by rouge-score, of answers against references. Needs the extra `eval`. Does not
+"""Score answers against references: BLEU and chrF by sacrebleu, ROUGE by rouge-score. Needs the extra `eval`. Does not
 import torch."""
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Literal
 
 from onward.base.errors import UserError
 
-CORPUS = "bleu", "chrf"  # metrics of all answers together, by sacrebleu, from 0 to 100
+CORPUS = "bleu", "chrf"  # metrics that sacrebleu computes over all answers together, from 0 to 100
 METRICS = *CORPUS, "rouge1", "rouge2", "rougeL"  # ROUGE scores are means over answers, from 0 to 1
 Match = Literal["exact", "contains", "number", "regex", "bleu", "chrf", "rouge1", "rouge2", "rougeL"]
-ROUNDS = 100  # of the bootstrap
-References = Sequence[Sequence[str]]  # one or more of each answer
+ROUNDS = 100  # number of bootstrap samples
+References = Sequence[Sequence[str]]  # one or more references for each answer
 
 
 def grades(metric: str, answers: Sequence[str], references: References) -> list[float]:
-    """A metric of each answer with its references; of several, ROUGE takes the one with the best value."""
+    """Return a metric of each answer against its references; ROUGE uses the reference with the best value."""
     one = scorer(metric, True)
     if metric in CORPUS:
         return [one.sentence_score(answer, list(some)).score for answer, some in zip(answers, references)]

@@ -1,4 +1,4 @@
-"""Two models compared by a judge, answer by answer."""
+"""Compare two models answer by answer, by the preferences of a judge."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def chat_answers(
     kept: Kept,
     progress: Callable[..., None] = lambda *_: None,
 ) -> list[str]:
-    """The likeliest answer of a model to each prompt, a user's message if the model has a chat template, else a text to
-    be continued for a paragraph; at most `tokens`, in a context of `length` tokens."""
+    """Return a model's greedy answer to each prompt. A prompt is a user's message if the model has a chat template,
+    else a text to be continued for a paragraph. An answer has at most `tokens` tokens, in a context of `length`
+    tokens."""
     chat = chat_of(tokenizer) if tokenizer.templates else None
     encoded = [chat.encode([{"role": "user", "content": one}]) if chat else tokenizer.encode(one) for one in prompts]
     longest = max(range(len(encoded)), key=lambda i: len(encoded[i]))
@@ -59,8 +60,8 @@ def pairs(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -
 
 
 def preferred(made: Sequence[Pair], url: str, model: str) -> list[float]:
-    """For each pair, the preference of the judge at an address for the second answer: 1, 0, or 0.5 if the judge's
-    choice depends on the order of the answers (both orders are tried) or if the answers are equal."""
+    """For each pair, return the judge's preference for the second answer: 1, 0, or 0.5 if the judge's choice depends on
+    the order of the answers (both orders are tried) or if the answers are equal. `url` is the address of the judge."""
     if not model:
         raise UserError(f"judge is {url}, an address without a model: name its model with --judge-model")
     check_judge("judge", url, PAIR_PROMPT, KEY_ENV)
@@ -74,7 +75,7 @@ def preferred(made: Sequence[Pair], url: str, model: str) -> list[float]:
 
 
 def win_rate(verdicts: Sequence[float]) -> dict[str, float]:
-    """The share of comparisons that the second model wins, ties as a half, with its standard error."""
+    """Return the share of comparisons that the second model wins, counting ties as a half, with its standard error."""
     count = len(verdicts)
     error = stdev(verdicts) / math.sqrt(count) if count > 1 else math.nan
     return {"win_rate": fmean(verdicts), "standard_error": error, "ties": float(sum(v == 0.5 for v in verdicts))}

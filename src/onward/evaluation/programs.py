@@ -1,4 +1,4 @@
-"""Tests of code that a model wrote, each code in a separate process."""
+"""Test programs that a model wrote, each in a separate process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 
 SANDBOX = Path(__file__).with_name("sandbox.py")
-RESULTS = 1 << 20  # bytes of results that are read
+RESULTS = 1 << 20  # maximum number of bytes of results that are read
 GIGABYTE = 1 << 30
 FENCED = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
 
@@ -27,8 +27,8 @@ def code_of(text: str) -> str:
 
 
 def num_passed(code: str, tests: Sequence[str], seconds: float, gigabytes: float) -> int:
-    """How many tests, code that raises an exception if it fails, pass after the program `code` in a restricted process
-    (sandbox.py)."""
+    """Run the program `code` and then each test in a restricted process (sandbox.py); return how many tests pass. A
+    test is code that raises an exception if it fails."""
     secret = secrets.token_hex(16)
     job = {"code": code, "tests": tests, "secret": secret, "seconds": seconds, "memory": int(gigabytes * GIGABYTE)}
     with (

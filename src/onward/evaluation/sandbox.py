@@ -1,4 +1,4 @@
-"""Runs code that a model wrote, and tests of it. A separate program, which imports only the standard library:
+"""Run code that a model wrote, and its tests, in a separate program, which imports only the standard library:
 
     python -I sandbox.py < JOB    JOB is JSON: code, tests, secret, seconds, memory (bytes)
 
@@ -11,8 +11,8 @@ It prints the secret with the number of each test that passes. Before the code r
   elsewhere other processes and threads by setrlimit, unless the user is root;
 - the capabilities of root are dropped.
 
-Where the system lacks one of these, the others hold. This is not a virtual machine: it does not protect against defects
-of the kernel, and code can deceive its tests, since it runs in their interpreter.
+If the system lacks one of these restrictions, the others still apply. This is not a virtual machine: it does not
+protect against defects of the kernel, and code can deceive its tests, because both run in the same interpreter.
 """
 
 import ctypes
@@ -26,16 +26,19 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-FILE_SIZE, OPEN_FILES = 1 << 24, 64  # bytes of each file, number
+FILE_SIZE, OPEN_FILES = 1 << 24, 64  # maximum number of bytes per file, and of open files
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, the same on all machines
 WRITE_FILE, READ_FILE, READ_FOLDER, REMOVE_FILE, MAKE_FILE, TRUNCATE = (1 << bit for bit in (1, 2, 3, 5, 8, 14))
 RIGHTS = (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1  # all access rights of Landlock's versions 1, 2 and 3
 SIGNAL_OF_PARENT, NO_NEW_PRIVILEGES, SET_SECCOMP, FILTER = 1, 38, 22, 2  # arguments of prctl
 CAPABILITY_VERSION = 0x20080522
-MACHINES = {"x86_64": (0xC000003E, 0, 56), "aarch64": (0xC00000B7, 1, 220)}  # for seccomp, column below, clone
+MACHINES = {
+    "x86_64": (0xC000003E, 0, 56),
+    "aarch64": (0xC00000B7, 1, 220),
+}  # for seccomp, column in REFUSED, clone
 CLONE_THREAD = 1 << 16
-REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: there is none
-    "processes": ((57, -1), (58, -1), (435, 435)),  # fork, vfork and clone3; programs then try clone
+REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: no such call
+    "processes": ((57, -1), (58, -1), (435, 435)),  # fork, vfork, clone3; callers of clone3 then try clone
     "programs": ((59, 221), (322, 281)),  # execve, execveat
     "signals": ((62, 129), (200, 130), (234, 131), (129, 138), (297, 240), (424, 424)),  # kill, ..., pidfd_send_signal
     "memory of others": ((101, 117), (310, 270), (311, 271)),  # ptrace, process_vm_readv, process_vm_writev
@@ -64,7 +67,7 @@ REFUSED = {  # system calls by their numbers on x86-64 and ARM64; -1: there is n
         (250, 219),
     ),  # shmget, ..., keyctl
 }
-libc = ctypes.CDLL(None, use_errno=True)  # Landlock and seccomp need no privileges, where namespaces often do
+libc = ctypes.CDLL(None, use_errno=True)  # Landlock and seccomp need no privileges, unlike namespaces
 
 
 def limit_resources(seconds: float, memory: int) -> None:
@@ -80,7 +83,7 @@ def limit_resources(seconds: float, memory: int) -> None:
 
 
 def set_limit(name: str, limit: int) -> None:
-    """Set a limit, unless the system lacks it."""
+    """Set a resource limit if the system supports it."""
     with suppress(AttributeError, ValueError, OSError):
         resource.setrlimit(getattr(resource, name), (limit, limit))
 
@@ -99,7 +102,7 @@ def limit_files() -> None:
     allowed[os.getcwd()] = read | WRITE_FILE | REMOVE_FILE | MAKE_FILE | TRUNCATE
     allowed |= {"/dev/null": READ_FILE | WRITE_FILE, "/dev/urandom": READ_FILE, "/etc/localtime": READ_FILE}
     for path, rights in allowed.items():
-        with suppress(OSError):  # there is none
+        with suppress(OSError):  # the path does not exist
             descriptor = os.open(path, os.O_PATH)
             libc.syscall(ADD_RULE, rules, 1, struct.pack("=Qi", rights & all_rights, descriptor), 0)
             os.close(descriptor)
@@ -139,7 +142,7 @@ def run(job: dict[str, Any], results: int) -> None:
     for number, test in enumerate(job["tests"]):
         try:
             exec(compile(test, "test", "exec"), dict(names))
-        except BaseException:  # the test exits or fails
+        except BaseException:  # the test has failed or called exit
             continue
         os.write(results, f"{job['secret']} {number}\n".encode())
 
@@ -151,7 +154,7 @@ def main() -> None:
         os.dup2(nothing, descriptor)
     limit_resources(job["seconds"], job["memory"])
     if sys.platform == "linux":
-        libc.prctl(SIGNAL_OF_PARENT, signal.SIGKILL)  # the system ends the child with its parent
+        libc.prctl(SIGNAL_OF_PARENT, signal.SIGKILL)  # the system kills this process when its parent ends
         libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         limit_files()
         drop_capabilities()
@@ -160,7 +163,7 @@ def main() -> None:
     try:
         run(job, results)
     finally:
-        os._exit(0)  # whatever threads go on
+        os._exit(0)  # exits even if threads are still running
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Computes log-probabilities, loss, perplexity and bits per byte of a model over token ids.
+"""Compute log-probabilities, loss, perplexity and bits per byte of a model over token ids.
 
 Shapes: B windows, T tokens, V vocabulary.
 """
@@ -20,7 +20,7 @@ from onward.kernels.cross_entropy import cross_entropies
 from onward.model.decoder import Decoder, check_ids, without_dropout
 
 T = TypeVar("T")
-LOGITS = 512  # positions whose logits are computed at a time
+LOGITS = 512  # number of positions whose logits are computed at a time
 
 
 @torch.inference_mode()
@@ -46,7 +46,7 @@ def logprobs(model: Decoder, windows: np.ndarray, first: int = 1) -> np.ndarray:
     return result
 
 
-TOGETHER = 4096  # tokens in one call
+TOGETHER = 4096  # maximum number of tokens per call
 
 
 @dataclass(frozen=True)
@@ -63,11 +63,11 @@ class Evaluation:
 
 
 def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """(start, first, end) of each window over `count` tokens: start to end - 1 are the input, first to end - 1 are
-    predicted.
+    """Yield (start, first, end) of each window over `count` tokens: tokens start to end - 1 are the input, and tokens
+    first to end - 1 are predicted.
 
-    Every token but the first of the text is predicted once, from at least context_length - stride tokens before it if
-    there are as many."""
+    Every token but the first of the text is predicted once, from at least context_length - stride preceding tokens, or
+    from all if there are fewer."""
     first = 1
     while first < count:
         end = first + stride if first > 1 else context_length + 1
@@ -76,7 +76,7 @@ def windows(count: int, context_length: int, stride: int) -> Iterator[tuple[int,
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """As itertools.batched does from Python 3.12 on."""
+    """The same as itertools.batched of Python 3.12."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
@@ -98,7 +98,7 @@ def evaluate(
         raise UserError("the text has fewer than two tokens, so that no token can be predicted: give more text")
 
     def batches() -> Iterator[list[tuple[int, int, int]]]:
-        """Windows of the same shape that are read together."""
+        """Yield groups of windows of the same shape, to read together."""
         for shape, spans in groupby(windows(len(tokens), length, stride), key=lambda s: (s[2] - s[0], s[1] - s[0])):
             yield from batched(spans, max(1, TOGETHER // shape[0]))
 

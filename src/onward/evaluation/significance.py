@@ -1,4 +1,4 @@
-"""Tests whether two sets of measurements differ by more than noise."""
+"""Test whether two sets of measurements differ by more than noise."""
 
 import math
 import random
@@ -31,13 +31,14 @@ def paired_difference(one: Sequence[float], other: Sequence[float], level: float
     if len(differences) < 2:
         return None
     mean, count = fmean(differences), len(differences)
-    # Student's t, since the usual three seeds are too few for a bootstrap
+    # Student's t, because the usual three seeds are too few for a bootstrap
     reach = t_quantile(level, count - 1) * stdev(differences) / math.sqrt(count)
     return Difference(mean, mean - reach, mean + reach)
 
 
 def t_quantile(level: float, freedom: int) -> float:
-    """t with P(|T| < t) = level, for T of Student's distribution: the factor of a confidence interval."""
+    """Return t with P(|T| < t) = level for Student's distribution with `freedom` degrees of freedom: the factor of a
+    confidence interval."""
     low, high = 0.0, math.pi / 2
     for _ in range(80):
         middle = (low + high) / 2
@@ -46,7 +47,7 @@ def t_quantile(level: float, freedom: int) -> float:
 
 
 def t_share(angle: float, freedom: int) -> float:
-    """P(|T| < t) for t = tan(angle) sqrt(freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
+    """Return P(|T| < t) for t = tan(angle) sqrt(freedom) (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     sine, cosine, odd = math.sin(angle), math.cos(angle), freedom % 2
     term = total = 0.0 if freedom == 1 else cosine if odd else 1.0
     for k in range(2 + odd, freedom - 1, 2):
@@ -66,9 +67,9 @@ def bootstrap(one: Sequence[float], other: Sequence[float], level: float = 0.95,
 
 
 def mcnemar(one: Sequence[float], other: Sequence[float]) -> float:
-    """Two-sided p-value of McNemar's exact test (McNemar 1947). If two models are equally good, each has about half of
-    the questions that only one of them answers right. With grades between 0 and 1 it is the sign test on the questions
-    whose grades differ."""
+    """Two-sided p-value of McNemar's exact test (McNemar 1947). Of the questions that only one of two equally good
+    models answers correctly, each model is expected to answer half. With grades between 0 and 1, this is the sign test
+    on the questions whose grades differ."""
     first = sum(a > b for a, b in zip(one, other, strict=True))
     count = first + sum(b > a for a, b in zip(one, other))
     tail = sum(math.comb(count, k) for k in range(min(first, count - first) + 1))

@@ -1,4 +1,4 @@
-"""Computes log-probabilities, perplexity and bits per byte of texts, for a model with its tokenizer."""
+"""Compute log-probabilities, perplexity and bits per byte of texts, for a model with its tokenizer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from onward.evaluation.score import Evaluation, evaluate, logprobs
 from onward.model.decoder import Decoder
 from onward.text.tokenizer import SURROGATE, UNKNOWN, Tokenizer
 
-DECODED_AT_ONCE = 1 << 20  # tokens whose bytes are counted at a time
+DECODED_AT_ONCE = 1 << 20  # number of tokens whose bytes are counted at a time
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Score:
 
     tokens: list[int]
     pieces: list[str]  # each token as readable text
-    logprobs: list[float | None]  # of each token given those before it, in nats; None for a token without context
+    logprobs: list[float | None]  # of each token given the preceding tokens, in nats; None without preceding tokens
     total: float  # exact sum: the log-probability of the text
 
 
 def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
-    """Log-probabilities of a text that fits into the context. The first token has one only if the tokenizer puts a
-    beginning-of-text token before it; see `Tokenizer.begin`."""
+    """Log-probabilities of a text that fits into the context. The first token has a log-probability only if the
+    tokenizer puts a beginning-of-text token before it; see `Tokenizer.begin`."""
     if not isinstance(text, str):
         raise UserError(f"text is {text!r}: score takes one text")
     tokens = tokenizer.encode(text)
@@ -51,7 +51,7 @@ def score_text(model: Decoder, tokenizer: Tokenizer, text: str) -> Score:
 
 
 def documents_of(given: str | PathLike[str] | Sequence[str | PathLike[str]]) -> list[str]:
-    """Texts and paths as documents: a path is a file or folder of documents, as training data is."""
+    """Read texts and paths as documents; a path is a file or folder of documents, as for training data."""
     result: list[str] = []
     for item in [given] if isinstance(given, str | PathLike) else given:
         if isinstance(item, str):
@@ -67,7 +67,7 @@ def evaluate_texts(
     stride: int = 0,
     replicas: Alone = ALONE,
 ) -> Evaluation:
-    """Figures over documents, each after a beginning-of-text token if the tokenizer has one. Bytes are those of the
+    """Figures over documents, each after a beginning-of-text token if the tokenizer has one. Bytes are counted in the
     documents, even if the tokenizer does not know a character."""
     for text in documents:
         if not isinstance(text, str):
@@ -94,5 +94,5 @@ def evaluate_tokens(
         parts = (tokens[i : i + DECODED_AT_ONCE].tolist() for i in range(1, len(tokens), DECODED_AT_ONCE))
         n_bytes = sum(map(tokenizer.byte_count, parts))
     else:
-        n_bytes -= tokenizer.byte_count(tokens[:1].tolist())  # this part is not predicted
+        n_bytes -= tokenizer.byte_count(tokens[:1].tolist())  # the first token is not predicted
     return evaluate(model, tokens, n_bytes, stride, replicas)

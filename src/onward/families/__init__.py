@@ -1,18 +1,23 @@
-"""Families: published kinds of decoders. Each is a small file of this folder that translates in both directions.
+"""Families: published kinds of decoders. Each family is a small file in this folder that translates a published format
+to Onward's and back.
 
 A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
-- `BASE`: the prefix of all tensor names but the head's, which some published files leave out,
-- `ALSO` (if needed): parts of names -> those of some files; `published(config, stored)`: stored tensors, cut anew,
-- `IGNORED`: a regular expression for tensors of old files that are no weights (masks, inverse frequencies),
-- `PRESETS`: published releases by name: the keys of their config.json that differ from transformers' defaults, or a
-  DecoderConfig where transformers has no such class,
-- `ANCESTORS`: prefix of a preset's name -> the preset from which its design is derived (the longest prefix counts),
+- `BASE`: the prefix of all tensor names except the head's, which some published files leave out,
+- `ALSO` (optional): parts of tensor names -> variants of them in some files,
+- `published(config, stored)` (optional): the stored tensors, divided by the sizes of the layers instead of equally,
+- `IGNORED`: a regular expression for tensors of old files that are not weights (masks, inverse frequencies),
+- `PRESETS`: published releases by name, as the keys of their config.json that differ from transformers' defaults, or
+  as a DecoderConfig if transformers has no such class,
+- `ANCESTORS`: prefix of a preset's name -> the preset from which its design is derived (the longest matching prefix
+  applies),
 - `config(hf) -> DecoderConfig`: the decoder that a config.json describes,
-- `to_hf(config) -> dict`: the keys of a config.json that describes the decoder; `require` refuses other decoders,
+- `to_hf(config) -> dict`: the keys of a config.json that describes the decoder; `require` raises an error for other
+  decoders,
 - `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions (theirs
-  to ours, ours to theirs). A list of our names is a tensor that they fuse along rows, a list of theirs a stack of ours.
+  to ours, ours to theirs). If ours is a list, their tensor fuses our tensors along the rows; if theirs is a list, our
+  tensor stacks theirs.
 
 Nothing else in Onward depends on a family's name.
 """
@@ -44,7 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Family", "Preset", "express", "families", "family", "preset", "presets", "read"]  # the public names
 
-# tried first by `express`
+# families that `express` tries first
 FIRST = (
     "llama",
     "gpt2",
@@ -70,7 +75,7 @@ ACTIVATIONS = {
     "relu2": "relu2",
     "silu": "silu",
     "swish": "silu",
-}  # their names -> ours
+}  # names in config.json -> Onward's names
 THEIRS = {our: their for their, our in reversed(ACTIVATIONS.items())}
 
 
@@ -126,7 +131,8 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def of_its_name(model_type: str) -> Family | None:
-    """The family in the file that is called like its model_type, as most are: one import instead of a hundred."""
+    """Return the family whose file has the name of the model_type, as most have, with a single import instead of a
+    hundred."""
     name = model_type.replace("-", "_")
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or importlib.util.find_spec(f"{__name__}.{name}") is None:
         return None
@@ -155,7 +161,8 @@ def family(model_type: str) -> Family:
 
 
 def text_part(hf: HF) -> TextPart | None:
-    """The text decoder in the config.json of a model that also takes images or audio; None for a model of text."""
+    """Return the text decoder in the config.json of a model that also takes images or audio; None for a text-only
+    model."""
     model_type = str(hf.get("model_type"))
     if of_its_name(model_type) is not None or model_type in families():
         return None
@@ -165,9 +172,9 @@ def text_part(hf: HF) -> TextPart | None:
 
 
 def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
-    """(family, decoder's configuration) of a config.json, whose path is `where`: those of the text decoder in a model
-    that also sees images or hears. Raises a UserError for a key that was not read and changes the decoder of another
-    family; warns of other unread keys, unless they are known to be harmless."""
+    """Return the family and the decoder's configuration of a config.json, whose path is `where`; for a model that also
+    takes images or audio, those of its text decoder. Raises a UserError for an unread key that would change the decoder
+    in another family; warns of other unread keys unless they are known to be harmless."""
     hf = part.keys if (part := text_part(hf)) else hf
     keys = RecordedKeys(hf)
     try:
@@ -203,7 +210,7 @@ def only(hf: HF, **known: Any) -> None:
 
 
 def activation(mlp: object) -> str:
-    """config.json's name for the activation of a feed-forward."""
+    """Return the name in config.json for the activation of a feed-forward."""
     return THEIRS[require(mlp, Plain, Gated, Experts).act]
 
 
@@ -231,7 +238,7 @@ def with_defaults(hf: HF, defaults: HF) -> HF:
 
 
 def renamed(hf: HF, names: Mapping[str, str]) -> HF:
-    """`hf` with its keys in `names` under other names as well: {name in `hf`: other name}."""
+    """Return `hf` with additional names for some keys, given by `names` as {name in `hf`: additional name}."""
     return with_defaults({other: hf[name] for name, other in names.items() if name in hf}, hf)
 
 

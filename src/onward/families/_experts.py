@@ -1,5 +1,6 @@
 """Mixtures of experts in published files, in both directions: the keys of a config.json that DeepSeek introduced, and
-names of tensors, one matrix per expert where Onward stacks the matrices of all experts in one tensor."""
+the names of tensors. Published files have one matrix per expert; Onward stacks the matrices of all experts in one
+tensor."""
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
@@ -15,11 +16,11 @@ LLAMA = "gate_proj", "up_proj", "down_proj"
 KEYS = {"count": "n_routed_experts", "top_k": "num_experts_per_tok", "d_ff": "moe_intermediate_size"}
 ROUTER = "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group"
 KINDS = "dense", "sparse"
-FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")}  # a stack in the file, in Onward
+FUSED = {"gate": ("gate_up_proj", "gate", "up"), "down": ("down_proj", "down")}  # (stack in the file, stacks in Onward)
 
 
 def stack_module(matrices: list[str]) -> str:
-    """The module under which transformers 5 stores the stacked matrices of experts."""
+    """Return the name of the module under which transformers 5 stores the stacked matrices of experts."""
     return matrices[0].partition(".experts.")[0].replace(".block_sparse_moe", ".mlp") + ".experts"
 
 
@@ -33,11 +34,12 @@ def experts(their: str, our: str, count: int, names: tuple[str, str, str] = LLAM
 FUSED_ROWS: Fix = (
     lambda t: t.unflatten(1, (2, -1)).transpose(0, 1).flatten(0, 1),
     lambda t: t.unflatten(0, (2, -1)).transpose(0, 1).flatten(1, 2),
-)  # from each expert's rows of the gate, then of the up projection (X, 2 F, D), to all gates, then all ups, and back
+)  # from (X, 2 F, D), the gate and up rows of each expert, to all gates followed by all up projections, and back
 
 
 def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedForward, ...]:
-    """The feed-forward of each layer: `plain` in the first ones, then experts; or by mlp_layer_types."""
+    """Return the feed-forward of each layer: `plain` in the first layers, then experts; or by mlp_layer_types if
+    given."""
     first = hf.get("first_k_dense_replace", 0)
     kinds = hf.get("mlp_layer_types") or [KINDS[layer >= first] for layer in range(layers)]
     if len(kinds) != layers or not {*kinds} <= {*KINDS}:
@@ -53,8 +55,8 @@ def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedFor
 
 
 def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...]:
-    """`mixture` with the router of DeepSeek-V3, whose keys have other defaults in most families that took it over: one
-    group, a scale of 1, and one shared expert."""
+    """Like `mixture`, with DeepSeek-V3's router and the defaults that its keys have in most other families: one group,
+    a scale of 1, and one shared expert."""
     scores = hf.get("scoring_func")
     only(hf, scoring_func=scores if scores == "noaux_tc" else "sigmoid", topk_method="noaux_tc", moe_layer_freq=1)
     hf = with_defaults(hf, {"n_shared_experts": 1} | dict(zip(ROUTER, (True, 1.0, 1, 1))))
@@ -64,14 +66,14 @@ def sigmoid_mixture(hf: HF, plain: Gated, layers: int) -> tuple[FeedForward, ...
 def mixture_keys(
     c: DecoderConfig, names: Mapping[str, str] = MappingProxyType({}), *, shared: bool = True
 ) -> dict[str, Any]:
-    """The reverse of `mixture`; `names` maps a family's own names of keys to DeepSeek's, `shared` says whether
-    transformers' class also has a shared expert."""
+    """The inverse of `mixture`. `names` maps a family's own names of keys to DeepSeek's; `shared`: whether
+    transformers' class has a shared expert."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     none = Experts(d_ff=1, router=SoftmaxRouting(renormalize=False))
     many = next((part for part in parts if isinstance(part, Experts)), none)
     width = many.d_ff or c.d_ff
     if many != none and bool(many.d_shared) != shared:
-        raise Inexpressible(f"in transformers, {'a' if shared else 'no'} shared expert is beside the others")
+        raise Inexpressible(f"transformers' class has {'a' if shared else 'no'} shared expert")
     keys = {their: getattr(many, our) for our, their in KEYS.items()} | {
         "moe_intermediate_size": width,
         "n_shared_experts": many.d_shared // width,

@@ -17,28 +17,30 @@ COMMON = {"act", "eps", "theta", "dropout", "tied"}
 def refuse_foreign(
     hf: Mapping[str, Any], unread: Iterable[str], config: DecoderConfig, where: str, families: Mapping[str, Read]
 ) -> None:
-    """Raise a UserError for an unread key of a config.json, whose path is `where` and whose decoder is `config`, if one
-    of the families, given as functions that read a config.json, honors it."""
+    """Raise a UserError if a key of the config.json `hf` that its family did not read has an effect in one of
+    `families`, functions that read a config.json. `where` is the path of the file, `config` its decoder."""
     for key in unread:
         if other := honored_by(hf, key, config, families):
             raise UserError(
-                f"{where} has {key} {hf[key]!r:.60}, which changes the model in {other} and which {hf['model_type']} "
-                "does not read: correct model_type, or remove the key if this model was trained without it"
+                f"{where} has {key} {hf[key]!r:.60}, which changes a model of type {other} but which "
+                f"{hf['model_type']} does not read: correct model_type, or remove the key if this model was trained "
+                "without it"
             )
 
 
 def honored_by(hf: Mapping[str, Any], key: str, config: DecoderConfig, families: Mapping[str, Read]) -> str:
-    """The first model_type whose decoder depends on this key of a config.json and then differs from `config` in more
-    than sizes, activation, epsilon and theta, which every family has under some key; "" if there is none."""
+    """Return the first model_type whose decoder depends on this key of a config.json and, with the key, differs from
+    `config` in more than sizes, activation, epsilon and theta, which every family reads from some key; "" if there is
+    none."""
     own, without = values(config), {k: v for k, v in hf.items() if k != key}
     for model_type, read in families.items():
         try:
             before, after = values(read(without)), values(read(hf))
         except UserError as error:
-            if str(error).startswith(f"config.json has {key} "):  # refused by its name
+            if str(error).startswith(f"config.json has {key} "):  # the error names the key
                 return model_type
             continue
-        with suppress(UserError):  # null may stand for a value other than the family's default
+        with suppress(UserError):  # null may mean another value than the family's default
             before = before if before != after else values(read({**hf, key: None}))
         changed, different = differing(before, after), differing(after, own)
         if (changed & different) - COMMON and not changed & SIZES:
@@ -47,13 +49,13 @@ def honored_by(hf: Mapping[str, Any], key: str, config: DecoderConfig, families:
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> set[str]:
-    """The fields with different values in two results of `values`, whatever their layers."""
+    """Return the fields with different values in two results of `values`, regardless of the layer."""
     paths = [path for path in {**first, **second} if first.get(path) != second.get(path)]
     return {re.sub(r"^\w+\.\d+\.", "", path) for path in paths}
 
 
 def values(config: DecoderConfig) -> dict[str, Any]:
-    """The values of a decoder's configuration by dotted path, with a part for each layer."""
+    """Return the values of a decoder's configuration by dotted path, with the parts of each layer."""
     table = fields.plain(config)
     for name, part in table.items():
         if isinstance(part, dict | list):

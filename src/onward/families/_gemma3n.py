@@ -22,8 +22,9 @@ from onward.model.layers import GatedFeedForwardModule, Linear, NewNorm
 
 
 class SparseFeedForwardModule(GatedFeedForwardModule):
-    """A gated feed-forward in which about the fraction `sparsity` of the gate's units are 0: those below the quantile
-    of a normal distribution with the mean and the deviation of the token's units, which the others are reduced by."""
+    """A gated feed-forward in which about the fraction `sparsity` of the gate's units are 0. The threshold is this
+    quantile of a normal distribution with the mean and the standard deviation of the token's units; it is subtracted
+    from the units above it, and the units below it become 0."""
 
     def __init__(self, part: Gated, sparsity: float, config: DecoderConfig) -> None:
         super().__init__(config.d_model, part.width(config), part.act, part.bias, config.dropout)
@@ -37,7 +38,7 @@ class SparseFeedForwardModule(GatedFeedForwardModule):
 
 
 class FoundInputsModule(LayerInputsModule):
-    """LayerInputsModule in which an id without embeddings has those of id 0."""
+    """A LayerInputsModule in which an id without embeddings has the embeddings of id 0."""
 
     def forward(self, tokens: Tensor, x: Tensor) -> Tensor:
         if tokens.is_floating_point():
@@ -46,7 +47,7 @@ class FoundInputsModule(LayerInputsModule):
 
 
 def rescaled(x: Tensor, size: Tensor) -> Tensor:
-    """x (B, T, D) with the root mean square `size` (B, T, 1)."""
+    """Return x (B, T, D), scaled to the root mean square `size` (B, T, 1)."""
     return x * size / x.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()
 
 
@@ -55,7 +56,8 @@ def root_mean_square(x: Tensor) -> Tensor:
 
 
 class SplitModule(nn.Module):
-    """From the embeddings x (B, T, D) to S streams, (B, T, S * D): x, and projections of x at its magnitude."""
+    """Map the embeddings x (B, T, D) to S streams, (B, T, S * D): x, and projections of x, scaled to the root mean
+    square of x."""
 
     def __init__(self, width: int, streams: int) -> None:
         super().__init__()
@@ -67,8 +69,8 @@ class SplitModule(nn.Module):
 
 
 class MergeModule(SplitModule):
-    """From S streams, (B, T, S * D), to their mean (B, T, D), after projections of all but the first, at its
-    magnitude."""
+    """Map S streams, (B, T, S * D), to their mean (B, T, D). All streams except the first are first projected, and
+    scaled to the root mean square of the first."""
 
     def forward(self, x: Tensor) -> Tensor:
         first, *others = x.chunk(len(self.projections) + 1, -1)
@@ -93,12 +95,13 @@ class AltUpModule(nn.Module):
         return self.router(self.router_norm(x) * x.size(-1) ** -1.0).float().tanh().type_as(x)  # type: ignore[no-any-return]
 
     def predicted(self, x: Tensor) -> Tensor:
-        """The streams (B, T, S, D) that the layer works on, computed from the streams before the layer."""
+        """Return the predicted streams (B, T, S, D), the input of the layer, from the streams before the layer."""
         mix = self.predict(self.route(x[..., self.active, :])).unflatten(-1, (x.size(-2), -1))
         return x + mix @ x
 
     def corrected(self, x: Tensor, y: Tensor) -> Tensor:
-        """The streams (B, T, S, D) after the layer, from the predicted ones and its output y (B, T, D)."""
+        """Return the streams (B, T, S, D) after the layer, from the predicted streams and the layer's output y (B, T,
+        D)."""
         change = (y - x[..., self.active, :])[..., None, :]
         return x + change * (self.correct(self.route(y)) + 1)[..., None]
 
@@ -107,8 +110,8 @@ class AltUpBlockModule(SandwichModule):
     """A sandwich block on one of S residual streams, with a parallel learned low-rank map of its input (Laurel); the
     other streams also receive a projection of the vectors of the tokens for this layer, `context.inputs` (B, T, P).
 
-    From x (B, T, S * D) to the same; `split` makes x from the embeddings in the first block, `merge` the mean of the
-    streams in the last."""
+    The input x and the output have the shape (B, T, S * D); in the first block, `split` computes x from the embeddings,
+    and in the last block, `merge` computes the mean of the streams."""
 
     mid = None
 

@@ -31,15 +31,15 @@ class Gemma4BlockModule(SandwichModule):
         super().__init__(attn, mlp, norm)
         self.factor = nn.Parameter(torch.ones(1), requires_grad=False)
         if isinstance(mlp, StreamExpertsModule):
-            self.mlp_norm = nn.Identity()  # its branches have norms of their own
+            self.mlp_norm = nn.Identity()  # the branches of StreamExpertsModule have their own norms
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         return super().forward(x, context) * self.factor
 
 
 class InputBlockModule(Gemma4BlockModule):
-    """Gemma4BlockModule that also adds norm(out(act(gate(x)) * inputs)), where `inputs` (B, T, P) are the vectors of
-    the tokens for this layer (see LayerInputsModule)."""
+    """A Gemma4BlockModule that also adds norm(out(act(gate(x)) * inputs)), where `inputs` (B, T, P) are the tokens'
+    vectors for this layer (see LayerInputsModule)."""
 
     def __init__(self, attn: nn.Module, mlp: Any, norm: NewNorm, width: int, config: DecoderConfig) -> None:
         super().__init__(attn, mlp, norm)
@@ -56,8 +56,8 @@ class InputBlockModule(Gemma4BlockModule):
 
 
 class LayerInputsModule(nn.Module):
-    """The vectors of each token for each layer: from ids (B, T) and the embeddings x (B, T, D) to (L, B, T, P), an
-    embedding of the id plus a normalized projection of x."""
+    """Map ids (B, T) and embeddings x (B, T, D) to the vectors of each token for each layer, (L, B, T, P): an embedding
+    of the id plus a normalized projection of x."""
 
     def __init__(self, vocab_size: int, width: int, norm: NewNorm, config: DecoderConfig) -> None:
         super().__init__()
@@ -76,8 +76,8 @@ class LayerInputsModule(nn.Module):
 
 
 class StreamRoutingModule(SoftmaxRoutingModule):
-    """A softmax router of the residual stream: its input is normalized and multiplied by learned numbers, and the
-    weights of each expert by a learned number."""
+    """A softmax router of the residual stream: its input is normalized and multiplied by learned numbers, and each
+    expert's weights are multiplied by a learned number."""
 
     def __init__(self, part: Routing, width: int, experts: int, top_k: int, eps: float) -> None:
         super().__init__(part, width, experts, top_k)

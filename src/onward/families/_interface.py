@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 HF = Mapping[str, Any]  # a config.json
-Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]  # from the file's values to Onward's, and back
+# functions from the file's values to Onward's, and back
+Fix = tuple["Callable[[Tensor], Tensor]", "Callable[[Tensor], Tensor]"]
 Row = tuple[str | list[str], str | list[str]] | tuple[str | list[str], str | list[str], Fix]
 
 
@@ -24,11 +25,11 @@ class Names(Protocol):
 
     @property
     def IGNORED(self) -> str:
-        """A regular expression for tensors in files that are not read, such as stored masks; "" for none."""
+        """A regular expression for tensors to ignore, such as stored masks; "" for none."""
 
     def names(self, config: DecoderConfig) -> Iterator[Row]:
-        """Rows of the mapping: (name in files, name in Onward), each perhaps a list of tensors that are fused or
-        stacked to one, and perhaps functions that convert values to Onward's and back."""
+        """Rows of the mapping: (name in files, name in Onward), optionally with a pair of functions that convert values
+        to Onward's and back. A name may be a list of tensors that are fused or stacked to one."""
 
 
 class Family(Names, Protocol):
@@ -42,4 +43,4 @@ class Family(Names, Protocol):
         """The decoder that a config.json describes; missing keys have the defaults of transformers."""
 
     def to_hf(self, config: DecoderConfig) -> dict[str, Any]:
-        """The keys of a config.json that describes a decoder; raises Inexpressible if it cannot."""
+        """The keys of a config.json that describes a decoder; raises Inexpressible if the family cannot describe it."""

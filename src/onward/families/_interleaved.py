@@ -18,14 +18,14 @@ def interleaved(d_head: int, rope_dim: int, start: int = 0) -> Fix:
     pair elements 2 i and 2 i + 1 of a head (GPT-J, RoFormer) to Onward's pairs i and i + rope_dim / 2, and back.
 
     The `rope_dim` rotated elements of each head begin at element `start`. Weights are (H * d_head, D), biases (H *
-    d_head). The attention scores stay the same.
+    d_head). Reordering does not change the attention scores.
     """
     end = start + rope_dim
     order = [*range(start), *range(start, end, 2), *range(start + 1, end, 2), *range(end, d_head)]
     back = sorted(range(d_head), key=order.__getitem__)
 
     def reorder(t: Tensor, rows: list[int]) -> Tensor:
-        if t.is_meta:  # the shape stays, and an index on the meta device takes half a second of imports
+        if t.is_meta:  # the shape is unchanged, and indexing on the meta device would import modules for half a second
             return t
         import torch
 

@@ -32,12 +32,13 @@ NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a value of an unread key is equivalent to a missing key: the layer type of any layer is not."""
+    """Whether a value of an unread key is equivalent to a missing key, such as null, or a list with only
+    "full_attention"."""
     return value in NOTHING or (isinstance(value, list) and {str(entry) for entry in value} == {"full_attention"})
 
 
 class RecordedKeys(Mapping[str, Any]):
-    """A config.json that records which keys a family has read, to warn of the others."""
+    """A config.json that records which keys a family has read, to warn of unread keys."""
 
     def __init__(self, hf: Mapping[str, Any]) -> None:
         self.hf, self.seen = hf, set[str]()
@@ -64,7 +65,8 @@ class RecordedKeys(Mapping[str, Any]):
             odd += unknown_keys({key: self.hf.get(key) or {} for key in ROPE})
         if odd:
             message = f"config.json has keys that Onward does not know and ignores: {', '.join(map(repr, odd))}"
-            warnings.warn(message, UnreadKeys, stacklevel=1)  # one place: shown once
+            # a fixed stacklevel, so that Python shows the warning once
+            warnings.warn(message, UnreadKeys, stacklevel=1)
         if len(tables) == 2 and (differing := " and ".join(conflicts(self.hf))):
             warnings.warn(
                 f"config.json has a rope_scaling that differs from rope_parameters in {differing}: Onward takes "
@@ -75,4 +77,4 @@ class RecordedKeys(Mapping[str, Any]):
 
 
 class UnreadKeys(UserWarning):
-    """Warning of keys that Onward does not know, so that the model may differ from the published one."""
+    """Warns of keys that Onward does not know: the model may differ from the published model."""

@@ -20,12 +20,14 @@ def windowed_layers(hf: HF, default: Sequence[bool]) -> list[bool]:
 
 
 def windowed_parts(hf: HF, part: SelfAttention, window: int | None, local: Sequence[bool]) -> tuple[SelfAttention, ...]:
-    """`part` in each layer, with a sliding window in those of `layer_types` or, without this key, `local`."""
+    """Return `part` for each layer, with a sliding window in the layers that `layer_types` or, without this key,
+    `local` selects."""
     return tuple(replace(part, window=(window or 0) * is_local) for is_local in windowed_layers(hf, local))
 
 
 def layer_types(c: DecoderConfig) -> dict[str, Any]:
-    """The keys of a config.json for windows; the length of the windows only if a layer has one."""
+    """Return the keys of a config.json for windows; the key for the window length is included only if a layer has a
+    window."""
     windows = [at(c.attention, layer).window for layer in range(c.n_layers)]
     length = {"sliding_window": max(windows)} if any(windows) else {}
     return {"layer_types": [LOCAL if window else FULL for window in windows], **length}

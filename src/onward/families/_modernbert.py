@@ -1,4 +1,4 @@
-"""The last norm of ModernBERT's decoders, with a layer of its own. Shapes: D d_model."""
+"""The last norm of ModernBERT's decoders, which contains an additional linear layer. Shapes: D d_model."""
 
 from collections.abc import Callable
 

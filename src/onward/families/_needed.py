@@ -11,14 +11,14 @@ from onward.families import read
 from onward.families._interface import HF
 from onward.families._wrappers import TextPart, text_part
 
-THINKER = "thinker."  # the part of a model that answers in text, where another one speaks
+THINKER = "thinker."  # prefix of the part that generates text, in models with another part that generates speech
 NESTED = re.compile(r"(?:model\.)*(?:language_model|text_model|language|llm)\.(?:model\.)*|(?=lm_head\.)")
-BESIDE = re.compile(r"(?:model\.)?(?=(?:embed_tokens|layers|norm|lm_head)\.)")  # in addition to `visual` and others
-LAYER = re.compile(r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\.")  # transformers writes some models with other words
+BESIDE = re.compile(r"(?:model\.)?(?=(?:embed_tokens|layers|norm|lm_head)\.)")  # beside other modules such as `visual`
+LAYER = re.compile(r"(?:encoder\.)?(?:layers|blocks)\.(\d+)\.")  # transformers uses other names in some models
 
 
 def text_names(part: TextPart, names: Collection[str]) -> dict[str, str]:
-    """The names of the text decoder's tensors, with the names that its family has for them without the base prefix."""
+    """Map the names of the text decoder's tensors to the names in its family, without the base prefix."""
     own = {name: name.removeprefix(THINKER) for name in names if name.startswith(THINKER)} or {n: n for n in names}
     layout = NESTED if any(match.end() for match in map(NESTED.match, own.values()) if match) else BESIDE
     result = {}
@@ -29,7 +29,7 @@ def text_names(part: TextPart, names: Collection[str]) -> dict[str, str]:
 
 
 def renumbered(name: str, part: TextPart) -> str | None:
-    """The name without counting the layers that are skipped; None in such a layer."""
+    """Return the name with its layer renumbered without the skipped layers; None in a skipped layer."""
     number = int(match[1]) if (match := LAYER.match(name)) else -1
     if number in part.skipped:
         return None
@@ -37,8 +37,8 @@ def renumbered(name: str, part: TextPart) -> str | None:
 
 
 def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
-    """The tensors of layers for multi-token prediction, which published models call mtp or number on from their own
-    `n_layers` layers."""
+    """Return the tensors of layers for multi-token prediction. Published models name these layers mtp, or number them
+    from `n_layers` on, after the model's own layers."""
     found = {name: match[1] for name in names if (match := re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name))}
     numbers = {int(number) for number in found.values() if number}
     following = {n_layers + i for i in range(len(numbers))}
@@ -46,8 +46,8 @@ def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
 
 
 def needed(hf: HF, names: Collection[str]) -> set[str]:
-    """Those of the names of a model's tensors that its text decoder needs: not the encoders of images or sound, nor
-    layers for multi-token prediction. All, if Onward does not read its config.json."""
+    """Return the names of the tensors that a model's text decoder needs: without the encoders of images or sound and
+    the layers for multi-token prediction. Returns all names if Onward cannot read the config.json."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

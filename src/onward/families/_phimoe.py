@@ -12,8 +12,9 @@ from onward.model.experts import SoftmaxRoutingModule
 
 class SparseMixerModule(SoftmaxRoutingModule):
     """The router of SparseMixer-v2 without the sampling of its training (Liu et al. 2024, arXiv:2409.12136): the two
-    experts with the greatest logits. The weight of each is a softmax over the logits near its own; the second one's is
-    without the first. Of logits z with the greatest m, those with (m - z) / max(|z|, m) > 2 `eps` are left out."""
+    experts with the greatest logits. The weight of each expert is its share in a softmax over the logits near its own;
+    for the second expert, the first is left out. With m the greatest logit, logits z with (m - z) / max(|z|, m) > 2
+    `eps` are left out."""
 
     def __init__(self, part: Routing, width: int, experts: int, top_k: int, eps: float) -> None:
         super().__init__(part, width, experts, top_k)
@@ -28,7 +29,8 @@ class SparseMixerModule(SoftmaxRoutingModule):
             return torch.cat([weight, other], 1), torch.cat([first, second], 1)
 
     def choose(self, logits: Tensor, all_logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The expert with the greatest of `logits` (N, X), some of which may be -inf, and its weight, both (N, 1)."""
+        """Return the expert with the greatest logit in `logits` (N, X), some of which may be -inf, and its weight, both
+        (N, 1)."""
         greatest, expert = logits.max(-1, keepdim=True)
         far = (greatest - all_logits) / torch.maximum(all_logits.abs(), greatest) > 2 * self.eps
         return expert, self.scoring(logits.masked_fill(far, -math.inf)).gather(1, expert)

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PredictionLayer:
-    """The names of a layer that predicts the token after the next from the model's hidden state and the next token: the
-    prefix of its block, the norms of embedding and hidden state, the projection of both, in this order, and the norm
-    before the model's head. {n} is the number of the model's own layers."""
+    """The names in a layer for multi-token prediction, which predicts the token after the next from the model's hidden
+    state and the next token. In order: the prefix of its block, the norms of the embedding and the hidden state, the
+    projection of both (concatenated in this order), and the norm before the model's head. {n} is the number of the
+    model's own layers."""
 
     block: str
     embedding: str

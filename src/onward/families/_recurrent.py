@@ -20,7 +20,8 @@ MAMBA = "z", "x", "b", "c", "dt"  # the parts of the projection that published f
 
 
 def layers(hf: HF, count: int, default: Sequence[str], parts: Mapping[str, Attention]) -> tuple[Attention, ...]:
-    """The part of each of `count` layers, by its type in `layer_types` or, without this key, in `default`."""
+    """Return the part of each of `count` layers, by the layer's type in `layer_types` or, without this key, in
+    `default`."""
     types = hf.get("layer_types") or default
     if len(types) != count or not {*types} <= {*parts}:
         raise UserError(f"config.json has layer_types {types}: Onward reads {', '.join(parts)}, one for each layer")
@@ -33,8 +34,8 @@ def types(c: DecoderConfig, recurrent: str = LINEAR) -> list[str]:
 
 
 def one(c: DecoderConfig, kind: type[Attention], other: Attention) -> Any:
-    """The part of all layers whose attention is of a class; `other` if there is none. Raises Inexpressible if they
-    differ."""
+    """Return the part that all layers whose attention has the class `kind` share; `other` if there are no such layers.
+    Raises Inexpressible if their parts differ."""
     found = {part for i in range(c.n_layers) if isinstance(part := at(c.attention, i), kind)}
     if len(found) > 1:
         raise Inexpressible(f"layers have different parts of the kind {other.kind}")
@@ -42,7 +43,7 @@ def one(c: DecoderConfig, kind: type[Attention], other: Attention) -> Any:
 
 
 def without_attention(rows: Iterable[Row], c: DecoderConfig) -> Iterator[Row]:
-    """The rows of a family without layers with a state, but those of attention in these layers."""
+    """Yield the rows of a family's mapping, except those for attention in layers with a state."""
     prefixes = tuple(f"blocks.{i}.attn." for i in range(c.n_layers) if isinstance(at(c.attention, i), Recurrent))
     for row in rows:
         if not str(row[1] if isinstance(row[1], str) else row[1][0]).startswith(prefixes):
@@ -50,14 +51,14 @@ def without_attention(rows: Iterable[Row], c: DecoderConfig) -> Iterator[Row]:
 
 
 def check_steps(hf: HF) -> None:
-    """Raise a UserError if step sizes of Mamba-2 are limited, which no published model does."""
+    """Raise a UserError if the step sizes of Mamba-2 are limited, as in no published model."""
     limit = [float(one["__float__"] if isinstance(one, dict) else one) for one in hf.get("time_step_limit") or []]
     if limit not in ([], [0.0, float("inf")]):
         raise UserError(f"config.json has time_step_limit {limit}: Onward supports only [0.0, Infinity]")
 
 
 def mamba2(hf: HF, eps: float) -> Mamba2:
-    """The Mamba-2 layers of IBM's families: the keys of a config.json that begin with mamba_."""
+    """Read the Mamba-2 layers of IBM's families, from the keys of a config.json that begin with mamba_."""
     check_steps(hf)
     heads, width, count = hf["mamba_n_heads"], hf["mamba_d_head"], hf.get("mamba_expand", 2) * hf["hidden_size"]
     width = count // heads if width == "auto" else width
@@ -97,8 +98,8 @@ def mamba2_names(their: str, our: str) -> Iterator[Row]:
 
 
 def grouped(groups: int, *sizes: int) -> Fix:
-    """Functions that reorder the rows of a tensor, from files that have the rows of all layers group by group, `sizes`
-    of each layer, to Onward's order, layer by layer, and back."""
+    """Return functions that reorder the rows of a fused tensor. In files, each of the groups contains `sizes` rows of
+    each projection; in Onward, the rows are ordered by projection."""
 
     def split(t: Tensor) -> Tensor:
         parts = t.unflatten(0, (groups, -1)).split(sizes, 1)

@@ -1,4 +1,4 @@
-"""Messages for a config.json that describes no decoder, which name its keys in place of the fields of DecoderConfig."""
+"""Messages for an invalid config.json, which name its keys instead of the fields of DecoderConfig."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +14,7 @@ Read = Callable[[HF], object]  # reads a config.json, or raises a UserError
 def refusal(read: Read, hf: HF, error: UserError, where: str) -> str:
     """The message for a config.json for which `read` raised an error; `where` is its path."""
     message = str(error)
-    if message.startswith("config.json"):  # which names the key
+    if message.startswith("config.json"):  # the message already names the key
         return where + message.removeprefix("config.json")
     blamed = blame(read, hf, message)
     if isinstance(error, OutOfRange):
@@ -26,7 +26,8 @@ def refusal(read: Read, hf: HF, error: UserError, where: str) -> str:
 
 
 def blame(read: Read, hf: HF, message: str) -> dict[str, Any]:
-    """The keys of a config.json that cause a UserError with this message, by dotted key: at most three.
+    """Return the values of the keys of a config.json that cause a UserError with this message, by dotted key: at most
+    three.
 
     A key is a cause if reading succeeds without it. Keys whose removal changes the message are added if the message
     contains their value; if no removal succeeds, they alone are the causes."""
@@ -51,7 +52,8 @@ def mentions(message: str, value: Any) -> bool:
 
 
 def variants(hf: HF, prefix: str = "") -> Iterator[tuple[str, Any, HF]]:
-    """(dotted key, value, copy without this key) for each key of a config.json and its inner tables but model_type."""
+    """Yield (dotted key, value, copy without this key) for each key of a config.json and its inner tables except
+    model_type."""
     for key, value in hf.items():
         if key != "model_type":
             yield prefix + key, value, {k: v for k, v in hf.items() if k != key}

@@ -28,7 +28,7 @@ def rotary(
     hf: HF, *, context: int, theta: float = 10_000.0, fraction: float = 1.0, original: int | None = None
 ) -> Rotary:
     """The rotary positions of a config.json; `theta` and `fraction` are the family's defaults for missing keys,
-    `original` is the context length in training of families that have it outside the table."""
+    `original` is the context length in training for families that store it outside the table."""
     keys = {
         "rope_theta": hf.get("rope_theta", theta),
         "partial_rotary_factor": hf.get("partial_rotary_factor", fraction),
@@ -41,8 +41,8 @@ def rotary(
 
 
 def rope_table(hf: HF) -> dict[str, Any]:
-    """The table of rotary positions: rope_scaling in place of rope_parameters, as in transformers, but with the theta
-    and the rotated fraction of rope_parameters, which belong to the weights."""
+    """Return the table of rotary positions. rope_scaling replaces rope_parameters, as in transformers, except for theta
+    and the rotated fraction, with which the weights were trained."""
     parameters, given = hf.get("rope_parameters") or {}, hf.get("rope_scaling") or {}
     if tables := [key for key, value in {**parameters, **given}.items() if isinstance(value, Mapping)]:
         raise UserError(f"config.json has a table {tables[0]} for rotary positions: this family has one for all layers")
@@ -53,7 +53,7 @@ def rope_table(hf: HF) -> dict[str, Any]:
 
 def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | None:
     """The scaling in rope_parameters or rope_scaling. `original` is the context length in training, `context` the
-    extended one."""
+    extended context length."""
     kind = keys.get("rope_type", keys.get("type"))
     if kind is None and (factors := [key for key in keys if key.endswith("factor") and key not in LASTING]):
         raise UserError(
@@ -87,12 +87,13 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 
 
 def a_rotary(c: DecoderConfig) -> Rotary:
-    """The rotary positions of the first layer that has some; the default ones if no layer has."""
+    """Return the rotary positions of the first layer that has rotary positions; the default ones if no layer has
+    them."""
     return next((position for position in each(c.position) if isinstance(position, Rotary)), Rotary())
 
 
 def without_rope(keys: HF) -> dict[str, Any]:
-    """Keys of a config.json without those for rotary positions that all layers have in common."""
+    """Return the keys of a config.json without the keys for rotary positions of all layers."""
     return {key: value for key, value in keys.items() if key not in (*LASTING, "rope_scaling", "rope_parameters")}
 
 
@@ -120,6 +121,6 @@ def rope(part: object) -> dict[str, Any]:
     base |= {"partial_rotary_factor": position.fraction} if position.fraction != 1.0 else {}
     return {
         "rope_parameters": scaled | base,
-        **base,  # these and the next key are read by transformers before 5
+        **base,  # transformers before 5 reads these and the next key
         **({"rope_scaling": scaled} if position.scaling else {}),
     }

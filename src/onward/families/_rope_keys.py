@@ -8,18 +8,19 @@ from typing import Any
 OF_ROPE = re.compile(
     r"rope_(type|theta)|type|partial_rotary_factor|original_max_position_embeddings|factor|attention_factor"
     r"|(low|high)_freq_factor|(short|long)_factor|beta_(fast|slow)|truncate|\w*mscale(_all_dim)?|\w+_attention"
-    r"|alpha|llama_4_scaling_beta|max_position_embeddings|finetuned|mrope_\w+"  # read by some families, or harmless
+    # keys that some families read, or harmless keys
+    r"|alpha|llama_4_scaling_beta|max_position_embeddings|finetuned|mrope_\w+"
 )
 
 
 def unknown_keys(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The keys that no kind of rotary positions has, with the name of their table."""
+    """Return the keys that belong to no kind of rotary positions, with the name of their table."""
     return [f"{name}.{key}" for name, table in tables.items() for key in table if not OF_ROPE.fullmatch(key)]
 
 
 def conflicts(hf: Mapping[str, Any]) -> list[str]:
     """The keys of rope_scaling and rope_parameters with different values, if a config.json has both tables; theta and
-    the rotated fraction are keys of rope_parameters only."""
+    the rotated fraction are keys of rope_parameters only, and do not count."""
     new, old = hf.get("rope_parameters"), hf.get("rope_scaling")
     if not new or not old:
         return []

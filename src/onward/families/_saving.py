@@ -1,4 +1,5 @@
-"""Decoders as the config.json of a family: the parts that its `to_hf` requires, and whether it reads them back."""
+"""Express decoders as the config.json of a family: check the parts that `to_hf` requires, and that `config` reads the
+same decoder back."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ R = TypeVar("R", bound=Part)
 
 
 class Inexpressible(UserError):
-    """The config.json of a family cannot describe a decoder, so that another format is tried."""
+    """Raised if the config.json of a family cannot describe a decoder; another family is then tried."""
 
 
 @overload
@@ -26,24 +27,24 @@ def require(part: object, kind: type[P], other: type[Q], /) -> P | Q: ...
 def require(part: object, kind: type[P], other: type[Q], third: type[R], /) -> P | Q | R: ...
 def require(part: object, /, *kinds: type[Part]) -> Part:
     """Return `part`, a component of a decoder such as its norm, if it is an instance of one of the classes `kinds`.
-    Raises Inexpressible, which says that a family has no such decoder, for any other part and for a tuple of parts, one
-    per layer."""
+    Raises Inexpressible for any other part and for a tuple of parts, one per layer."""
     if isinstance(part, kinds):
         return part
     raise Inexpressible(f"{type(part).__name__} is not {' or '.join(kind.__name__ for kind in kinds)}")
 
 
 def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, Any] | None:
-    """The keys of a config.json for a decoder, added to `original`; None if the family cannot express it: its `to_hf`
-    raises a UserError, such as Inexpressible, or its `config` reads another decoder from these keys. Values of
-    `original` that describe the same decoder in other words stay."""
+    """Return the keys of a config.json for a decoder, added to `original`; None if the family cannot express the
+    decoder: its `to_hf` raises a UserError, such as Inexpressible, or its `config` reads another decoder from these
+    keys. Values of `original` that describe the same decoder in another way are kept."""
     try:
         ours = family.to_hf(config)
     except UserError:
         return None
-    others = {key: value for key, value in original.items() if key != "rope_scaling"}  # which would outdo ours
+    # rope_scaling would override our keys
+    others = {key: value for key, value in original.items() if key != "rope_scaling"}
     for hf in {**ours, **original}, {**others, **ours}:
-        try:  # what is read back is compared, so that `to_hf` needs no checks besides `require`
+        try:  # reading the keys back is the check, so `to_hf` needs no checks besides `require`
             if family.config(hf) == config:
                 return hf
         except UserError:

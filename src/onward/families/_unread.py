@@ -1,5 +1,5 @@
-"""Models that transformers runs and Onward does not read: for each model_type, the part that is missing. A row leaves
-with the family that reads it (`tests/families/test_transformers_models.py`)."""
+"""Models that transformers runs and Onward cannot read: the reason for each model_type. Remove a model_type from this
+table when a family reads it (`tests/families/test_transformers_models.py`)."""
 
 WHY = {  # completes "Cannot read model_type X, because ..."
     "it is an encoder, whose tokens attend in both directions": (
@@ -19,7 +19,7 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "it has image layers between its text layers": "git idefics",
     "it reads bytes through patches of varying length": "blt",
     "it uses Mamba-1, whose decay differs between channels": "falcon_mamba jamba mamba zamba",
-    "its layers share the weights of an attention": "zamba2",
+    "its layers share the weights of one attention": "zamba2",
     "it has recurrent layers of its own kind": "recurrent_gemma rwkv xlstm minimax zaya inkling_text inkling2_text",
     "its indexer, which chooses the tokens to attend to, is not supported yet": (
         "deepseek_v4 axk2 hy_v4 dots3_note dots3_note_text minimax_m3_vl_text "
@@ -31,7 +31,7 @@ WHY = {  # completes "Cannot read model_type X, because ..."
     "each layer has two attentions, with the experts between them": "longcat_flash",
     "its scores have a bias for each range of distances": "cpmant",
     "its weights are stored in another order": "cosmos3_omni molmo2_text",
-    "its residual stream and its experts are gated and normed in another way": "muse_spark_text",
+    "its residual stream and its experts are gated and normalized in another way": "muse_spark_text",
     "its windows always include the whole prompt": "unlimited_ocr_text",
     "its images are tokens of the vocabulary": "chameleon",
     "its text attends to images inside the layers": "kosmos-2 kosmos_2_text_model kosmos-2.5 kosmos_2_5_text_model",

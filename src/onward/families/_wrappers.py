@@ -1,4 +1,4 @@
-"""Models that also see images or hear: the config.json of the text decoder in them. Does not import torch."""
+"""Models that also take images or audio: the config.json of their text decoder. Does not import torch."""
 
 import re
 from collections.abc import Mapping
@@ -23,7 +23,8 @@ QWEN2_VL = {
 QWEN3_VL = {"max_position_embeddings": 128_000, "rope_theta": 500_000.0}
 GLM_4V = {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5, "head_dim": None, "partial_rotary_factor": 1.0}
 LLAMA_3 = {"num_key_value_heads": 8, "intermediate_size": 14_336, "rms_norm_eps": 1e-5}
-TEXT_TYPES: dict[str, tuple[str, HF]] = {  # a text_config's own model_type -> the family's, defaults that differ
+# model_type of text_config -> (model_type of the family, defaults that differ)
+TEXT_TYPES: dict[str, tuple[str, HF]] = {
     "qwen2_vl_text": ("qwen2", QWEN2_VL),
     "qwen2_5_vl_text": ("qwen2", QWEN2_VL),
     "qwen2_5_omni_text": (
@@ -121,7 +122,7 @@ TEXT_TYPES: dict[str, tuple[str, HF]] = {  # a text_config's own model_type -> t
         },
     ),
     "paddleocr_vl_text": (
-        "llama",  # pairs of rotation in halves, unlike ERNIE
+        "llama",  # rotary pairs i and i + rope_dim / 2, unlike ERNIE
         {
             "vocab_size": 103_424,
             "hidden_size": 1024,
@@ -143,7 +144,7 @@ TEXT_TYPES: dict[str, tuple[str, HF]] = {  # a text_config's own model_type -> t
     ),
     "phi4mm": ("phi3", {"vocab_size": 200_064, "num_key_value_heads": 8, "max_position_embeddings": 131_072}),
 }
-FLAT = {  # config.json has no text_config: the keys of the text decoder are next to the others
+FLAT = {  # models whose config.json has the text decoder's keys at the top level, without a text_config
     "qwen2_vl": "qwen2_vl_text",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "phi4_multimodal": "phi4_multimodal",
@@ -154,25 +155,25 @@ FLAT = {  # config.json has no text_config: the keys of the text decoder are nex
 TOKENS = re.compile(r"(\w*_)?token_(id|index)")
 INHERITED = "dtype", "torch_dtype", "quantization_config", "transformers_version"
 MROPE = "mrope_section", "mrope_interleaved", "xdrope_section"
-TURNS = {"mrope": "default", "xdrope": "dynamic"}  # kinds of positions with coordinates -> those of a text
+TURNS = {"mrope": "default", "xdrope": "dynamic"}  # kinds of positions with coordinates -> equivalent kinds for text
 
 
 @dataclass(frozen=True)
 class TextPart:
     """The text decoder of a model that also takes images or audio."""
 
-    kind: str  # its own model_type
+    kind: str  # model_type of the text decoder
     keys: dict[str, Any]  # its config.json, under the model_type of the family that computes it; tie_word_embeddings is
     # missing if the config.json does not state it, or contradicts itself
-    skipped: tuple[int, ...]  # layers that do nothing without an image
+    skipped: tuple[int, ...]  # indices of layers that have no effect without an image
 
 
 def text_part(hf: HF) -> TextPart | None:
     """The text decoder in the config.json of a model that also takes images or audio; None for other models. Its keys
-    are those of `text_config` or, in older files, are next to those of the encoders.
+    are in `text_config` or, in older files, next to the keys of the encoders.
 
-    All three coordinates of a position (time, height, width) are equal in text, so that its rotary positions are the
-    usual ones: keys that divide the frequencies between the coordinates are left out (mrope; Wang et al. 2024)."""
+    In text, all three coordinates of a position (time, height, width) are equal, so the rotary positions are the usual
+    ones. Keys that divide the frequencies between the coordinates are therefore left out (mrope; Wang et al. 2024)."""
     outer = {**hf, **part} if isinstance(part := hf.get("thinker_config"), Mapping) else hf
     name = str(outer.get("model_type"))
     table = next((found for key in TEXT_TABLES if isinstance(found := outer.get(key), Mapping)), None)

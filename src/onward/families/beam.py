@@ -42,8 +42,8 @@ ROTATED = {LOCAL: {"rope_type": "default", "rope_theta": 10_000.0}, FULL: None}
 
 @dataclass(frozen=True)
 class DepthMix(Sandwich, kind="depth_mix", internal=True):
-    """A sandwich block whose addition number n, where the embeddings are the first, is x * sqrt((n - 1) / n) + y /
-    sqrt(n), so that each branch has the same share in the stream."""
+    """A sandwich block in which addition number n (the embeddings are number 1) is x * sqrt((n - 1) / n) + y / sqrt(n),
+    so that all branches have equal shares in the stream."""
 
     def weights(self, config: DecoderConfig, layer: int) -> tuple[tuple[float, float], tuple[float, float]]:
         attn, mlp = ((((n - 1) / n) ** 0.5, n**-0.5) for n in (2 * layer + 2, 2 * layer + 3))

@@ -27,7 +27,7 @@ SIZES = {
 def config(hf: HF) -> DecoderConfig:
     act: Any = hf.get("hidden_act", "gelu")
     size = sizes(hf, SIZES)
-    hf.get("layer_norm_eps")  # in no use: the norms have 1e-5
+    hf.get("layer_norm_eps")  # read but unused: the norms have 1e-5
     return DecoderConfig(
         **size,
         position=Learned(offset=2),

@@ -1,5 +1,5 @@
-"""BitNet b1.58: a Llama with norms before the projections that end attention and feed-forward, and relu ** 2 (Microsoft
-2025). Onward reads files with the weights in full."""
+"""BitNet b1.58: a Llama with norms before the output projections of attention and feed-forward, and relu ** 2
+(Microsoft 2025). Onward reads files with unpacked weights."""
 
 from __future__ import annotations
 

@@ -73,11 +73,11 @@ def names(
 
 
 def fused_by_group(c: DecoderConfig) -> Fix:
-    """Reorder a fused projection: from (for each key/value head: its queries, its key, its value) to Onward's (all
-    queries, all keys, all values), and back."""
+    """Return functions that reorder a fused projection from the file's order (for each key/value head: its queries, its
+    key, its value) to Onward's (all queries, all keys, all values), and back."""
     group = c.n_heads // c.n_kv_heads + 2
     heads = range(group * c.n_kv_heads)
-    order = sorted(heads, key=lambda head: max(head % group - group + 3, 0))  # a query 0, a key 1, a value 2
+    order = sorted(heads, key=lambda head: max(head % group - group + 3, 0))  # by kind: 0 query, 1 key, 2 value
     back = sorted(heads, key=order.__getitem__)
     reorder = lambda t, rows: t.unflatten(0, (-1, c.d_head))[rows].flatten(0, 1)
     return lambda t: reorder(t, order), lambda t: reorder(t, back)

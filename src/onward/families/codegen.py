@@ -24,10 +24,11 @@ config, to_hf = gptj.config, gptj.to_hf
 
 
 def interleaved_shards(c: DecoderConfig) -> Fix:
-    """Reorder a fused projection: from shards of queries, values and keys, whose rotary positions pair elements 2 i and
-    2 i + 1 of a head, to Onward's (all queries, all keys, all values), and back."""
+    """Return functions that reorder a fused projection from the file's order (shards of queries, values and keys, whose
+    rotary positions pair elements 2 i and 2 i + 1 of a head) to Onward's (all queries, all keys, all values), and
+    back."""
     turned, width = require(c.position, Rotary).rope_dim(c.d_head), c.n_heads * c.d_head // SHARDS
-    neighbors = [*range(0, turned, 2), *range(1, turned, 2), *range(turned, c.d_head)]  # as in GPT-J
+    neighbors = [*range(0, turned, 2), *range(1, turned, 2), *range(turned, c.d_head)]  # as for GPT-J
     order = [
         3 * width * (row // width) + width * SHARD[part] + row % width
         for part in "qkv"

@@ -1,4 +1,5 @@
-"""Command R7B and A: Command-R with windows, and no positions in every fourth layer, which sees all (Cohere 2024)."""
+"""Command R7B and A: Command-R with windows, and no positions in every fourth layer, which attends to all tokens
+(Cohere 2024)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

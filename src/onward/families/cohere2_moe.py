@@ -1,7 +1,7 @@
 """Command with experts: the mean of routed experts and a feed-forward for all tokens, dense layers first (Cohere 2026).
 
-Half of each is added, as Onward adds them: the weights of the router and of the shared feed-forward's last projection
-are halved on loading, which is exact."""
+Onward adds the two outputs. For their mean, the router's scale is 0.5, and the last projection of the shared
+feed-forward is halved on loading, which is exact."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -30,7 +30,7 @@ def config(hf: HF) -> DecoderConfig:
     given = with_defaults(
         {"rms_norm_eps": 1.0, "rope_scaling": None}, with_defaults(hf, {"head_dim": 128, "rope_theta": 10_000.0})
     )
-    c = cohere.config(given)  # whose norm has another key, and which reads rope_scaling
+    c = cohere.config(given)  # Command-R has another key for the norm, and reads rope_scaling
     layers, first = range(c.n_layers), hf.get("first_k_dense_replace", 0)
     kinds = hf.get("mlp_layer_types") or [KINDS[layer >= first] for layer in layers]
     prefix, pattern = hf.get("prefix_dense_sliding_window_pattern", 1), hf.get("sliding_window_pattern", 4)

@@ -1,4 +1,4 @@
-"""Cosmos 3 Edge's text decoder: AFM under other names of its attention (NVIDIA 2026)."""
+"""Cosmos 3 Edge's text decoder: AFM with other tensor names in its attention (NVIDIA 2026)."""
 
 from collections.abc import Iterator
 

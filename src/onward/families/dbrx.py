@@ -42,7 +42,8 @@ def config(hf: HF) -> DecoderConfig:
     only(experts, moe_normalize_expert_weights=None if (power := experts.get(POWER, 1.0)) is None else 1.0)
     only(experts, uniform_expert_assignment=False)
     act: Any = (experts.get("ffn_act_fn") or {}).get("name", "silu")
-    theta = attention.get("rope_theta", 10_000.0)  # the trained one, which transformers 5 ignores in old files
+    # the theta used in training, which transformers 5 ignores in old files
+    theta = attention.get("rope_theta", 10_000.0)
     return DecoderConfig(
         **sizes(hf, SIZES),
         n_kv_heads=attention.get("kv_n_heads", 1),

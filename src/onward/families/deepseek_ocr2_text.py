@@ -31,7 +31,7 @@ def config(hf: HF) -> DecoderConfig:
     only(hf, mlp_bias=False, norm_topk_prob=False)
     given = with_defaults(hf, DEFAULTS)
     c = llama.config(with_defaults({"head_dim": None}, given))
-    only(hf, head_dim=hf.get("head_dim") and c.d_head)  # transformers takes the heads' part of the width
+    only(hf, head_dim=hf.get("head_dim") and c.d_head)  # transformers always uses hidden_size / num_attention_heads
     if (method := hf.get("topk_method", METHODS[0])) not in METHODS:
         raise UserError(f"config.json has topk_method {method!r}: {nearest(str(method), METHODS)}")
     groups = (hf.get("n_group"), hf.get("topk_group")) if method == METHODS[1] else (1, 1)

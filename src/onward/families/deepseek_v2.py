@@ -1,4 +1,4 @@
-"""DeepSeek-V2: Mixtral with latent attention, many small experts, and some for all tokens (DeepSeek-AI 2024)."""
+"""DeepSeek-V2: Mixtral with latent attention, many small experts, and shared experts (DeepSeek-AI 2024)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -88,7 +88,8 @@ def config(hf: HF) -> DecoderConfig:
 def decoder(hf: HF, router: Routing) -> DecoderConfig:
     """The decoder of DeepSeek V2 or V3; `hf` already has the family's defaults for missing keys."""
     only(hf, moe_layer_freq=1)
-    for key in "head_dim", "num_key_value_heads":  # latent attention has neither; reading them prevents a warning
+    # latent attention has no such sizes; reading the keys prevents a warning
+    for key in "head_dim", "num_key_value_heads":
         hf.get(key)
     act: Any = hf.get("hidden_act", "silu")
     act = ACTIVATIONS.get(act, act)
@@ -127,7 +128,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def rope_keys(c: DecoderConfig) -> dict[str, Any]:
-    """Keys for the rotary positions. YaRN's mscale and mscale_all_dim are computed from the scale of the scores."""
+    """Return the keys for the rotary positions. YaRN's mscale and mscale_all_dim are computed from the scale of the
+    scores."""
     keys, attention = rope(c.position), require(c.attention, LatentAttention)
     if attention.scale is None:
         return keys
@@ -148,7 +150,7 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def own_names(c: DecoderConfig) -> Iterator[Row]:
-    """Rows that Llama's mapping lacks, or that replace rows of it."""
+    """Yield the rows that Llama's mapping lacks, and rows that replace some of Llama's."""
     part = require(c.attention, LatentAttention)
     queries = interleaved(part.d_nope + part.d_rope, part.d_rope, part.d_nope)
     keys = interleaved(part.d_latent + part.d_rope, part.d_rope, part.d_latent)

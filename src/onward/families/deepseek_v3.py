@@ -44,8 +44,8 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class LatentAttentionHalves(LatentAttention, kind="latent_halves", internal=True):
-    """LatentAttention whose published weights pair rotated element i with i + d_rope / 2, as Onward's do, where the
-    usual DeepSeek files pair 2 i with 2 i + 1 and are reordered on loading. The computation is the same."""
+    """LatentAttention whose published weights pair rotated element i with i + d_rope / 2, as Onward does. Other
+    DeepSeek files pair 2 i with 2 i + 1, and are reordered on loading. The computation is the same."""
 
 
 def config(hf: HF) -> DecoderConfig:

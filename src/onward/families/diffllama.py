@@ -24,7 +24,7 @@ DEFAULTS = shape(2048, 8192, 16, 32, 32) | {"rms_norm_eps": 1e-5, "mlp_bias": Fa
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, attention_dropout=0.0)
-    hf.get("lambda_std_dev")  # of the initial values
+    hf.get("lambda_std_dev")  # standard deviation of the initial values
     heads = hf.get("num_attention_heads", DEFAULTS["num_attention_heads"])
     same = {"num_key_value_heads": heads} if hf.get("num_key_value_heads") is None else {}
     c = llama.config(with_defaults(same, with_defaults(hf, DEFAULTS)))
@@ -51,7 +51,8 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def pairs(count: int, width: int) -> Fix:
-    """From rows of all first heads of pairs, then of all second ones, to rows pair by pair, and back."""
+    """Return functions that reorder rows from all first heads followed by all second heads to pairs of heads, and
+    back."""
 
     def reorder(t: Tensor, first: int, second: int) -> Tensor:
         return t.unflatten(0, (first, second, width)).transpose(0, 1).flatten(0, 2)

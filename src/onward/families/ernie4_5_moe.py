@@ -1,4 +1,4 @@
-"""ERNIE 4.5 with experts: a softmax router with a bias for the selection, and experts for all tokens (Baidu 2025)."""
+"""ERNIE 4.5 with experts: a softmax router with a bias for the selection, and shared experts (Baidu 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

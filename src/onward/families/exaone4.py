@@ -35,7 +35,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def pre_norm(hf: HF) -> DecoderConfig:
-    """EXAONE 4 with norms before the branches. Without windows, all layers have rotary positions."""
+    """Return EXAONE 4 with norms before the branches. Without windows, all layers have rotary positions."""
     c = llama.config(with_defaults(hf, DEFAULTS))
     window, part = hf.get("sliding_window", 4096), SelfAttention(qk_norm="head")
     pattern = hf.get("sliding_window_pattern", 4)

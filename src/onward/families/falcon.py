@@ -53,7 +53,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class FalconAlibi(Position, kind="falcon_alibi", internal=True):
-    """ALiBi as the Falcon RW models were trained with it: slopes, positions and their products are rounded to bf16, and
+    """ALiBi as in the training of the Falcon RW models: slopes, positions and their products are rounded to bf16, and
     scaled like the scores. A rounded product depends on the position of the key, not on the distance alone."""
 
     def slopes(self, config: DecoderConfig, device: torch.device) -> Tensor:
@@ -71,7 +71,7 @@ def config(hf: HF) -> DecoderConfig:
     groups, one_norm = hf.get("num_kv_heads") or 0, hf.get("num_ln_in_parallel_attn") == 1
     single, parallel = hf.get("multi_query", True), hf.get("parallel_attn", True)
     block: Block
-    if hf.get("new_decoder_architecture", False):  # which ignores the other two keys
+    if hf.get("new_decoder_architecture", False):  # multi_query and parallel_attn have no effect
         block, n_kv_heads = SharedNorm() if one_norm else Parallel(), groups
     else:
         block, n_kv_heads = SharedNorm() if parallel else PreNorm(), 1 if single else 0

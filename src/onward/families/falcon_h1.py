@@ -19,7 +19,7 @@ ARCHITECTURES = {"falcon_h1": "FalconH1ForCausalLM"}
 SOURCE = "arXiv:2507.22448"
 BASE = "model."
 IGNORED = ""
-SSM = [2**-1.5, 0.25, 2**-2.5, 0.5, 2**-1.5]  # factors of the parts of Mamba-2's input
+SSM = [2**-1.5, 0.25, 2**-2.5, 0.5, 2**-1.5]  # factors of the five parts of Mamba-2's input projection
 RELEASED = {
     "rope_theta": 1e11,
     "mamba_norm_before_gate": False,
@@ -84,7 +84,7 @@ class ScaledGated(Gated, kind="scaled_gated", internal=True):
 def config(hf: HF) -> DecoderConfig:
     only(hf, attention_bias=False, mlp_bias=False, mamba_proj_bias=False, projectors_bias=False)
     check_steps(hf)
-    hf.get("mamba_expand")  # mamba_d_ssm replaces it
+    hf.get("mamba_expand")  # mamba_d_ssm overrides it
     given = with_defaults(hf, DEFAULTS)
     c = llama.config(given)
     into, key, out, ssm_in, ssm_out, embed, head = (
@@ -112,7 +112,7 @@ def mamba2(hf: HF, given: HF, scale: float, eps: float) -> Mamba2:
     width = channels // heads if width == "auto" else width
     if heads * width != channels:
         raise UserError(
-            f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must make {channels} channels, "
+            f"config.json has mamba_n_heads {heads}: with mamba_d_head {width} they must give {channels} channels, "
             f"mamba_d_ssm {hf.get('mamba_d_ssm')} or mamba_expand {hf.get('mamba_expand', 2)} times the width"
         )
     scales = tuple(scale * one for one in hf.get("ssm_multipliers") or (1.0,) * 5)
@@ -134,7 +134,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
     both, mlp = require(c.attention, AttentionAndMamba2), require(c.mlp, Gated)
     attention, mamba = both.attention, both.mamba
     factor = 1.0 if attention.scale is None else attention.scale / c.d_head**-0.5
-    near = (factor, math.nextafter(factor, 0), math.nextafter(factor, math.inf))  # that which is read as the same scale
+    # choose the factor that reads back as the same scale
+    near = (factor, math.nextafter(factor, 0), math.nextafter(factor, math.inf))
     key = next((one for one in near if one * c.d_head**-0.5 == attention.scale), factor)
     return (
         llama.keys(replace(c, attention=attention))

@@ -1,4 +1,4 @@
-"""FlexOlmo: OLMo 2 with experts that were trained apart, on data of their own (Shi et al. 2025)."""
+"""FlexOlmo: OLMo 2 with experts trained separately, each on its own data (Shi et al. 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -27,10 +27,10 @@ names = llama.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    only(hf, use_bidirectional_attention=hf.get("use_bidirectional_attention") and False)  # None means the same
+    only(hf, use_bidirectional_attention=hf.get("use_bidirectional_attention") and False)  # None means False
     keys = with_defaults(hf, DEFAULTS)
     first = keys["hidden_act"]
-    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)  # the first files
+    act: Any = hf.get("hidden_activation") or ("gelu_pytorch_tanh" if first == "gelu" else first)  # for the first files
     c = llama.config(keys)
     return replace(
         c,

@@ -1,4 +1,4 @@
-"""Gemma 3n: several residual streams of which a layer computes one, embeddings in each layer, shared keys and values,
+"""Gemma 3n: several residual streams (each layer computes one), embeddings in each layer, shared keys and values,
 and few active units in the first feed-forwards (Gemma Team 2025)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"gemma3n_text": "Gemma3nForCausalLM"}
 SOURCE = "huggingface.co/google/gemma-3n-E4B"
 BASE = "model."
-IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # of layers that share keys and values
+IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # unused tensors of layers that share keys and values
 PRESETS: dict[str, HF] = {
     "gemma-3n-e2b": {"num_hidden_layers": 30, "intermediate_size": 8192, "num_kv_shared_layers": 10},
     "gemma-3n-e4b": {},
@@ -53,11 +53,11 @@ class AltUpBlock(Sandwich, kind="altup", internal=True):
     token."""
 
     streams: Size = 4  # number of residual streams
-    active: SizeOrZero = 0  # the stream that the layer works on
-    rank: Size = 64  # of the map parallel to the attention
+    active: SizeOrZero = 0  # index of the stream that the layer computes
+    rank: Size = 64  # rank of the map parallel to the attention
     d_input: Size = 256  # width of the embedding of a token for a layer
     vocab_size: Size = 262_144  # number of token ids that have such an embedding
-    splits: bool = False  # whether the block is the first, which makes the streams from the embeddings
+    splits: bool = False  # whether the block is the first, which computes the streams from the embeddings
     merges: bool = False  # whether the block is the last, which returns the mean of the streams
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
@@ -83,7 +83,7 @@ class AltUpBlock(Sandwich, kind="altup", internal=True):
 class SparseGated(Gated, kind="sparse_gated", internal=True):
     """A feed-forward with a gate in which only units far above the mean of the token's units are active."""
 
-    sparsity: BelowOne = 0.95  # fraction of the units that are 0 if they have a normal distribution
+    sparsity: BelowOne = 0.95  # fraction of the units that are 0 if the units are normally distributed
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.families._gemma3n import SparseFeedForwardModule
@@ -93,7 +93,7 @@ class SparseGated(Gated, kind="sparse_gated", internal=True):
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, use_bidirectional_attention=False, altup_correct_scale=True)
-    hf.get("altup_coef_clip")  # which limits weights in training
+    hf.get("altup_coef_clip")  # limits weights only in training
     given, widths = with_defaults(hf, DEFAULTS), hf.get("intermediate_size", DEFAULTS["intermediate_size"])
     first = widths[0] if isinstance(widths, list) else widths
     own = {**UNREAD, "hidden_act": given["hidden_activation"], "mlp_bias": False, "intermediate_size": first}

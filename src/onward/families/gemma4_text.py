@@ -1,5 +1,5 @@
-"""Gemma 4: Gemma 3 whose global layers have wide heads and keys as values, a learned factor of each layer, in the small
-ones embeddings in each layer and shared keys, and in one experts in addition to the feed-forward (Gemma Team 2026)."""
+"""Gemma 4: Gemma 3 with wide heads and keys as values in global layers, a factor per layer, in small models embeddings
+in each layer and shared keys, and in one model experts beside the feed-forward (Gemma Team 2026)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"gemma4_text": "Gemma4ForCausalLM", "gemma4_unified_text": "Gemma4UnifiedForCausalLM"}
 SOURCE = "huggingface.co/google/gemma-4-E2B-it, huggingface.co/google/gemma-4-12B-it"
 BASE = "model."
-IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # of layers that share keys and values
+IGNORED = r"\.self_attn\.(k|v)_(proj|norm)\."  # unused tensors of layers that share keys and values
 CAP = {"final_logit_softcapping": 30.0}
 WIDE = {
     "max_position_embeddings": 262_144,
@@ -69,8 +69,8 @@ PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25}
 
 @dataclass(frozen=True)
 class Gemma4Block(Sandwich, kind="gemma4", internal=True):
-    """A sandwich block whose output is multiplied by a number, which files contain, and which may read an embedding of
-    each token for this layer."""
+    """A sandwich block whose output is multiplied by a number from the file, and which may read an embedding of each
+    token for this layer."""
 
     d_input: SizeOrZero = 0  # width of the embedding of a token for a layer; 0: none
     vocab_size: SizeOrZero = 0  # number of token ids that have such an embedding
@@ -95,7 +95,7 @@ class Gemma4Block(Sandwich, kind="gemma4", internal=True):
 class StreamRouting(SoftmaxRouting, kind="stream_softmax", internal=True):
     """A softmax router that normalizes the residual stream itself, with learned numbers for its inputs and experts."""
 
-    eps: Epsilon = 1e-6  # of the norm
+    eps: Epsilon = 1e-6  # epsilon of the norm
 
     def build(self, width: int, experts: int, top_k: int) -> nn.Module:
         from onward.families._gemma4 import StreamRoutingModule
@@ -105,7 +105,7 @@ class StreamRouting(SoftmaxRouting, kind="stream_softmax", internal=True):
 
 @dataclass(frozen=True)
 class StreamExperts(Experts, kind="stream_experts", internal=True):
-    """Experts and a dense feed-forward that read the residual stream through norms of their own."""
+    """Experts and a dense feed-forward that read the residual stream through their own norms."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.families._gemma4 import StreamExpertsModule
@@ -126,7 +126,7 @@ def config(hf: HF) -> DecoderConfig:
     c = llama.config(with_defaults(own, given))
     layers, first_shared = range(c.n_layers), c.n_layers - given["num_kv_shared_layers"]
     local = windowed_layers(given, [(layer + 1) % 6 != 0 for layer in layers])
-    local[-1] = False  # whatever layer_types says
+    local[-1] = False  # the last layer is always global
     default = None if hf.get("rope_parameters") else PROPORTIONAL
     old: dict[str, HF] = {LOCAL: {"rope_theta": 10_000.0}, FULL: {"rope_theta": 1e6, "rope_scaling": default}}
     of = rotary_by_type(given, old, context=c.context_length)

@@ -44,7 +44,7 @@ DEFAULTS = shape(4096, 10_944, 46, 96, 8) | {
 
 def config(hf: HF) -> DecoderConfig:
     given = with_defaults(hf, DEFAULTS)
-    head = given["hidden_size"] // given["num_attention_heads"]  # rounded down, also in the default
+    head = given["hidden_size"] // given["num_attention_heads"]  # rounded down, as in the default of transformers
     c = llama.partly_rotated(with_defaults(given, {"head_dim": head}), fraction=0.5)
     norm, bias = hf.get("use_qk_norm", False), hf.get("attention_bias", False)
     return replace(

@@ -1,4 +1,4 @@
-"""GLM-5: DeepSeek-V3.2 at other sizes, whose layers may share the choice of an indexer (Z.ai 2026)."""
+"""GLM-5: DeepSeek-V3.2 at other sizes, whose layers may share an indexer (Z.ai 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -42,7 +42,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def indexer_types(hf: HF, n_layers: int) -> list[str]:
-    """Whether each layer has an indexer of its own, "full", or shares the choice of an earlier one, "shared"."""
+    """Return "full" for each layer with its own indexer, and "shared" for each layer that uses the selection of an
+    earlier layer."""
     pattern, every, skipped = (hf.get(f"index_{key}") for key in ("topk_pattern", "topk_freq", "skip_topk_offset"))
     skipped = 2 if skipped is None else skipped
     types = ["shared" if max(i - skipped + 1, 0) % max(every or 1, 1) else "full" for i in range(n_layers)]

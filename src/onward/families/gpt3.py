@@ -6,7 +6,7 @@ compare with. Table 2.1 of the paper contradicts itself in two places and leaves
 - a head is d_model / n_heads wide. The 1.3B model has 16 heads (as GPT-Neo's): with the table's 24 heads of 128, its
   queries would be 3,072 wide where d_model is 2,048.
 - the 13B model is 5,140 wide, as in the table, and has 40 heads of 128, since 5,140 / 40 is not whole: its queries,
-  keys and values are projections from 5,140 to 5,120, and its output is one back.
+  keys and values are projections from 5,140 to 5,120, and its output projection is from 5,120 to 5,140.
 - biases, GELU (its approximation by tanh), the vocabulary of 50,257 and the tied head, which counts once, are GPT-2's;
   the 2,048 positions are learned.
 - layers alternate from the first on: dense, windowed, dense, ... A window is 256 tokens, the token itself included,

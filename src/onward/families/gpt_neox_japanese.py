@@ -1,4 +1,5 @@
-"""GPT-NeoX Japanese: GPT-NeoX with a feed-forward after the attention and no biases but the last out (ABEJA 2022)."""
+"""GPT-NeoX Japanese: GPT-NeoX with sequential branches, and no biases except in the last attention's output (ABEJA
+2022)."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,7 +42,7 @@ def config(hf: HF) -> DecoderConfig:
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     if c.d_ff % c.d_model:
-        raise Inexpressible("in transformers, the width of the feed-forward is a multiple of that of the model")
+        raise Inexpressible("in transformers, the width of the feed-forward is a multiple of the model's width")
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(c.position),
         "attention_dropout": c.dropout,

@@ -1,4 +1,4 @@
-"""GPT-OSS: experts with biases and a clamped gate, alternating windows, and sinks for attention (OpenAI 2025)."""
+"""GPT-OSS: experts with biases and a clamped gate, alternating windows, and attention sinks (OpenAI 2025)."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ EXPERTS = {
 
 @dataclass(frozen=True)
 class ClampedExperts(Experts, kind="clamped_experts", internal=True):
-    """Mixture of experts of GPT-OSS: from the gate projection g and the up projection u, both clamped, an expert's
-    hidden units are (u + 1) * g * sigmoid(alpha * g)."""
+    """GPT-OSS's mixture of experts. An expert's hidden units are (u + 1) * g * sigmoid(alpha * g), with the gate
+    projection g and the up projection u, both clamped."""
 
-    limit: Factor = 7.0  # u is clamped to -limit ... limit, g to at most limit
+    limit: Factor = 7.0  # u is clamped to -limit ... limit, and g to at most limit
     alpha: Factor = 1.702  # steepness of the sigmoid
 
     def combine(self, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
@@ -105,15 +105,15 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def apart(t: Tensor) -> Tensor:
-    """Interleaved rows of gate (even) and up projection (odd) to first all gates, then all up projections: (X, 2 F,
-    ...) -> (2 X, F, ...)."""
+    """Reorder rows that alternate between gate (even) and up projection (odd) to all gates followed by all up
+    projections: (X, 2 F, ...) -> (2 X, F, ...)."""
     import torch
 
     return torch.cat([t[:, ::2], t[:, 1::2]])
 
 
 def woven(t: Tensor) -> Tensor:
-    """The reverse of `apart`."""
+    """The inverse of `apart`."""
     import torch
 
     return torch.stack(t.chunk(2), 2).flatten(1, 2)

@@ -36,7 +36,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def with_alpha(hf: HF) -> HF:
-    """`hf` with a larger theta in place of `alpha`, by which the base is multiplied whatever the length."""
+    """Return `hf` with a larger theta instead of `alpha`, which multiplies the base at any length."""
     table = {**(hf.get("rope_scaling") or {}), **(hf.get("rope_parameters") or {})}
     if table.get("rope_type", table.get("type")) != "dynamic" or not table.get("alpha"):
         return hf

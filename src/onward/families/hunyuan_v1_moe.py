@@ -35,7 +35,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def of_layers(hf: HF, key: str, default: int, c: DecoderConfig) -> list[int]:
-    """A number for each layer, of a key that has one for all or a list."""
+    """Return a number for each layer, from a key with either one number for all layers or a list."""
     value = hf.get(key, default)
     return [*value] if isinstance(value, list | tuple) else [value] * c.n_layers
 

@@ -1,4 +1,4 @@
-"""Kolibri: EXAONE 4's windows and positions, norms around branches, routers biased in logits (Aleph Alpha 2026)."""
+"""Kolibri: EXAONE 4's windows and positions, norms around branches, and routing biases on logits (Aleph Alpha 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

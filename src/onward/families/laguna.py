@@ -1,4 +1,4 @@
-"""Laguna: gated attention with other heads in layers with windows, and many experts (Poolside 2026)."""
+"""Laguna: gated attention, a different number of heads in layers with windows, and many experts (Poolside 2026)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""LFM2 with experts: sigmoid routing, after some layers with one feed-forward (Liquid AI 2025)."""
+"""LFM2 with experts: sigmoid routing, after some dense layers (Liquid AI 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

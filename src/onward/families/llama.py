@@ -85,7 +85,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def partly_rotated(hf: HF, fraction: float = 1.0) -> DecoderConfig:
-    """A Llama that rotates a part of each head: `fraction`, unless config.json has partial_rotary_factor."""
+    """Return a Llama that rotates the part `fraction` of each head, unless config.json has partial_rotary_factor."""
     act: Any = hf.get("hidden_act", "silu")
     return DecoderConfig(
         **sizes(hf, SIZES),
@@ -97,8 +97,8 @@ def partly_rotated(hf: HF, fraction: float = 1.0) -> DecoderConfig:
 
 
 def keys(c: DecoderConfig) -> dict[str, Any]:
-    """Keys that Llama shares with the families derived from it; parts are those of the first layer, rotary positions
-    those of the first layer that has some."""
+    """Return the keys that Llama shares with the families derived from it, by the parts of the first layer and the
+    rotary positions of the first layer that has any."""
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         **rope(a_rotary(c)),
         "hidden_act": activation(at(c.mlp, 0)),
@@ -108,7 +108,7 @@ def keys(c: DecoderConfig) -> dict[str, Any]:
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     if c.d_model % c.n_heads:
-        raise Inexpressible("in transformers, the width of a Llama is a multiple of its heads, whatever their width")
+        raise Inexpressible("in transformers, the width of a Llama is a multiple of n_heads, even if head_dim is given")
     attention, mlp = require(at(c.attention, 0), SelfAttention), require(at(c.mlp, 0), Gated)
     return keys(c) | {"attention_bias": attention.bias, "mlp_bias": mlp.bias}
 

@@ -28,7 +28,7 @@ MAMBA = {
     "conv_bias": ("use_conv_bias", True),
     "bias": ("use_bias", False),
 }
-LONG = 2**20  # tokens; the state has the same size at any length
+LONG = 2**20  # context length in tokens; any number, because the state has a fixed size
 
 
 def config(hf: HF) -> DecoderConfig:

@@ -1,4 +1,4 @@
-"""Mellum 2: Qwen 3 MoE with windows, and a base of the rotation for each kind of layer (JetBrains 2026)."""
+"""Mellum 2: Qwen 3 MoE with windows, and a rotary base for each type of layer (JetBrains 2026)."""
 
 from dataclasses import replace
 from typing import Any

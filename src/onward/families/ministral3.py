@@ -40,13 +40,13 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def scaled(hf: HF, default: HF) -> HF:
-    """`hf` with rotary positions `default`, unless it has its own; {} means no scaling."""
+    """Return `hf` with the rotary positions `default`, unless `hf` has its own; {} means no scaling."""
     given = hf.get("rope_parameters") is not None or hf.get("rope_scaling")
     return hf if given else with_defaults({"rope_parameters": default}, hf)
 
 
 def log_scale(hf: HF) -> LogScale:
-    """The factor of the queries, which the config.json stores among the keys of the rotary positions."""
+    """Return the factor of the queries, which config.json stores with the keys of the rotary positions."""
     table = rope_table(hf)
     if not table.get(BETA) or not table.get("original_max_position_embeddings"):
         raise UserError(f"config.json needs {BETA} and original_max_position_embeddings in rope_parameters: add them")
@@ -54,7 +54,7 @@ def log_scale(hf: HF) -> LogScale:
 
 
 def with_log_scale(keys: dict[str, Any], part: QueryScale | None) -> dict[str, Any]:
-    """The keys of a config.json for rotary positions, with those of the factor of the queries."""
+    """Return the keys of a config.json for rotary positions, including the keys for the factor of the queries."""
     factor = require(part, LogScale)
     own = {BETA: factor.weight, "original_max_position_embeddings": factor.original}
     return keys | {name: keys[name] | own for name in ("rope_parameters", "rope_scaling") if name in keys}

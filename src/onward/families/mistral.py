@@ -41,7 +41,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def uniform(hf: HF) -> DecoderConfig:
-    """The decoder with the same window in each layer, whatever the layer_types."""
+    """Return the decoder with the same window in each layer, regardless of layer_types."""
     c = llama.config(with_defaults(hf, DEFAULTS))
     return replace(
         c, attention=SelfAttention(window=hf.get("sliding_window", 4096) or 0), mlp=Gated(act=require(c.mlp, Gated).act)

@@ -35,14 +35,14 @@ DEFAULTS = shape(4096, 12_288, 36, 32, 32) | {
     "qk_nope_head_dim": 64,
 }
 ROPE = YARN | {"rope_theta": 10_000.0, "factor": 128.0, "original_max_position_embeddings": 8192}
-FRACTION = "partial_rotary_factor"  # of a whole head: in Onward, a fraction of its rotated part, which is all of it
+FRACTION = "partial_rotary_factor"  # fraction of a whole head; Onward's fraction is of the rotated part, and 1
 
 
 def config(hf: HF) -> DecoderConfig:
     hf = scaled(with_defaults(hf, DEFAULTS), ROPE)
     table, part = rope_table(hf), hf.get("qk_rope_head_dim", 64)
     head = hf["qk_nope_head_dim"] + part
-    only(hf, head_dim=hf.get("head_dim") and head)  # transformers rotates a fraction of it
+    only(hf, head_dim=hf.get("head_dim") and head)  # transformers' fraction refers to head_dim
     given = table.pop(FRACTION, hf.get(FRACTION, part / head))
     if int(head * given) != part:
         raise UserError(f"config.json has {FRACTION} {given}: Onward supports only qk_rope_head_dim / {head}")
@@ -62,7 +62,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    yield from (row for row in deepseek_v3.names(c) if not isinstance(row[0], list))  # experts are stacked here
+    yield from (row for row in deepseek_v3.names(c) if not isinstance(row[0], list))  # these files stack the experts
     for i in range(c.n_layers):
         their, our = f"model.layers.{i}.mlp.experts", f"blocks.{i}.mlp"
         yield f"{their}.gate_up_proj", [f"{our}.gate", f"{our}.up"], FUSED_ROWS

@@ -1,5 +1,5 @@
-"""Ettin's decoders: ModernBERT with causal attention, windows in two of three layers and a head with a layer of its own
-(Weller et al. 2025)."""
+"""Ettin's decoders: ModernBERT with causal attention, windows in two of three layers and a head with an additional
+layer (Weller et al. 2025)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ ANCESTORS = {"ettin": "gpt2"}
 
 @dataclass(frozen=True)
 class OpenBlock(PreNorm, kind="open", internal=True):
-    """A pre-norm block whose attention reads the residual stream as it is, since the embeddings are normalized."""
+    """A pre-norm block whose attention reads the residual stream without a norm, because the embeddings are
+    normalized."""
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from torch import nn
@@ -69,7 +70,7 @@ class OpenBlock(PreNorm, kind="open", internal=True):
 class HeadNorm(Norm, kind="head_norm", internal=True):
     """norm(act(dense(norm(x)))) before the head, with LayerNorms."""
 
-    eps: Epsilon = 1e-5  # of both norms
+    eps: Epsilon = 1e-5  # epsilon of both norms
     norm_bias: bool = False  # whether the norms have biases
     bias: bool = False  # whether the projection has a bias
     act: ActivationName = "gelu"  # the activation function
@@ -93,7 +94,7 @@ def config(hf: HF) -> DecoderConfig:
     of = rotary_by_type(hf, old, context=c["context_length"])
     full, norm = SelfAttention(bias=bias, out_bias=bias), LayerNorm(eps=eps, bias=norm_bias)
     near = replace(full, window=(hf.get("local_attention", 128) or 0) // 2)
-    only(hf, sliding_window=near.window)  # which transformers writes, and computes again
+    only(hf, sliding_window=near.window)  # transformers writes this key, but computes the value itself
     return DecoderConfig(
         **c,
         position=tuple(of[LOCAL if is_local else FULL] for is_local in local),
@@ -123,7 +124,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         "classifier_bias": head.bias,
         "classifier_activation": THEIRS[head.act],
         "decoder_bias": c.head_bias,
-        "pad_token_id": min(50_283, c.vocab_size - 1),  # transformers wants one, within the vocabulary
+        "pad_token_id": min(50_283, c.vocab_size - 1),  # transformers requires an id within the vocabulary
     }
 
 

@@ -30,7 +30,7 @@ SIZES = {
 
 def config(hf: HF) -> DecoderConfig:
     attn = hf.get("attn_config") or {}
-    # transformers ignores these keys and the next
+    # transformers ignores these keys and those in the next line
     only(hf, no_bias=True, expansion_ratio=4, logit_scale=None, norm_type="low_precision_layernorm")
     only(attn, alibi=True, attn_type="multihead_attention", qk_ln=False, prefix_lm=False)
     return DecoderConfig(
@@ -43,8 +43,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
-    """Without alibi_bias_max: transformers ignores this key, and would compute another ALiBi. A decoder whose steepness
-    differs from the default is therefore not saved in this format."""
+    """The result has no alibi_bias_max, because transformers ignores this key and would compute a different ALiBi. A
+    decoder with a non-default steepness is therefore not saved in this format."""
     attention = require(c.attention, SelfAttention)
     return {their: getattr(c, our) for our, (their, _) in SIZES.items()} | {
         "emb_pdrop": c.dropout,

@@ -42,7 +42,7 @@ DEFAULTS = shape(6656, 19_968, 52, 32, 2) | {
 class MuseBlock(Sandwich, kind="muse", internal=True):
     """A sandwich block in which the norms of the branches' outputs have a separate epsilon."""
 
-    post_eps: Epsilon = 1e-8  # of the norms after attention and feed-forward
+    post_eps: Epsilon = 1e-8  # epsilon of the norms after attention and feed-forward
 
     def build(self, config: DecoderConfig, layer: int) -> nn.Module:
         from onward.model.blocks import SandwichModule

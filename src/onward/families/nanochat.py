@@ -48,7 +48,7 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 def names(c: DecoderConfig) -> Iterator[Row]:
     def turned(t: Tensor) -> Tensor:
-        """Rows of queries or keys with the halves of each head swapped, which are rotated the other way round."""
+        """Swap the halves of each head in the rows of queries or keys, which reverses the direction of rotation."""
         return t.unflatten(0, (-1, c.d_head)).roll(c.d_head // 2, 1).flatten(0, 1)
 
     for their, our, *_ in llama.names(c):

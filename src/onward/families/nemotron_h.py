@@ -1,5 +1,5 @@
-"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: layers of one branch, Mamba-2, attention without positions, a
-feed-forward or experts without a gate (NVIDIA 2025)."""
+"""Nemotron-H, Nemotron Nano 2 and Nemotron 3: layers of one branch, which is Mamba-2, attention without positions, a
+feed-forward, or experts without a gate (NVIDIA 2025)."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -82,7 +82,7 @@ MAMBA = {
     "d_conv": ("conv_kernel", 4),
     "conv_bias": ("use_conv_bias", True),
     "bias": ("use_bias", False),
-    "step_min": ("time_step_min", 0.001),  # as in transformers, not in NVIDIA's own code
+    "step_min": ("time_step_min", 0.001),  # the default of transformers, which differs from NVIDIA's own code
 }
 
 
@@ -110,7 +110,7 @@ def kinds(hf: HF) -> list[str]:
 def config(hf: HF) -> DecoderConfig:
     check_steps(hf)
     only(hf, mamba_hidden_act="silu", sliding_window=None, mamba_proj_bias=False, attention_bias=False)
-    for key in "num_hidden_layers", "expand", "n_shared_experts":  # redundant with the layers' parts
+    for key in "num_hidden_layers", "expand", "n_shared_experts":  # these keys follow from the layers' parts
         hf.get(key)
     found, eps = kinds(hf), hf.get("layer_norm_epsilon", 1e-5)
     mixers = {FULL: SelfAttention(), LINEAR: Mamba2(**sizes(hf, MAMBA), norm_eps=eps)}

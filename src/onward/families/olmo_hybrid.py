@@ -1,5 +1,5 @@
 """OLMo Hybrid: Gated DeltaNet in three of four layers, with norms before the branches, and OLMo 3's attention without
-windows in the others, with norms after them (Ai2 2026)."""
+windows in the others, with norms after the branches (Ai2 2026)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SOURCE = "arXiv:2604.03444"
 BASE = "model."
 ALSO = {
     ".attention_layer_norm.": ".input_layernorm.",
-    ".feedforward_layer_norm.": ".post_attention_layernorm.",  # of layers with attention, as they are published
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",  # names in published files, in layers with attention
 }
 IGNORED = ""
 PRESETS: dict[str, HF] = {}
@@ -43,13 +43,13 @@ DEFAULTS = shape(3840, 11_008, 32, 30, 30) | {
     "rms_norm_eps": 1e-6,
 }
 DELTA = "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"
-NORM_EPS = 1e-5  # of the norms of heads
+NORM_EPS = 1e-5  # epsilon of the norms of heads
 INITIAL = "linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor"
 
 
 def config(hf: HF) -> DecoderConfig:
     for key in INITIAL:
-        hf.get(key)  # how weights begin
+        hf.get(key)  # initialization of weights
     given = with_defaults(hf, DEFAULTS)
     unrotated = (hf.get("rope_parameters") or hf).get("rope_theta", 0) is None
     c = olmo2.config(with_defaults({"rope_parameters": None, "rope_theta": 1e4}, given) if unrotated else given)
@@ -67,8 +67,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def published(c: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored tensors, with the convolutions of each layer in its own sizes: transformers saves them in equal
-    parts."""
+    """Return the stored tensors, with the convolutions of each layer divided by their own sizes; transformers saves
+    them in equal parts."""
     result = dict(stored)
     for i in range(c.n_layers):
         if not isinstance(part := at(c.attention, i), GatedDeltaNet):
@@ -83,7 +83,7 @@ def published(c: DecoderConfig, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recut(tensors: Sequence[Any], sizes: Sequence[int]) -> Iterator[Any]:
-    """Stored tensors of the given numbers of rows, which together have the rows of `tensors`."""
+    """Divide the concatenated rows of `tensors` into stored tensors with `sizes` rows each."""
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
 
     def rows(first: int, start: int, end: int) -> Tensor:

@@ -27,7 +27,7 @@ names = qwen2_moe.names
 
 
 def config(hf: HF) -> DecoderConfig:
-    only(hf, clip_qkv=None)  # theirs clamps queries and keys after their norms, Onward before
+    only(hf, clip_qkv=None)  # OLMoE clamps queries and keys after their norms, Onward before
     given = with_defaults(hf, DEFAULTS)
     c = llama.config(given)
     experts = Experts(

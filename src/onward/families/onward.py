@@ -26,5 +26,5 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
 
 
 def names(c: DecoderConfig) -> Iterator[Row]:
-    """A tensor without a row keeps its name."""
+    """No rows: a tensor without a row keeps its name."""
     yield from ()

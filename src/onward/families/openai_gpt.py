@@ -16,7 +16,7 @@ SIZES = {our: key for our, key in gpt2.SIZES.items() if our != "d_ff"} | {
     "vocab_size": ("vocab_size", 40_478),
     "context_length": ("n_positions", 512),
 }
-ACTS = {"gelu": "gelu_tanh", "swish": "silu"}  # of this family, gelu is the tanh approximation
+ACTS = {"gelu": "gelu_tanh", "swish": "silu"}  # in this family, gelu is the tanh approximation
 
 
 def config(hf: HF) -> DecoderConfig:

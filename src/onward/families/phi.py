@@ -53,7 +53,8 @@ def to_hf(c: DecoderConfig) -> dict[str, Any]:
         "partial_rotary_factor": position.fraction,
         "embd_pdrop": c.dropout,
         "attention_dropout": c.dropout,
-        "qk_layernorm": qk_norm == "head" and c.n_heads * c.d_head == c.d_model,  # else theirs do not fit
+        # transformers' norms fit only these sizes
+        "qk_layernorm": qk_norm == "head" and c.n_heads * c.d_head == c.d_model,
         "hidden_act": activation(c.mlp),
         "layer_norm_eps": require(c.norm, LayerNorm).eps,
     }

@@ -25,7 +25,7 @@ PRESETS: dict[str, HF] = {
 }
 ANCESTORS = {"phi-3.5-moe": "mixtral-8x7b"}
 names = mixtral.names
-KINDS = "yarn", "longrope", "default"  # of rotary positions with a magnitude, or which ignore it
+KINDS = "yarn", "longrope", "default"  # kinds of rotary positions; "default" ignores the magnitude
 DEFAULTS = shape(4096, 6400, 32, 32, 8) | {
     "vocab_size": 32_064,
     "max_position_embeddings": 131_072,
@@ -38,10 +38,10 @@ DEFAULTS = shape(4096, 6400, 32, 32, 8) | {
 
 @dataclass(frozen=True)
 class SparseMixer(Routing, kind="sparse_mixer", internal=True):
-    """The router of SparseMixer-v2, as it is outside of training: two experts, each weighted by a softmax over the
-    logits near its own."""
+    """The router of SparseMixer-v2 at inference: two experts, each weighted by a softmax over the logits near its
+    own."""
 
-    eps: Positive = 0.01  # half of the relative distance beyond which logits are left out
+    eps: Positive = 0.01  # logits farther than 2 eps (relative) from the greatest are left out
 
     def build(self, width: int, experts: int, top_k: int) -> nn.Module:
         from onward.families._phimoe import SparseMixerModule
@@ -65,7 +65,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def scaled(hf: HF) -> dict[str, Any]:
-    """The rope_parameters of config.json, whose magnitude has names of its own."""
+    """Return the rope_parameters of config.json; this family has its own names for the magnitude."""
     keys = {"original_max_position_embeddings": hf.get("original_max_position_embeddings")} | rope_table(hf)
     magnitude, long = keys.pop("short_mscale", None), keys.pop("long_mscale", None)
     if magnitude != long:
@@ -80,7 +80,7 @@ def scaled(hf: HF) -> dict[str, Any]:
 
 def to_hf(c: DecoderConfig) -> dict[str, Any]:
     hf, mlp = mixtral.to_hf(replace(c, norm=RMSNorm(eps=require(c.norm, LayerNorm).eps))), require(c.mlp, Experts)
-    if scaling := require(c.position, Rotary).scaling:  # transformers wants these keys for any kind
+    if scaling := require(c.position, Rotary).scaling:  # transformers requires these keys for any kind
         keys = {"original_max_position_embeddings": c.context_length, **hf["rope_parameters"]}
         keys |= dict.fromkeys(("short_mscale", "long_mscale"), scaling.magnitude)
         hf["rope_parameters"] = hf["rope_scaling"] = {k: v for k, v in keys.items() if k != "attention_factor"}

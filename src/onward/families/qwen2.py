@@ -51,17 +51,17 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def windowed(hf: HF, part: SelfAttention, layers: int) -> SelfAttention | tuple[SelfAttention, ...]:
-    """`part` in each layer, with a sliding window, if used, in those of `layer_types` or from `max_window_layers`
-    on."""
+    """Return `part` for each layer, with a sliding window, if used, in the layers given by `layer_types` or from
+    `max_window_layers` on."""
     return spread(hf, part, layers, lambda layer: layer >= hf.get("max_window_layers", 28))
 
 
 def spread(
     hf: HF, part: SelfAttention, layers: int, local: Callable[[int], bool]
 ) -> SelfAttention | tuple[SelfAttention, ...]:
-    """`part` in each layer, with a sliding window, if used, in those of `layer_types` or where `local(layer)` is
-    true."""
-    size = hf.get("sliding_window", 4096)  # which releases without windows have as well
+    """Return `part` for each layer, with a sliding window, if used, in the layers given by `layer_types` or those with
+    `local(layer)`."""
+    size = hf.get("sliding_window", 4096)  # releases without windows have this key, too
     window = size if hf.get("use_sliding_window", False) else None
     return windowed_parts(hf, part, window, [local(layer) for layer in range(layers)])
 

@@ -49,7 +49,8 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedForward, ...]:
-    """The feed-forward of each layer: experts or, in the layers that config.json excludes, a dense one."""
+    """Return the feed-forward of each layer: experts or, in the layers that config.json excludes, a dense
+    feed-forward."""
     width, dense_mlp = hf["moe_intermediate_size"], require(c.mlp, Gated)
     experts = Experts(
         count=hf["num_experts"],
@@ -64,7 +65,7 @@ def sparse(hf: HF, c: DecoderConfig, **shared: Any) -> FeedForward | tuple[FeedF
 
 
 def sparse_keys(c: DecoderConfig) -> tuple[Experts, dict[str, Any]]:
-    """(the mixture of experts, its keys of config.json)."""
+    """Return the mixture of experts and its keys in config.json."""
     parts = [at(c.mlp, layer) for layer in range(c.n_layers)]
     part = require(next((part for part in parts if isinstance(part, Experts)), None), Experts)
     return part, {

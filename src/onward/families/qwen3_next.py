@@ -95,8 +95,8 @@ def names(c: DecoderConfig) -> Iterator[Row]:
 
 
 def mixed_names(c: DecoderConfig, rows: Iterator[Row]) -> Iterator[Row]:
-    """`rows`, those of a family without these layers, and the rows for gated attention and for Gated DeltaNet, except
-    its projections."""
+    """Yield `rows`, which belong to a family without these layers, and the rows for gated attention and for Gated
+    DeltaNet without its projections."""
     for row in without_attention(rows, c):
         if ".q_proj." not in str(row[0]):
             yield row

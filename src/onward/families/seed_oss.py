@@ -1,4 +1,5 @@
-"""Seed-OSS: Llama with biases of queries, keys and values, and heads of their own width (ByteDance 2025)."""
+"""Seed-OSS: Llama with biases of queries, keys and values, and a head width independent of the model's width (ByteDance
+2025)."""
 
 from dataclasses import replace
 from typing import Any

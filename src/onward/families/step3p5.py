@@ -1,5 +1,5 @@
-"""Step 3.5 and the text of Step 3.7: gates per head, more heads in windows, and DeepSeek-V3's experts, whose units are
-clamped in the last layers (StepFun 2026)."""
+"""Step 3.5 and the text of Step 3.7: gates per head, more heads in layers with windows, and DeepSeek-V3's experts,
+whose units are clamped in the last layers (StepFun 2026)."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DEFAULTS = shape(4096, 11_264, 45, 64, 8) | {
     "num_experts_per_tok": 8,
     "moe_router_scaling_factor": 1.0,
 }
-KEYS = {  # of the published files -> of transformers
+KEYS = {  # keys in published files -> keys in transformers
     "num_attention_groups": "num_key_value_heads",
     "moe_num_experts": "n_routed_experts",
     "num_local_experts": "n_routed_experts",
@@ -50,7 +50,7 @@ KEYS = {  # of the published files -> of transformers
 }
 LIMITS = "swiglu_limits", "swiglu_limits_shared"
 BY_LAYER = "layer_types", "mlp_layer_types", *LIMITS, "rope_theta", "partial_rotary_factors"
-ALWAYS: dict[str, Any] = {  # of the released models
+ALWAYS: dict[str, Any] = {  # values in all released models
     "use_head_wise_attn_gate": True,
     "use_moe_router_bias": True,
     "zero_centered": True,
@@ -68,7 +68,7 @@ def clamped(act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor, limit: fl
 class LimitedGated(Gated, kind="limited", internal=True):
     """A feed-forward down(min(act(gate(x)), limit) * clamp(up(x), -limit, limit))."""
 
-    limit: NotNegative = 0.0  # of the hidden units; 0: none
+    limit: NotNegative = 0.0  # limit of the hidden units; 0: none
 
     def combine(self, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
         return clamped(act, gate, up, self.limit)
@@ -76,10 +76,10 @@ class LimitedGated(Gated, kind="limited", internal=True):
 
 @dataclass(frozen=True)
 class LimitedExperts(Experts, kind="limited_experts", internal=True):
-    """Mixture of experts whose hidden units are clamped, and those of the shared feed-forward at a limit of its own."""
+    """Mixture of experts whose hidden units are clamped; the shared feed-forward has a separate limit."""
 
-    limit: NotNegative = 0.0  # of the experts' hidden units; 0: none
-    shared_limit: NotNegative = 0.0  # of the shared feed-forward's; 0: none
+    limit: NotNegative = 0.0  # limit of the experts' hidden units; 0: none
+    shared_limit: NotNegative = 0.0  # limit of the shared feed-forward's hidden units; 0: none
 
     def combine(self, act: Callable[[Tensor], Tensor], gate: Tensor, up: Tensor) -> Tensor:
         return clamped(act, gate, up, self.limit)
@@ -123,7 +123,7 @@ def config(hf: HF) -> DecoderConfig:
 
 
 def without_further_layers(hf: HF) -> dict[str, Any]:
-    """The lists with an entry for each layer, without those of the layers for multi-token prediction."""
+    """Return the lists with an entry for each layer, without the entries of layers for multi-token prediction."""
     n = hf["num_hidden_layers"]
     lists = {key: value for key in BY_LAYER if isinstance(value := hf.get(key), list)}
     return {key: value[:n] for key, value in lists.items() if len(value) == n + hf.get("num_nextn_predict_layers", 0)}
@@ -148,7 +148,8 @@ def heads_by_layer(hf: HF, c: DecoderConfig, local: list[bool]) -> list[int]:
 
 
 def rope_by_layer(hf: HF, local: list[bool]) -> dict[str, HF]:
-    """The keys of the published files for the rotary positions of each type of layers: those of its first layer."""
+    """Return the keys for the rotary positions of each type of layers, from the published values of the first layer of
+    this type."""
     thetas, fractions = hf.get("rope_theta", 10_000.0), hf.get("partial_rotary_factors")
     keys = dict[str, HF]()
     for kind in LOCAL, FULL:
@@ -189,7 +190,7 @@ def feed_forwards(hf: HF, c: DecoderConfig) -> tuple[Gated | Experts, ...]:
 
 
 def limits_of(part: Gated | Experts) -> tuple[float, float]:
-    """The limits of the experts' units and of those of the other feed-forwards; 0 for none."""
+    """Return the limits of the hidden units of experts and of other feed-forwards; 0 for none."""
     match part:
         case LimitedExperts():
             return part.limit, part.shared_limit

@@ -39,7 +39,7 @@ def config(hf: HF) -> DecoderConfig:
     half = size["d_model"] // 2
     return DecoderConfig(
         **size,
-        # of D / 2 wavelengths, the last is 2 pi 10,000; Onward's theta is that of one more
+        # the last of XGLM's D / 2 wavelengths is 2 pi 10,000; in Onward, the next one would be 2 pi theta
         position=Sinusoidal(theta=10_000.0 ** (half / (half - 1)), offset=2, order="halves"),
         attention=SelfAttention(bias=True, out_bias=True),
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),

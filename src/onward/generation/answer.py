@@ -12,9 +12,9 @@ from onward.text.tokenizer import TokenId, Tokenizer
 class StopText:
     """A filter for streamed text that stops at the first stop text, and delays characters that may begin a stop text.
 
-    `stops` are the stop texts. The first stop text is the one that ends first, however the text is split into pieces;
-    of two that end at the same character, the longer one. With `include` the text ends after the stop text, else before
-    it.
+    `stops` are the stop texts. The first stop text is the one that ends first, or the longer one of two that end at the
+    same character; how the text is split into pieces has no effect. With `include`, the text ends after the stop text,
+    else before it.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
@@ -46,9 +46,9 @@ class StopText:
 class Answer:
     """The text of an answer, decoded token by token: a character is added once no later token can change it.
 
-    `before` are the tokens of the prompt, after which the answer is decoded; `limit` is the answer's maximum number of
-    tokens, None for no limit; `stop` are texts that end the answer, which ends before them or, with `include_stop`,
-    after them; `when` is called with the text so far after each token and returns whether the answer ends.
+    `before` are the tokens of the prompt, after which the answer is decoded. `limit` is the answer's maximum number of
+    tokens, None for no limit. `stop` are texts that end the answer; the answer contains the stop text only with
+    `include_stop`. `when` is called with the text so far after each token and returns whether the answer ends.
     """
 
     @checked
@@ -62,13 +62,13 @@ class Answer:
         include_stop: bool = False,
     ) -> None:
         self.stream, self.stop_text, self.when = TextStream(tokenizer, before), StopText(stop, include_stop), when
-        self.text = ""  # all text that no further token can change
-        self.remaining = limit  # tokens that may still be pushed
-        self.num_taken = 0  # characters that `take` has returned
+        self.text = ""  # the text that no further token can change
+        self.remaining = limit  # number of tokens that may still be added; None: no limit
+        self.num_taken = 0  # number of characters that `take` has returned
 
     @explained
     def push(self, token: TokenId) -> bool:
-        """Append a token; returns whether the answer ends with it: by a stop text, by `when`, or at the limit."""
+        """Append a token; return whether the answer ends with it, by a stop text, by `when`, or at the limit."""
         self.text += self.stop_text.push(self.stream.push(token))
         if self.remaining is not None:
             self.remaining -= 1

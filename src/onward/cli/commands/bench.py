@@ -1,4 +1,4 @@
-"""onward bench: how fast a model generates or is trained, and how near this machine's limits that is."""
+"""onward bench: the speed of generation or training, as a share of this machine's limits."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -71,7 +71,9 @@ def main(argv: Sequence[str]) -> None:
     from onward.measuring.decoders import has_random_weights
 
     if options.revision and has_random_weights(options.model):
-        raise UserError(f"revision is {options.revision!r}, but {options.model} gets random weights: leave it out")
+        raise UserError(
+            f"revision is {options.revision!r}, but {options.model} gets random weights: leave out --revision"
+        )
     if options.threads:
         torch.set_num_threads(options.threads)
     (train if options.train else generate)(options, batches)
@@ -93,8 +95,8 @@ def generate(options: Options, batches: Sequence[int]) -> None:
     prompt, new = generation_lengths(options.model, options.prompt, options.new)
     cases = len(batches) * len(precisions)
     console.print(
-        f"{cases} cases of about {options.seconds:g} s, and longer where one run takes longer: some "
-        f"{cases * options.seconds + 5:,.0f} s, and the time of loading",
+        f"{cases} cases of about {options.seconds:g} s, longer if a single run takes longer: about "
+        f"{cases * options.seconds + 5:,.0f} s in total, plus loading",
         soft_wrap=True,
     )
     with console.status("bandwidth and arithmetic of this machine") as status:

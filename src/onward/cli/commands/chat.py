@@ -44,12 +44,12 @@ HELP = """\
 /exit                leave, as Ctrl-D does; Ctrl-C stops an answer
 Type a space before a message that begins with /."""
 
-OF_TEXTS = "n", "logprobs"  # options of onward generate that a conversation has no use for
+OF_TEXTS = "n", "logprobs"  # options of onward generate that do not apply to a conversation
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(GenerationOptions):
-    """Answers of the chat: settings, such as the temperature, that `/set` changes during the chat."""
+    """Settings of the chat's answers, such as the temperature; `/set` changes them during the chat."""
 
     max_new_tokens: int | None = 1024  # maximum number of tokens in an answer; none: as many as the context holds
 
@@ -59,7 +59,7 @@ class Options(Settings, Compiling, Loading):
     """The options of `onward chat`, which holds a conversation in the terminal."""
 
     positional: ClassVar[tuple[str, ...]] = ("model",)
-    fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # the adapter that --adapter selects is in use
+    fixed: ClassVar[tuple[str, ...]] = (*OF_TEXTS, "adapter")  # answers always use the adapter that --adapter selects
     common: ClassVar[tuple[str, ...]] = (
         "system",
         *("max_new_tokens", "temperature", "top_k", "top_p", "stop", "seed", "device", "json"),
@@ -165,7 +165,8 @@ class TerminalChat:
         self.finish_reason = yield from stream
 
     def room(self) -> int:
-        """Tokens of the next answer that fit into the context; if there are too few, first drop the oldest turns."""
+        """Return how many tokens of the next answer fit into the context; if too few fit, first drop the oldest
+        turns."""
         from onward.text.chat import chat_of
 
         def left(dropped: int) -> int:

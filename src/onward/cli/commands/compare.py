@@ -78,7 +78,7 @@ def compare(argv: Sequence[str]) -> int:
         no_length(options, where)
     values["out"] = folder_of(merge(named[0][1], values), "compare")
     seeds = fields.convert(int, own.get("seeds", Options.seeds), "seeds")
-    # a file is the whole configuration, over which the command line goes; --variant goes over the command line
+    # a file is a whole configuration, which the command line overrides; --variant overrides the command line
     variants = [
         variant(name, merge(options, values) if where in files else merge(values, options))
         for name, options, where in named
@@ -109,7 +109,8 @@ def compare(argv: Sequence[str]) -> int:
         if seeds > 1:
             console.print(
                 f"\nIn brackets: Student's {LEVEL:.0%} interval of the mean difference over {seeds} seeds, paired by "
-                "seed, for all variants together (Bonferroni). Without 0 in it, the difference is more than noise.",
+                "seed, for all variants together (Bonferroni). If 0 is outside the interval, the difference is "
+                "more than noise.",
                 soft_wrap=True,
             )
     console.print(f"picture: {out / 'compare.svg'}, compare.pdf, compare-curves.csv", markup=False, soft_wrap=True)

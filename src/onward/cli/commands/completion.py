@@ -11,7 +11,7 @@ from onward.cli.shared.arguments import Argument, arguments
 from onward.cli.shared.options import parse
 
 ABOUT = """\
-Print a completion script for a shell, which completes commands, options and their values.
+Print a shell script that completes commands, options and their values.
 
 examples:
   onward completion bash > ~/.local/share/bash-completion/completions/onward
@@ -34,7 +34,7 @@ _onward() {
     %s
 }
 %s"""
-SHELLS = {  # code that reads the words of the line, offers the choices, and registers the function
+SHELLS = {  # code that reads the words of the command line, offers the choices, and registers the function
     "bash": (
         "current=${COMP_WORDS[COMP_CWORD]} command=${COMP_WORDS[1]} previous=${COMP_WORDS[COMP_CWORD-1]} "
         "number=$COMP_CWORD",
@@ -68,8 +68,8 @@ def tables() -> dict[str, list[Argument]]:
 
 
 def script(words: str, offer: str, announce: str) -> str:
-    """For bash or zsh, by the lines of code in which they differ: `words` reads the typed words, `offer` offers the
-    candidates, `announce` registers the script with the shell."""
+    """Return the script for bash or zsh. The arguments are the code in which the two differ: `words` reads the typed
+    words, `offer` offers the candidates, `announce` registers the script with the shell."""
     values, options = [], []
     for command, table in tables().items():
         flags = [argument.flag for argument in table if not argument.positional]

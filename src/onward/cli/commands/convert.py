@@ -29,12 +29,12 @@ examples:
   onward convert org/old folder --from-bin                  an old release with pickles instead of safetensors
 
 A GGUF file is written only if llama.cpp computes the same function; otherwise the error names the unsupported part of
-the model. --accept writes the file despite a known difference: gelu, where llama.cpp uses the tanh form of GELU
-(Pythia, Falcon, MPT); phimoe, where its norms and router are simpler than those of Phi-3.5-MoE; ramp, where it rounds
-the ramp of YaRN (GPT-OSS); step, where it has no least step size (Nemotron-H); window, where it has no sliding window
-(the first Mistral).
+the model. --accept writes the file despite a known difference of llama.cpp: epsilon (the same epsilon for all norms:
+GLM-4.7-Flash, GLM-5), gelu (the tanh form of GELU: Pythia, Falcon, MPT), phimoe (simpler norms and router:
+Phi-3.5-MoE), ramp (a rounded ramp of YaRN: GPT-OSS), step (no minimum step size: Nemotron-H) or window (no sliding
+window: the first Mistral).
 """
-FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # endings of files that are not written
+FILES = (".safetensors", ".ggml", ".bin", ".pt", ".pth", ".onnx")  # formats that this command does not write
 Dtype = Literal["", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k"]
 
 
@@ -52,7 +52,7 @@ class Options:
     dtype: Dtype = ""  # dtype of the weights; default: that of the model
     importance: str = ""  # text file that determines the important weights for q4_k_m, q5_k_m and q6_k
     to: Literal["", "gguf", "hf", "single"] = ""  # format, if OUT does not determine it; single: a folder with one file
-    accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences GGUF may have
+    accept: tuple[Literal["epsilon", "gelu", "phimoe", "ramp", "step", "window"], ...] = ()  # differences to accept
     shard_bytes: float = 5e9  # maximum number of bytes in each weights file of a folder
     from_bin: bool = False  # read only the weights from pytorch_model.bin, a pickle, in a process with limited memory
     modelfile: bool = False  # write a Modelfile for ollama next to the GGUF file
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> None:
     dtype = None if gguf else dtypes.get(options.dtype)
     if options.from_bin:
         with as_safetensors(locate(options.model, options.revision, only="pickles"), out.parent) as folder:
-            lm = onward.load(folder, dtype, "cpu")  # the weights stay memory-mapped
+            lm = onward.load(folder, dtype, "cpu")  # the weights stay memory-mapped when the folder is removed
     else:
         lm = onward.load(options.model, dtype, "cpu", revision=options.revision)
     weights, lost = list(lm.model.parameters()), list[str]()
@@ -104,7 +104,9 @@ def main(argv: Sequence[str]) -> None:
     if gguf and adapters:
         own = {"dtype": options.dtype, "importance": options.importance, "accept": options.accept}
         if given := next((name for name, value in own.items() if value), None):
-            raise UserError(f"--{given} is for models, and {options.model} is an adapter, written in f32: leave it out")
+            raise UserError(
+                f"--{given} does not apply to {options.model}, an adapter, which is written in f32: leave it out"
+            )
         written = write_adapter(lm.model, out, adapters[0], family, out.stem, dry=options.dry_run)
         size, tensors = sum(own.nbytes for own in written.values()), len(written)
         result |= {"dtype": "f32", "adapter": adapters[0]}
@@ -143,7 +145,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def roundings(path: Path, dtype: str) -> list[str]:
-    """ "2 tensors rounded from F32 to F16" and so on, for a conversion to `dtype` (F32, F16 or BF16)."""
+    """Describe the rounding in a conversion to `dtype` (F32, F16 or BF16), such as "2 tensors rounded from F32 to
+    F16"."""
     from onward.checkpoint.load import open_source
 
     stored = open_source(path).tensor_types()

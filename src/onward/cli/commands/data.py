@@ -54,13 +54,13 @@ class Options(Cleaning):
     method: str = "sft"  # fine-tuning method for which the examples are prepared
     template: str = ""  # chat template; default: the model's own, or a plain one
     columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
-    ignore: str = ""  # columns to leave out, such as notes,critique; other columns with unread texts are refused
+    ignore: str = ""  # columns to leave out, such as notes,critique; any other column with unused text raises an error
     count: int = 3  # number of examples to show
     tokenizer: str = "bpe:4096"  # char, byte, bpe:VOCABULARY_SIZE, or the path of a tokenizer
     out: str = ""  # folder for the shards
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
-    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
     repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     workers: int = 0  # number of processes; 0: one per core
     part: str = ""  # process only one part of the work; 3/16 writes to OUT.part-3-of-16; `join` combines the parts
@@ -204,7 +204,7 @@ def show(options: Options) -> None:
     method = part(Method, options.method, "method")
     chosen = {name: getattr(options, name) for name in ("template", "columns", "ignore")}
     config = FinetuneConfig.of(sources=options.sources, base=options.model or "none", **chosen)
-    object.__setattr__(config, "method", method)  # without fields that only a run needs, such as a reward
+    object.__setattr__(config, "method", method)  # skips the check for fields that only a run needs, such as a reward
     (show_examples if options.model else show_without_model)(config, options.count, options.json)
     if not options.json:
         flags = [f"--{name} {quote(value)}" for name, value in chosen.items() if value]

@@ -1,4 +1,4 @@
-"""onward doctor: finds the usual mistakes in any decoder, and in texts to train on."""
+"""onward doctor: find common mistakes in a decoder or in training texts."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -62,7 +62,7 @@ class Options:
     gigabytes: Annotated[float, Range(0.1, 1e6)] = 16.0  # memory limit
     html: str = ""  # also write the findings to this HTML file
     json: bool = False  # print the findings as JSON
-    imports: tuple[str, ...] = ()  # the user's modules, which the process of the checks imports as well
+    imports: tuple[str, ...] = ()  # the user's modules, which the process that runs the checks also imports
 
     @property
     def view(self) -> str:

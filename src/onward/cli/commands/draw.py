@@ -23,7 +23,7 @@ examples:
   onward draw block gpt2                    the diagram of a release or of a model's folder
   onward draw cache --out cache.png --theme dark
 """
-LEAST, MOST = 4, 1000  # logits of a distribution that is drawn
+LEAST, MOST = 4, 1000  # minimum and maximum number of logits for --logits
 Idea = Literal["mask", "rope", "alibi", "window", "positions", "samplers", "cache", "block"]
 
 

@@ -19,7 +19,7 @@ from onward.training.methods import Method
 from onward.training.methods.answers.sft import SFT
 
 ABOUT = """\
-Train a model on examples of answers. Options, the run folder and resuming work as in onward train.
+Train a model on examples of answers. The common options, the run folder and --resume work as in onward train.
 
 examples:
   onward finetune runs/mybook chats.jsonl --template chatml --out runs/assistant
@@ -82,7 +82,7 @@ def method_of(argv: Sequence[str]) -> type[Method] | None:
 
 
 def about(method: type[Method] | None) -> str:
-    """The text of `--help`, with the list of methods and the formula of this one's loss."""
+    """Return the text of `--help`, with the list of methods and the formula of this method's loss."""
     summary, _, examples = ABOUT.partition("\n\n")
     sentences = {kind: summary_of(one) for kind, one in Method.choices().items()}
     table = "\n".join(f"  {kind:<9} {sentence}" for kind, sentence in sentences.items())
@@ -97,8 +97,8 @@ def summary_of(method: type[Method]) -> str:
 
 
 def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, str]:
-    """(configuration of a new run or folder of the run to resume, examples to print in place of training, whether to
-    print JSON, new arrangement of processes of a resumed run or "")."""
+    """Return (configuration of a new run or folder of the run to resume, number of examples to print instead of
+    training, whether to print JSON, new mesh of a resumed run or "")."""
     method = method_of(argv)
     if method:
         check_readers([word[2:].partition("=")[0].replace("-", "_") for word in argv if word[:2] == "--"], method)
@@ -106,7 +106,7 @@ def configure(argv: Sequence[str]) -> tuple[FinetuneConfig | Path, int, bool, st
     values = read(own, join_duration(argv), prog="onward finetune", about=about(method))
     if "show" in values and (unread := values.keys() & {"resume", "json"}):
         raise UserError(
-            f"Cannot combine --show, which prints examples and ends, with --{' and --'.join(sorted(unread))}"
+            f"Cannot combine --show, which prints examples and exits, with --{' and --'.join(sorted(unread))}"
         )
     asked, show = "show" in values, fields.convert(int, values.pop("show", 0), "show")
     if asked and show < 1:
@@ -131,8 +131,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: FinetuneConfig | Path, show: int, as_json: bool, mesh: str) -> int:
-    """Print the first `show` examples or, for 0, train; `mesh` replaces the arrangement of processes of a resumed
-    run."""
+    """Print the first `show` examples or, for 0, train; `mesh` replaces the mesh of a resumed run."""
     if show and isinstance(config, FinetuneConfig):
         from onward.cli.shared.examples import show_examples
 

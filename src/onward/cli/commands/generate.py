@@ -54,7 +54,7 @@ class Speculation:
 
 @dataclass(frozen=True)
 class Search:
-    """Search for likely answers, in place of sampling."""
+    """Search for likely answers instead of sampling."""
 
     beams: int = 0  # number of beams for beam search; 0: no beam search
     groups: int = 1  # number of groups of beams that must differ (diverse beam search)
@@ -68,7 +68,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
     """The options of `onward generate`, which continues prompts."""
 
     positional: ClassVar[tuple[str, ...]] = ("model", "prompt")
-    fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # the adapter that --adapter selects is in use
+    fixed: ClassVar[tuple[str, ...]] = ("adapter",)  # answers always use the adapter that --adapter selects
     common: ClassVar[tuple[str, ...]] = (
         *("max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "stop", "seed", "n"),
         *("prompts", "beams", "draft", "regex", "json_schema", "logprobs", "device", "json"),
@@ -91,7 +91,7 @@ class Options(GenerationOptions, Search, Speculation, Compiling, Loading):
 
     @property
     def speculative(self) -> bool:
-        """Whether the options ask for a draft; the default draft is not reported."""
+        """Whether the options request drafts; statistics are printed for these, but not for default drafts."""
         return bool(self.draft or self.lookup)
 
     @property
@@ -162,7 +162,8 @@ def from_file(file: str, field: str) -> list[str]:
         return list(texts)
     if lines := [line for text in texts for line in text.split("\n") if line.strip()]:
         return lines
-    raise UserError("standard input is empty: write a prompt on each line")  # a file that is empty is refused by name
+    # an empty file has raised its own error by now
+    raise UserError("standard input is empty: write a prompt on each line")
 
 
 def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
@@ -178,7 +179,7 @@ def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine
             prompt_index, index = divmod(number, options.n)
             printed = Printed(prompts[prompt_index], number, len(answers))
             while not request.done:
-                engine.advance()  # only our code runs in between
+                engine.advance()  # no user code runs between steps
                 bar.update(task, completed=sum(one.done for one in answers))
                 if not options.json:
                     printed.add(answer.take())
@@ -205,7 +206,7 @@ class Printed:
 
     def __init__(self, prompt: str, number: int, count: int) -> None:
         self.show = printable if sys.stdout.isatty() else str
-        self.waiting = prompt  # is printed with the first text that follows it, so not before an error
+        self.waiting = prompt  # printed with the first piece of the answer, so that no prompt precedes an error
         if count > 1:
             self.waiting = f"[{number + 1}/{count}]\n{prompt}"
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
     from onward.training.step.trainer import Step
 
-FEATURE_TEXTS = 64  # windows in which features are looked for
-VIEWS: dict[str, tuple[str, ...]] = {  # the options of each view, in addition to those of all views
+FEATURE_TEXTS = 64  # number of windows in which features are searched for
+VIEWS: dict[str, tuple[str, ...]] = {  # options of each view, in addition to the common options
     "attention": ("layer", "head"),
     "arrows": ("layer", "head"),
     "next": ("temperature", "top_k", "top_p"),
@@ -117,9 +117,11 @@ class Options(Loading):
             case (_, view) if view in VIEWS.keys() - {"names", "features"}:
                 return view
             case (_, "names"):
-                raise UserError("names needs no text: give it first, onward inspect MODEL names 'blocks.0.*'")
+                raise UserError("the view names takes no text: write onward inspect MODEL names 'blocks.0.*'")
             case (_, "features"):
-                raise UserError("features needs a text to train on: onward inspect MODEL features mybook.txt")
+                raise UserError(
+                    "the view features takes a file to train on: write onward inspect MODEL features mybook.txt"
+                )
             case (_, view):
                 raise UserError(f"{view!r} is not a view: {nearest(view, VIEWS)}")
         example = 'onward inspect MODEL "The cat sat" lens'
@@ -141,7 +143,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def check(options: Options) -> None:
-    """Refuse a wrong time limit or file format, which would otherwise be noticed only after a long computation."""
+    """Check the time limit and the file format before a long computation."""
     from onward.reports.pictures.picture import format_of
     from onward.training.config import seconds
 
@@ -198,7 +200,7 @@ def tokenizer_of(options: Options, lm: LanguageModel) -> Tokenizer:
 
 
 def tuned(options: Options, model: Decoder, tokenizer: Tokenizer) -> TunedLens | None:
-    """A tuned lens, trained on the texts of `--tuned`; None without them."""
+    """Train a tuned lens on the texts of `--tuned`; return None without this option."""
     from onward.inspection.fitting import fit_lens
     from onward.training.config import seconds
 
@@ -236,7 +238,7 @@ def tokens_of(tokenizer: Tokenizer, source: str) -> Tokens:
 
 @contextmanager
 def shown_steps() -> Iterator[Callable[[Step], None]]:
-    """Give a function that counts a training Step in a progress bar; at the end print the first and last losses."""
+    """Yield a function that counts training steps in a progress bar; at the end print the first and last losses."""
     from rich.progress import Progress
 
     from onward.inspection.fitting import STEPS

@@ -32,8 +32,8 @@ examples:
   onward learn 4 --notebook 4.ipynb     the same as a notebook for Jupyter
   onward learn 9 --exercises            functions of chapter 9 to write, such as top-p
   onward learn 9 --starter mine.py      write a file with these functions, without their code
-  onward learn 9 --check mine.py        check those that you have written
-  onward learn 9 --answer top_p         the answer of one
+  onward learn 9 --check mine.py        check your functions in this file
+  onward learn 9 --answer top_p         the answer for this function
 """
 
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, prog="onward learn", about=ABOUT)
     ways = [name for name in WAYS if getattr(options, name)]
     if len(ways) > 1:
-        raise UserError(f"{' and '.join(f'--{name}' for name in ways)} are given together: choose one")
+        raise UserError(f"{' and '.join(f'--{name}' for name in ways)} cannot be combined: choose one")
     chapter = find_chapter(options.chapter) if options.chapter else None
     if ways and ways[0] in WAYS[3:]:
         return practice(options, chapter)
@@ -114,14 +114,15 @@ def run_code(chapter: Chapter) -> None:
             print(code)
         print(flush=True)
         if fails(cell, run(cell, names, onward)):
-            raise UserError(f"chapter {chapter.number} stops here, since the rest needs the command that was refused")
+            raise UserError(f"chapter {chapter.number} stops here, because the rest needs the command that failed")
         if cell.figure:
             print(pointer(chapter, names["_"]))
         print(flush=True)
 
 
 def practice(options: Options, chapter: Chapter | None) -> int:
-    """Show the exercises of a chapter or of all, write them to a file, or check one; the exit status."""
+    """Show the exercises of one or all chapters, write them to a file, or check a file with answers; return the exit
+    status."""
     from onward.learn.exercises import exercises
 
     found = [one for one in exercises() if chapter is None or one.chapter == chapter.number]

@@ -24,7 +24,7 @@ examples:
   onward models diff smollm2-135m HuggingFaceTB/SmolLM2-135M      a name on the hub: only its config.json is fetched
   onward models cached                 downloaded models from the hub, with their sizes
 """
-WIDE = 110  # columns of a terminal that has room for the meaning of each row
+WIDE = 110  # minimum terminal width, in columns, for showing the meaning of each row
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
             show, value = show_one, describe_release(name)
             following = (f"diff {'llama-7b' if name == 'gpt2' else 'gpt2'} {quote(name)}",)
         case _:
-            raise UserError("onward models takes one release or folder: to compare two, onward models diff A B")
+            raise UserError("onward models takes one release or folder: to compare two, write onward models diff A B")
     if options.json:
         print_json(value)
     else:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def describe_release(name: str) -> dict[str, Any]:
-    """A release as a JSON object: its parts, and the differences along its line of ancestors."""
+    """Describe a release as a JSON object: its parts, and the changes from each ancestor to the next."""
     from onward.base import fields
     from onward.planning.descriptions import describe, sentence
     from onward.planning.releases import find, steps
@@ -84,7 +84,7 @@ def describe_release(name: str) -> dict[str, Any]:
 
 
 def cached() -> list[dict[str, Any]]:
-    """A row for each downloaded revision."""
+    """Return a table row for each downloaded revision."""
     return [
         {
             "name": model.repo_id,

@@ -1,4 +1,4 @@
-"""onward plan: the memory, operations, speed and cost of a decoder before it exists."""
+"""onward plan: the estimated memory, operations, speed and cost of a decoder."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def plan(options: Options) -> "Planned":
-    """Measures this machine if no device is named."""
+    """Estimate the model of the options; measure this machine if no device is named."""
     from onward.measuring.decoders import check_context, decoder_of
     from onward.measuring.machine import machine_for
     from onward.planning.tables import amount, byte_count, operations
@@ -104,7 +104,7 @@ def plan(options: Options) -> "Planned":
     options = of_devices(options)
     mesh = Mesh.parse(options.mesh) if options.mesh else None
     if mesh:
-        mesh.check_decoder(config)  # sizes that do not divide are refused before anything is computed
+        mesh.check_decoder(config)  # raises an error for indivisible sizes before anything is computed
     if mesh and options.count > 1:
         raise UserError(
             f"Cannot combine --count with --mesh, which already gives the number of devices, {mesh.count:,}"
@@ -151,7 +151,7 @@ def of_devices(options: Options) -> Options:
     if not match:
         raise UserError(f"devices is {options.devices!r}: write a number and a device, such as 64xh100")
     if given := [name for name in ("device", "count", "mesh") if getattr(options, name) != getattr(Options, name)]:
-        raise UserError(f"devices and {given[0]} are both given: leave out the second")
+        raise UserError(f"Cannot combine --devices with --{given[0]}: leave out the second")
     return replace(options, device=match[2], count=int(match[1]))
 
 

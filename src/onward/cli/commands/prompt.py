@@ -1,4 +1,4 @@
-"""onward prompt: how the probabilities of answers move as examples are added."""
+"""onward prompt: how examples in a prompt change the probabilities of answers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from onward.config.ranges import Size
 
 ABOUT = """\
 Show the most likely answers to the question at the end of a prompt, and how their probabilities change as 0, 1, 2, 4
-and more examples precede the question (in-context learning). Examples are read from the prompt.
-Those of a file, if one is given, come first.
+and more examples precede the question (in-context learning). Examples are read from the prompt, after the examples of
+a file, if one is given.
 
 examples:
   onward prompt runs/mybook "great → good; hot → warm; huge →"
@@ -28,7 +28,7 @@ examples:
   onward prompt gpt2 "Q: 2 + 2? A: 4
 Q: 3 + 4? A:" --json                                               a line for each example
 
---examples is a .jsonl, .json or .csv file of rows with a question (huge →) and its answer (big).
+--examples takes a .jsonl, .json or .csv file of rows with a question (huge →) and its answer (big).
 """
 
 
@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> None:
     candidates = [text.strip() for text in options.candidates.split(",") if text.strip()]
     if candidates and options.max_new_tokens > 1:
         raise UserError(
-            "Cannot combine --max-new-tokens, which searches for answers, with --candidates, which names them"
+            "Cannot combine --max-new-tokens, which searches for answers, with --candidates, which lists them"
         )
     given: list[str] = []
     for _, row in rows(options.examples, "examples", ("question", "answer")) if options.examples else ():

@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes]:
-    """Files to upload, by their paths on the hub; without a model card in the folder, one is generated, as bytes."""
+    """Return the files to upload, by their paths on the hub; if the folder has no model card, generate one, as
+    bytes."""
     from onward.checkpoint.load import load_model
     from onward.reports.runs.card import model_card
 
@@ -68,7 +69,7 @@ def contents(folder: Path, license: str, name: str) -> Mapping[str, Path | bytes
         return {CARD: card} | {path: folder / path for path in model_files(folder)}
     if license:
         raise UserError(
-            f"license is {license}, but {folder / CARD} names one already: change it there, or remove that file"
+            f"license is {license}, but {folder / CARD} already names a license: change it there, or remove that file"
         )
-    load_model(folder)  # nothing is uploaded that cannot be loaded
+    load_model(folder)  # raises an error before the upload if the model cannot be loaded
     return {path: folder / path for path in model_files(folder)}

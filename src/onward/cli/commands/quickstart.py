@@ -64,7 +64,7 @@ def quickstart(argv: Sequence[str]) -> int:
 
 
 def start(config: RunConfig) -> "Run":
-    """The run's time counts from this call."""
+    """Start the run; its time counts from this call."""
     began = perf_counter()
     from onward.training.run.run import Run
 

@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward runs", about=ABOUT)
     folder = Path(options.folder)
     if not folder.is_dir() and options.folder != Options.folder:
-        raise UserError(f"there is no folder {folder}: name one that holds runs")
+        raise UserError(f"there is no folder {folder}: name a folder of runs")
     from onward.reports.runs.record import RunRecord, find_runs
 
     figures = [asdict(RunRecord(run).figures()) for run in find_runs(folder)]

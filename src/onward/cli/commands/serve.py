@@ -43,7 +43,7 @@ class Options(Listening, EngineOptions, Compiling, Loading):
     """The options of `onward serve`, which serves models over HTTP."""
 
     positional: ClassVar[tuple[str, ...]] = ("models",)
-    fixed: ClassVar[tuple[str, ...]] = ("adapter_folder",)  # adapters are served under their own names instead
+    fixed: ClassVar[tuple[str, ...]] = ("adapter_folder",)  # each adapter is served under its own name
     models: tuple[str, ...] = ()  # folders of models or adapters, or names on the hub
     adapter: tuple[str, ...] = ()  # folder of an adapter of the first model; the folder's name is the served name
 
@@ -51,7 +51,7 @@ class Options(Listening, EngineOptions, Compiling, Loading):
 def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward serve", about=ABOUT)
     if not options.models:
-        raise UserError("there is no model: name a folder, such as onward serve runs/quickstart")
+        raise UserError("no model to serve: name a folder, such as onward serve runs/quickstart")
     import torch
 
     from onward.checkpoint.draft_heads import is_draft_head
@@ -98,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def announce(say: Callable[[str], None], address: str, served: Sequence[Served]) -> None:
-    """Called once the server listens."""
+    """Print the served models and addresses, once the server listens."""
     from onward.base.limits import in_bytes
     from onward.serving.models import memory_of
 

@@ -40,7 +40,7 @@ examples:
   torchrun --standalone --nproc-per-node 2 -m onward sweep mybook.txt --learning-rate 1e-3,3e-3 --steps 500
 """
 SAME = "out", "seed", "steps", "time", "epochs"  # options that are the same for all runs
-MOST = 2  # options that can be swept together
+MOST = 2  # maximum number of options to sweep together
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ def sweep(argv: Sequence[str]) -> int:
 
 
 def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
-    """Move the options to sweep from `values`: numeric options whose text has commas, and those that `--sweep`
-    names."""
+    """Remove the options to sweep from `values` and return them: numeric options whose text has commas, and the options
+    that `--sweep` names."""
     table = {argument.name: argument for argument in arguments(RunConfig) if argument.name not in SAME}
     axes = {}
     for name, argument in table.items():
@@ -123,12 +123,12 @@ def swept(values: dict[str, Any], named: Sequence[str]) -> dict[str, list[str]]:
         axes[name] = split(given)
     for name, choices in axes.items():
         if len({*choices}) < len(choices) or len(choices) < 2 or "" in choices:
-            raise UserError(f"{name} is {','.join(choices)}: give it at least two values, each once")
+            raise UserError(f"{name} is {','.join(choices)}: give at least two different values")
     return axes
 
 
 def takes_number(argument: Argument) -> bool:
-    # commas in the text of a single number separate values to sweep
+    # in the text of a numeric option, commas separate values to sweep
     return argument.kind.classes <= {int, float, type(None)}
 
 

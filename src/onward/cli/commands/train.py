@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
-    """(configuration of a new run or folder of the run to resume, whether to print JSON, new arrangement of processes
-    of a resumed run or "")."""
+    """Return (configuration of a new run or folder of the run to resume, whether to print JSON, new mesh of a resumed
+    run or "")."""
     values = read(Options, join_duration(argv), prog="onward train", about=ABOUT)
     values, folder, as_json = given_options(values, RunConfig)
     if folder:
@@ -79,7 +79,9 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
     if "sources" not in values and (Path(values.get("base", "")) / "inputs.json").exists():
         values = old_data(Path(values["base"])) | values
     if "sources" not in values and "base" in values:
-        raise UserError(f"no text to train {values['base']} on: it is not a run with tokens of its own, so name files")
+        raise UserError(
+            f"no text to train {values['base']} on: it is not a run with its own tokens, so name text files"
+        )
     if "sources" not in values:
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
     config = fields.build(RunConfig, values)
@@ -88,11 +90,11 @@ def configure(argv: Sequence[str]) -> tuple[RunConfig | Path, bool, str]:
 
 
 def old_data(run: Path) -> dict[str, Any]:
-    """Options for a new run on the tokens of an earlier one, in another order."""
+    """Return options for a new run on the tokens of an earlier run, in another order."""
     from onward.training.inputs.record import read_config, same_tokens
 
     config = read_config(run)
     if config.fixed:
-        raise UserError(f"{run} was trained on examples, but onward train reads texts: name some")
+        raise UserError(f"{run} was trained on examples, but onward train needs texts: name text files or folders")
     again = {"out": f"{run}-longer", "seed": config.seed + 1}  # a new seed, for another order of windows
     return same_tokens(run, config) | again

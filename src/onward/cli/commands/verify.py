@@ -1,4 +1,4 @@
-"""onward verify: measures, on a user's own model, the properties that Onward guarantees to be exact."""
+"""onward verify: measure on a user's model whether all ways of running it give the same results."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

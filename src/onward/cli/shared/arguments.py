@@ -1,4 +1,4 @@
-"""The arguments of a command, from the fields of a dataclass: types, comments and defaults are the documentation.
+"""Derive the arguments of a command from a dataclass: from the types, comments and defaults of its fields.
 
 Does not import torch.
 """
@@ -12,16 +12,16 @@ from onward.base import fields
 from onward.base.arguments import Choice, Row, Several, Table, Type, field_types, type_of
 from onward.config.decoder import DecoderConfig
 
-LONGEST = 80  # characters of the choices of an option, which are then listed apart
-IMPORTS = "module with parts of your own, which is imported first"
+LONGEST = 80  # maximum length of the choices in a placeholder
+IMPORTS = "module to import first, which defines your own parts"
 
 
 @dataclasses.dataclass(frozen=True)
 class Argument:
-    """An option or a positional argument of a command, from which the parser, `--help` and completion are made."""
+    """An option or a positional argument of a command, for the parser, `--help` and shell completion."""
 
     name: str  # name of the field; dots separate nested fields, as in model.position.theta
-    kind: Type  # of the field
+    kind: Type  # type of the field
     help: str
     group: str = "options"
     default: Any = None
@@ -35,7 +35,7 @@ class Argument:
 
     @property
     def many(self) -> bool:
-        """Whether several values are allowed, one after the other or by giving the option several times."""
+        """Whether several values are allowed, in sequence or by repeating the option."""
         return isinstance(self.kind, Row | Several)
 
     @property
@@ -44,7 +44,7 @@ class Argument:
 
     @property
     def choices(self) -> list[str]:
-        """The names that are allowed, of parts or of a Literal; empty if any value of the type is."""
+        """The allowed names, of parts or of a Literal; empty if any value of the type is allowed."""
         if isinstance(self.kind, Choice):
             return [str(choice) for choice in self.kind.values if choice != ""]
         return [part.kind for part in fields.part_choices(self.kind)]
@@ -52,8 +52,8 @@ class Argument:
 
 def arguments(cls: type) -> Iterator[Argument]:
     """The options and positional arguments of a command: the fields of the dataclass `cls` that can be written as text.
-    A dict stands for those of `model_arguments`; the fields of the class variable `part`, such as a fine-tuning method,
-    are options too, and so is `--import`."""
+    A field of type dict yields the arguments of `model_arguments`. The fields of the class in the class variable
+    `part`, such as a fine-tuning method, and `--import` are options, too."""
     if part := getattr(cls, "part", None):
         for name, kind in field_types(part).items():
             default, about = getattr(part, name, None), fields.docs(part).get(name, "")
@@ -66,7 +66,7 @@ def arguments(cls: type) -> Iterator[Argument]:
             "options" if owner is cls or "positional" in vars(owner) else (inspect.getdoc(owner) or "").split(".")[0]
         )
         for name in inspect.get_annotations(owner):
-            if name not in defaults:  # a class variable, or declared anew by a subclass
+            if name not in defaults:  # a class variable, or a field that a subclass redeclares
                 continue
             default = defaults.pop(name)
             if name == "imports" or name in getattr(cls, "fixed", ()) or types[name].only_in_python:
@@ -82,7 +82,7 @@ def arguments(cls: type) -> Iterator[Argument]:
 
 def model_arguments() -> Iterator[Argument]:
     """`--model.FIELD` for the fields of DecoderConfig, and `--model.PART.FIELD` for those of its parts."""
-    title = "model (a part is written name or name(field=value), several that repeat over the layers (first, second))"
+    title = "model (write a part as name or name(field=value); parts that repeat over the layers as (first, second))"
     types, docs = field_types(DecoderConfig), fields.docs(DecoderConfig)
     for name, kind in types.items():
         yield Argument(f"model.{name}", kind, docs[name], title)
@@ -105,5 +105,5 @@ def metavar(kind: Type) -> str:
     words = "|".join(part.kind for part in fields.part_choices(kind)) or fields.describe(kind)
     for long, short in {"a whole number": "N", "a number": "X", " or ": "|"}.items():
         words = words.replace(long, short)
-    words = words.removeprefix("|")  # the choice may be empty
+    words = words.removeprefix("|")  # the first choice may be empty
     return "TEXT" if words == "text" else words if len(words) < LONGEST else "NAME"

@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Compiling:
-    """When decoding steps are compiled. This option is shared by the commands that generate text."""
+    """When to compile decoding steps. The commands that generate text share this option."""
 
     compile: bool = False  # compile before the first token, not after 16 tokens, and cache the code for the next start
 
 
 def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
-    """Compile decoding steps for each number of rows, and print how long it took or why they stay plain."""
+    """Compile decoding steps for each number of rows, and print how long this took or why they cannot be compiled."""
     from time import perf_counter
 
     from onward.kernels.llvm.kept import private_folder
@@ -31,6 +31,6 @@ def compile_steps(engine: Engine, row_counts: Iterable[int]) -> None:
     reason = next(filter(None, (engine.compile(rows, folder) for rows in row_counts)), "")
     took = f"decoding steps compiled in {perf_counter() - start:.1f} s"
     if folder:
-        took += f"; their machine code is kept in {folder}"
-    message = f"decoding steps stay plain, since they cannot be compiled ({reason})" if reason else took
+        took += f"; their machine code is cached in {folder}"
+    message = f"decoding steps are not compiled: {reason}" if reason else took
     console.print(message, markup=False, soft_wrap=True)

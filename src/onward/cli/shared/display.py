@@ -31,7 +31,7 @@ SCORES = {"accuracy", "reward", "rollout_share"}  # figures of fine-tuning that 
 
 
 class NoSamples(UserWarning):
-    """Warns that a run continues no prompt, because parts of its decoder cannot generate."""
+    """Warns that a run writes no samples, because parts of its decoder cannot generate text."""
 
 
 class Display:
@@ -45,7 +45,7 @@ class Display:
         self.tokens: Prompt = prompt  # prompt that the model continues
         self.prompt = prompt if isinstance(prompt, str) else run.tokenizer.decode(prompt)
         self.samples = Journal(run.folder / "samples.jsonl")
-        self.losses: deque[float] = deque(maxlen=20)  # of the last steps
+        self.losses: deque[float] = deque(maxlen=20)  # losses of the last steps
         self.scores: dict[str, deque[float]] = {}  # scores of the last steps, by name
         self.validation: float | None = None
         self.tokens_per_second = 0.0
@@ -73,7 +73,7 @@ class Display:
 
     def show(self, event: Event) -> None:
         if isinstance(event, Step):
-            if not self.began or event.step <= self.first:  # the first, or after a rollback
+            if not self.began or event.step <= self.first:  # the first step, or the first after a rollback
                 self.began, self.first = perf_counter(), event.step
             self.step = event.step
             self.losses.append(event.loss)
@@ -98,8 +98,8 @@ class Display:
             console.print(Text("  ") + self.sample, soft_wrap=True)
 
     def continue_prompt(self) -> None:
-        """Continue the run's prompt and record the text in samples.jsonl. Of a model that the processes divide, this
-        one has only a part: nothing is generated."""
+        """Continue the run's prompt and record the text in samples.jsonl. Does nothing if the processes divide the
+        model, because each has only a part of it."""
         if self.run.processes.divides:
             return
         with self.run.trainer.averaged():
@@ -108,7 +108,7 @@ class Display:
         self.samples.write({"step": self.run.step, "prompt": self.prompt, "text": text})
 
     def figures(self) -> dict[str, str]:
-        """The figures of the run as text by name; "" for one that is not known yet."""
+        """Return the figures of the run as text by name; "" for a figure that is not yet known."""
         steps, done = expected_steps(self.run), self.step - self.first
         left = (perf_counter() - self.began) / done * (steps - self.step) if done > 0 else 0.0
         return {
@@ -125,17 +125,17 @@ class Display:
         table = Table.grid(padding=(0, 3))
         table.add_row(*(Text(name, style="dim") for name in figures))
         table.add_row(*(Text(value or "-", style="bold") for value in figures.values()))
-        bar = Table.grid(expand=True)  # a bar by itself does not end its line
+        bar = Table.grid(expand=True)  # in a table, because a bar alone does not end its line
         bar.add_row(ProgressBar(total=expected_steps(self.run), completed=self.step))
         sample = Panel(self.sample, title="the same prompt, continued", title_align="left", height=9)
-        # a terminal writes ^C at the end of the last line; in a full line it would wrap, and move the next picture down
+        # a terminal appends ^C to the last line; on a full line ^C would wrap and move the next picture down
         return Group(table, bar, sample, Text("Ctrl-C saves and stops.", style="dim"))
 
 
 def sample_text(lm: LanguageModel, prompt: Prompt) -> str:
     """Continue a prompt with the same seed in each call, so that the texts at different steps can be compared. Steps
-    are not compiled, which would take longer than the texts. Of a model whose own parts cannot generate, the reason is
-    a warning, and the text empty."""
+    are not compiled, because compilation would take longer than generating the texts. If the model's parts cannot
+    generate, warn with the reason and return ""."""
     stops, allowed = lm.stop_token_ids, lm.allowed()
     try:
         engine = Engine(lm.model, rows=1, stop_token_ids=stops, allowed=allowed, slide=True, compile_after=None)

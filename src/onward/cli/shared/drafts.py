@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
-    """Give a model the draft head in the folder `draft`; return False if there is none in it. Raises a UserError for
-    the draft head of another model."""
+    """Give a model the draft head in the folder `draft`; return False if the folder has no draft head. Raises a
+    UserError for the draft head of another model."""
     from onward.checkpoint.draft_heads import draft_of, is_draft_head
 
     if not draft or not is_draft_head(Path(draft)):
@@ -24,5 +24,5 @@ def with_draft_head(lm: LanguageModel, model: str, draft: str) -> bool:
 
 
 def tell_draft(model: str) -> None:
-    """Print that the draft head in the model's folder proposes its tokens."""
+    """Print that drafts come from the draft head in the model's folder."""
     console.print(f"drafts come from {model}/draft (--lookup 0: no drafts)", markup=False, soft_wrap=True)

@@ -24,14 +24,14 @@ def show_examples(config: FinetuneConfig, count: int, as_json: bool = False) -> 
 
 
 def show_without_model(config: FinetuneConfig, count: int, as_json: bool) -> int:
-    """Print examples of the data as text, by the chat template of the configuration or else a plain one."""
+    """Print examples of the data as text, in the chat template of the configuration or, by default, a plain one."""
     tokenizer = with_template(train_tokenizer("byte", []), config.template or "plain")
     return show(config, tokenizer, count, as_json, tokens=False)
 
 
 def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool, tokens: bool) -> int:
-    """Print the first `count` training examples, colored, with a bar after each token if `tokens`, else between trained
-    and other text; or as JSON."""
+    """Print the first `count` training examples, in color or as JSON. A bar follows each token if `tokens`; otherwise
+    bars separate trained text from other text."""
     if count < 1:
         raise UserError(f"the number of examples is {count}: give at least 1")
     records, rows = Records(config.sources, config.columns, config.ignore), list[dict[str, Any]]()
@@ -58,7 +58,7 @@ def show(config: FinetuneConfig, tokenizer: Tokenizer, count: int, as_json: bool
 
 
 def spans(sequence: TokenSequence, tokenizer: Tokenizer, tokens: bool) -> list[tuple[str, bool]]:
-    """A training example as pairs (text, whether it is trained on), one for each token if `tokens`."""
+    """Return a training sequence as pairs (text, whether it is trained on), one for each token if `tokens`."""
     pairs = list(zip(sequence.tokens, sequence.trained))
     if tokens:
         return [(tokenizer.piece(token), trained) for token, trained in pairs]

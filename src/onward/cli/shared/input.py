@@ -7,7 +7,7 @@ from typing import AnyStr
 
 from onward.base.errors import UserError
 
-MOST_INPUT = 1 << 24  # bytes of a prompt, or characters of a message; more than a context holds
+MOST_INPUT = 1 << 24  # maximum bytes of a prompt, or characters of a message; more than fits into a context
 
 
 def read_text() -> str:
@@ -35,7 +35,8 @@ def refused_input() -> Iterator[None]:
 
 
 def within_limit(text: AnyStr) -> AnyStr:
-    """The text, unless it is longer than 2 ** 24 bytes or characters, so that an endless input ends."""
+    """Return `text`. Raises a UserError if it is longer than 2 ** 24 bytes or characters, so that endless input
+    ends."""
     if len(text) > MOST_INPUT:
         raise UserError(f"standard input is longer than {MOST_INPUT >> 20} MB, too long for a prompt: shorten it")
     return text

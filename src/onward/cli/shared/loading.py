@@ -27,8 +27,8 @@ class Loading:
 
 
 def load(model: str, options: Loading, adapter_folders: Sequence[str] = ()) -> LanguageModel:
-    """Load a model with `options`, with the adapters in `adapter_folders` or else that of `options`."""
-    # not a daemon, even in a server's daemon thread: LLVM crashes while Python ends
+    """Load a model with `options` and the adapters in `adapter_folders` or, by default, the adapter of `options`."""
+    # not a daemon, even if a server's daemon thread starts it: LLVM would crash while Python exits
     Thread(target=compile_first_kernels, args=(options,), daemon=False).start()
     import onward
 

@@ -1,4 +1,4 @@
-"""The messages about words of a command line that do not fit."""
+"""Messages about unexpected arguments and options of a command line."""
 
 import re
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def surplus(word: str, table: Sequence[Argument], prog: str) -> str:
 
 
 def meant_option(name: str, table: Sequence[Argument]) -> str:
-    """The option that the unknown option `name` probably means, with its value where `name` is one, such as
+    """The option that the unknown option `name` probably means, with its value if `name` is a value, such as
     `--model.position rotary` for `--rope`; "" if none is similar."""
     flags = [argument.flag for argument in table if not argument.positional]
     if close := same_meaning(name.lstrip("-"), flags):

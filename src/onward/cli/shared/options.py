@@ -13,7 +13,7 @@ from onward.cli.shared.output import given_imports
 from onward.cli.shared.parser import ESCAPED, Parser, make_parser
 
 T = TypeVar("T")
-ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # in the texts of ESCAPED options, after a backslash
+ESCAPES = {"n": "\n", "t": "\t", "\\": "\\"}  # escapes in the texts of ESCAPED options, without the backslash
 
 
 def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
@@ -23,8 +23,8 @@ def parse(cls: type[T], argv: Sequence[str], *, prog: str, about: str) -> T:
 
 
 def made(cls: type[T], values: Mapping[str, Any], prog: str) -> T:
-    """Make an instance of the dataclass `cls` from `values`, its fields by name. A field that was given but would have
-    no effect is refused.
+    """Make an instance of the dataclass `cls` from `values`, its fields by name. Raises a UserError for a given field
+    that would have no effect.
 
     The class variable `reads` of `cls` lists fields that have an effect only in some cases, as {case: fields}. A case
     is the name of another field that must be given too (`theme` is read only with `out`), or a value of the property
@@ -58,7 +58,7 @@ def read(cls: type, argv: Sequence[str], *, prog: str, about: str) -> dict[str, 
     for module in given_imports:
         fields.import_parts(module)
     parser = make_parser(cls, prog, about, everything="--help-all" in argv)
-    known, unknown = parser.parse_known_intermixed_args(argv)  # texts may stand between options
+    known, unknown = parser.parse_known_intermixed_args(argv)  # texts may appear between options
     table = [*arguments(cls)]
     if unknown:
         raise UserError(surplus(unknown[0], table, prog))
@@ -82,7 +82,7 @@ def nest(values: dict[str, Any]) -> dict[str, Any]:
     """Convert options by dotted name to nested dicts: `{"model.position": "rotary", "model.position.theta": "5e5"}`
     becomes `{"model": {"position": {"kind": "rotary", "theta": "5e5"}}}`."""
     result: dict[str, Any] = {}
-    for name, value in sorted(values.items()):  # a part before its fields
+    for name, value in sorted(values.items()):  # sorted, so that a part precedes its fields
         *path, last = name.split(".")
         table = result
         for depth, step in enumerate(path):

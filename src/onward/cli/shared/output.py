@@ -13,12 +13,12 @@ from onward.base.fields import decimal, import_options
 
 console = Console(stderr=True, highlight=False)
 given_imports: list[str] = []  # modules that this command was given by --import
-MESSAGE = 1000  # characters of a message
-WIDEST = 1000  # columns of a table that is not printed on a terminal
+MESSAGE = 1000  # maximum number of characters in a message
+WIDEST = 1000  # width in columns of tables that are not printed on a terminal
 
 
 class Output(Console):
-    """Standard output: if its reader has gone, BrokenPipeError as of `print`, in place of `rich`'s SystemExit."""
+    """Standard output. If its reader has exited, raises BrokenPipeError, as `print` does, not `rich`'s SystemExit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -47,7 +47,7 @@ def printable(text: str) -> str:
 
 
 def shortened(message: str) -> str:
-    """A message without its middle, if it is longer than about 1,000 characters."""
+    """Shorten a message longer than about 1,000 characters by removing its middle."""
     half = MESSAGE // 2
     return message if len(message) <= MESSAGE else f"{message[:half]} ... {message[-half:]}"
 
@@ -60,8 +60,7 @@ def readable(value: Any) -> str:
 
 
 def print_next(*commands: str) -> None:
-    """Print `commands`, which users usually run next, under the heading "Next:", with the modules that this command was
-    given by --import."""
+    """Print the usual next `commands` under the heading "Next:", with the --import options of this command."""
     console.print("\nNext:", style="bold")
     for command in commands:
         known = command.split()

@@ -19,24 +19,23 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own knows no -1e-3
+        self._negative_number_matcher = re.compile(r"-(\.?\d|inf$|nan$)")  # argparse's own pattern does not match -1e-3
 
     def error(self, message: str) -> NoReturn:
         # argparse: "argument --out: expected one argument" and "the following arguments are required: text"
         if (match := re.fullmatch(r"argument (--\S+): expected (?:one|at least one) argument", message)) and (
             example := re.search(rf"^  {self.prog} .*{match[1]} \S+", self.epilog or "", re.MULTILINE)
         ):
-            message = f"Cannot use {match[1]} without a value: write such as{re.sub(' +', ' ', example[0])}"
+            message = f"Cannot use {match[1]} without a value: for example, write{re.sub(' +', ' ', example[0])}"
         raise UserError(f"{message} (see {self.prog} --help)")
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        (file or sys.stdout).write(message)  # argparse ignores errors of the output
+        (file or sys.stdout).write(message)  # argparse would ignore errors of the output
 
 
 def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
     """Make the parser of the command `prog` from the fields of the dataclass `cls`. Its `--help` begins with the text
-    `about`, and lists all options if `everything`, else those in the class variable `common`, first and in this
-    order."""
+    `about` and lists the options in the class variable `common`, in this order; then all others if `everything`."""
     summary, _, examples = about.partition("\n\n")
     table = list(arguments(cls))
     common = getattr(cls, "common", ())
@@ -49,7 +48,7 @@ def make_parser(cls: type, prog: str, about: str, everything: bool) -> Parser:
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
-    shown = "show all options and exit" if common else argparse.SUPPRESS  # without, --help shows all
+    shown = "show all options and exit" if common else argparse.SUPPRESS  # without common options, --help lists all
     parser.add_argument("--help-all", action="help", help=shown)
     groups: dict[str, Any] = {"options": parser}
     if common:
@@ -71,7 +70,7 @@ def add(group: Any, argument: Argument, shown: bool) -> None:
     many, text = argument.many, argument.help
     if argument.positional:
         nargs = "*" if many else None if argument.required else "?"
-        optional = {} if argument.required else {"default": argparse.SUPPRESS}  # else argparse requires one
+        optional = {} if argument.required else {"default": argparse.SUPPRESS}  # otherwise argparse requires a value
         group.add_argument(argument.name, nargs=nargs, help=escaped(text), **optional)
         return
     if argument.name in ESCAPED:

@@ -20,8 +20,8 @@ from onward.data.progress import Progress
 
 @contextmanager
 def progress_bars(counted: bool = False) -> Iterator[Progress]:
-    """A context with a function of (task, done, total) that shows a bar for each task on a terminal: bytes and the time
-    elapsed or, with `counted`, items and the time left."""
+    """Yield a function (task, done, total) that shows a bar for each task on a terminal: bytes and the elapsed time or,
+    with `counted`, items and the remaining time."""
     of_items = MofNCompleteColumn(), TimeRemainingColumn()
     columns = (
         TextColumn("{task.description}"),

@@ -11,15 +11,15 @@ from onward.base.errors import UserError
 from onward.training.config import NUMBER, UNITS, RunConfig
 from onward.training.presets import merge
 
-COMMON = (  # options that `--help` of a command that trains several runs shows
+COMMON = (  # options that `--help` shows for the commands that train several runs
     *("preset", "tokenizer", "validation", "batch_size", "learning_rate", "optimizer", "schedule", "device"),
     *("precision", "seed", "json", "model.d_model", "model.n_layers", "model.n_heads", "model.context_length"),
 )
 
 
 def given_options(values: dict[str, Any], cls: type[RunConfig]) -> tuple[dict[str, Any], Path | None, bool]:
-    """Take --resume, --config and --json from the options of a command line; return the options of the run, with those
-    of the TOML file, the folder of the run to resume (None for a new run), and whether to print JSON."""
+    """Remove --resume, --config and --json from the options of a command line. Return the run's options, including
+    those of the TOML file; the folder of the run to resume (None for a new run); and whether to print JSON."""
     resume, toml, as_json = (values.pop(name, "") for name in ("resume", "config", "json"))
     if resume:
         values.pop("imports", None)  # these modules are already imported

@@ -41,7 +41,7 @@ class Requests:
 
 @contextmanager
 def signals(requests: Requests) -> Iterator[Requests]:
-    """A context in which the signals are recorded in `requests`."""
+    """Record signals in `requests` inside the context."""
     before = {
         number: signal.signal(number, requests.note)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)

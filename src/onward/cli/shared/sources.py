@@ -13,7 +13,7 @@ from onward.data.sources import folder_files, is_pipe
 
 
 def announce(sources: Iterable[str]) -> None:
-    """Say that the command waits for text, from a pipe or from a terminal."""
+    """Print that the command waits for text, from a pipe or from a terminal."""
     for source in sources:
         if is_pipe(source):
             console.print(f"reading the pipe {source} until it is closed", markup=False, soft_wrap=True)
@@ -22,7 +22,8 @@ def announce(sources: Iterable[str]) -> None:
 
 
 def check_texts(sources: Sequence[str]) -> None:
-    """Refuse a source that is the folder of a run, and a last one that was probably meant as the name of a new run."""
+    """Raise a UserError for a source that is the folder of a run, and for a last source that was probably meant as the
+    folder of a new run."""
     for source in sources:
         if (Path(source) / "run.json").exists():
             raise UserError(
@@ -31,7 +32,7 @@ def check_texts(sources: Sequence[str]) -> None:
             )
     last = sources[-1]
     if len(sources) > 1 and re.fullmatch(r"[\w./-]+", last) and not Path(last).suffix and not known(last):
-        raise UserError(f"{last} does not exist: for the folder of the run, --out {last}; for a text, name its file")
+        raise UserError(f"{last} does not exist: to name the run's folder, write --out {last}; for text, name its file")
 
 
 def known(source: str) -> bool:
@@ -40,7 +41,8 @@ def known(source: str) -> bool:
 
 
 def skipped_in(source: str, out: Path) -> str:
-    """A sentence on the files in the folder `source`, but `out`, that are not read as text; "" if there are none."""
+    """Return a sentence about the files in the folder `source`, outside `out`, that are not read as text; "" if there
+    are none."""
     from onward.data.tokens import is_prepared
 
     if not Path(source).is_dir() or is_prepared(source):

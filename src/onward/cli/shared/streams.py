@@ -14,7 +14,7 @@ from onward.base.errors import UserError
 
 
 class Closed(io.RawIOBase):
-    """A raw stream in place of a closed one of the standard streams: to read or to write is a UserError."""
+    """A raw stream that replaces a closed standard stream: reading or writing raises a UserError."""
 
     def __init__(self, name: str) -> None:
         self.error = f"{name} is closed: connect it to a terminal, a file or a pipe"
@@ -33,19 +33,19 @@ class Closed(io.RawIOBase):
 
 
 class ClosedInput(io.TextIOWrapper):
-    """Text stream in place of a closed standard input: reading raises a UserError."""
+    """Text stream that replaces a closed standard input: reading raises a UserError."""
 
     def __init__(self) -> None:
         super().__init__(io.BufferedReader(Closed("standard input")), encoding="utf-8")
 
 
 def prepare() -> None:
-    """Replace closed standard streams, write what the output's encoding lacks as escapes, and read input as UTF-8."""
+    """Replace closed standard streams, escape characters that the output's encoding lacks, and read input as UTF-8."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError as error:
-            if error.errno == errno.EBADF:  # or else the next file to be opened becomes a standard stream
+            if error.errno == errno.EBADF:  # otherwise the next opened file would become a standard stream
                 os.open(os.devnull, os.O_RDWR)
     if sys.stdin is None:
         sys.stdin = ClosedInput()
@@ -65,7 +65,7 @@ def complain(message: str) -> None:
 
 
 def drop_output() -> None:
-    """Replace an output that cannot be written: Python would fail again when it flushes at exit."""
+    """Replace an output that cannot be written, because Python would fail again when it flushes the output at exit."""
     try:
         sys.stdout.flush()
     except (OSError, UserError):
@@ -73,7 +73,8 @@ def drop_output() -> None:
 
 
 def interrupted(_: int, frame: FrameType | None) -> None:
-    """The handler of Ctrl-C. Inside an import it ends the process at once: libraries expect no exception there."""
+    """The handler of Ctrl-C. During an import it ends the process at once, because libraries do not expect an exception
+    there."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"\nonward: interrupted\n")
@@ -84,7 +85,7 @@ def interrupted(_: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def handled_interrupts() -> Iterator[None]:
-    """A context in which `interrupted` handles Ctrl-C, unless Ctrl-C is ignored."""
+    """Handle Ctrl-C with `interrupted` inside the context, unless Ctrl-C is ignored."""
     before = signal.getsignal(signal.SIGINT)
     try:
         handled = callable(before) and signal.signal(signal.SIGINT, interrupted)

@@ -1,4 +1,4 @@
-"""Trains a run with its display: start or resume it, print its figures and the usual next commands."""
+"""Train a run with its display: start or resume it, print its figures and the usual next commands."""
 
 import os
 import signal
@@ -33,8 +33,8 @@ OK, LOOK = ("ok    ", "green"), ("look  ", "red")
 
 
 def in_processes(command: Callable[[], int], remedy: str = "go on with --resume") -> int:
-    """Run a command. Errors of processes that torchrun started are printed as one report, which ends with `remedy` if
-    one was lost. The command may make the console quiet, for its own time."""
+    """Run a command. Errors of processes that torchrun started are printed as one report, which ends with `remedy` if a
+    process was lost. The command may silence the console while it runs."""
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # until there is something to save
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return command()
@@ -51,7 +51,7 @@ def in_processes(command: Callable[[], int], remedy: str = "go on with --resume"
 
 def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
     """Start a run or resume the one in a folder, train it, and print its figures. Its time counts from this call.
-    `mesh` replaces the arrangement of processes of a resumed run, unless it is ""."""
+    `mesh` replaces the mesh of a resumed run unless it is ""."""
     began = perf_counter()
     if (left := after_restart(config)) is None:
         return 0
@@ -77,8 +77,8 @@ def run_command(config: RunConfig | Path, as_json: bool, mesh: str = "") -> int:
 
 
 def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
-    """What to train: `config` or, after torchrun has restarted the processes, the folder of the run that has a save;
-    None if the run has finished."""
+    """Return `config` or, after torchrun has restarted the processes, the folder of the run if it has a save; None if
+    the run has finished."""
     from onward.checkpoint.saves.folder import saves
     from onward.training.run.lock import of_this_job, this_job
     from onward.training.run.together import joined
@@ -88,7 +88,7 @@ def after_restart(config: RunConfig | Path) -> RunConfig | Path | None:
     if not (this_job() or restarts):
         return config
     processes = joined() or ALONE
-    if this_job():  # each machine counts its own restarts, and none when another machine joins
+    if this_job():  # torchrun counts restarts per machine, without those due to a joining machine
         restarts = int(processes.agreed(lambda: str(restarts or int(of_this_job(folder)))))
     if not restarts:
         return config
@@ -111,7 +111,7 @@ def next_commands(run: "Run") -> list[str]:
     if method == "classify":
         examples = f"onward evaluate {named} examples.jsonl{imports}"
         return [examples, f"""python -c 'import onward; print(onward.load("{run.folder}").classify(["a text"]))'"""]
-    if method == "draft" and is_small(run.model.config):  # which uses its draft only on request
+    if method == "draft" and is_small(run.model.config):  # a small model uses a draft head only on request
         return [f'onward generate {quote(run.config.base)} "Once upon" --draft {named}{imports}']
     if method == "draft":
         named = quote(run.config.base)
@@ -120,7 +120,8 @@ def next_commands(run: "Run") -> list[str]:
 
 
 def continue_text(model: "Decoder", tokenizer: "Tokenizer") -> None:
-    """Generate the text of a validation once before training, so that a run with a time limit can measure it."""
+    """Generate a validation's text once before training, so that a run with a time limit can measure how long it
+    takes."""
     from onward.api.language_model import LanguageModel
     from onward.cli.shared.display import sample_text
 
@@ -131,7 +132,7 @@ def train(run: "Run") -> int:
     """Train a run with its display until its end or a signal, and write its report."""
     folder, first = run.folder, not run.processes.rank
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
-    # torchrun passes on a Ctrl-C that the terminal has sent to each process already
+    # torchrun forwards Ctrl-C, which the terminal has already sent to each process
     with signals(Requests(say, interrupts=1 if run.processes.count == 1 else 2)) as requests:
         describe(run, say)
         follow(run, requests, say)
@@ -176,7 +177,7 @@ def describe(run: "Run", say: Say) -> None:
         if skipped := skipped_in(source, folder):
             say(skipped)
     if inputs.cut_documents and run.config.pack == "documents":
-        say("the validation text begins inside a document, since no document begins near its share of the text")
+        say("the validation text begins inside a document, because no document begins near the split")
     many = run.trainer.processes
     weights = many.whole_parameters(run.model).values() if many else run.model.parameters()
     parameters = sum(p.numel() for p in weights)

@@ -43,8 +43,7 @@ class VariantOptions(RunConfig):
 
 
 def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about: str) -> dict[str, Any]:
-    """Parse a command line into options by name, with those of the TOML file of `--config`, which it takes precedence
-    over."""
+    """Parse a command line into options by name; options of the TOML file of `--config` are defaults."""
     values = read(cls, join_duration(argv), prog=prog, about=about)
     toml = values.pop("config", "")
     shared = from_toml(Path(toml), RunConfig) if toml else {}
@@ -57,7 +56,7 @@ def read_values(cls: type[VariantOptions], argv: Sequence[str], prog: str, about
 
 
 def no_length(values: Mapping[str, Any], where: str) -> None:
-    """Refuse a length of training in a TOML file, since all variants train equally long."""
+    """Raise a UserError for a training length in a TOML file, because all variants train equally long."""
     if given := next((name for name in ("time", "steps", "epochs") if values.get(name)), None):
         raise UserError(
             f"Cannot read {given} from {where}, because all variants train equally long: give --time, --tokens, "
@@ -66,7 +65,7 @@ def no_length(values: Mapping[str, Any], where: str) -> None:
 
 
 def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, Any], "Length"]:
-    """Remove the options that `cls` adds to a run's from `values`; return them, and the length of training of each
+    """Remove from `values` the options that `cls` adds to RunConfig; return them, and the training length of each
     run."""
     from onward.planning.tables import amount
     from onward.training.studies.variants import Length
@@ -88,26 +87,28 @@ def take(values: dict[str, Any], cls: type[VariantOptions]) -> tuple[dict[str, A
 
 
 def variant(name: str, values: Mapping[str, Any]) -> "Variant":
-    """Make a variant of a run's options; characters of `name` that a folder's name cannot have are replaced."""
+    """Make a variant from a run's options; characters of `name` that a folder name cannot contain are replaced."""
     from onward.training.studies.variants import Variant
 
     plain = re.sub(r"[^\w.=+,()-]+", "-", name).strip(".-") or "variant"
     try:
-        config = fields.build(RunConfig, {"preset": "mini", **values, "steps": 1})  # until the length is known
+        config = fields.build(RunConfig, {"preset": "mini", **values, "steps": 1})  # steps: a placeholder
     except UserError as error:
         raise UserError(f"{name}: {error}") from None
     return Variant(plain, config)
 
 
 def folder_of(values: Mapping[str, Any], kind: str) -> str:
-    """The folder for the runs: the option `out`, or runs/NAME-KIND, by the first source and the command."""
+    """Return the folder for the runs: the option `out`, or runs/NAME-KIND, named after the first source and the
+    command."""
     sources = values.get("sources") or RunConfig.sources
     return values.get("out") or f"runs/{default_name(sources[0])}-{kind}"
 
 
 class Shown:
     """The progress of the runs: on a terminal as a bar, otherwise as a line at the end of each run. If several groups
-    of processes share the runs, the first process shows the bar, and the first of each group the line."""
+    of processes share the runs, the first process shows the bar, and the first process of each group prints the
+    line."""
 
     def __init__(self, first: bool) -> None:
         columns = (
@@ -163,11 +164,11 @@ def train_all(variants: Sequence["Variant"], seeds: int, length: "Length") -> "l
 
 
 def watched(train: "Callable[..., list[Outcome] | None]", group: "StudyGroup | None" = None) -> "list[Outcome] | int":
-    """Call `train_variants` with a display; the arguments are its own, except `watch` and `stop`. Returns the outcomes,
-    or the exit status of a signal."""
+    """Call `train`, which runs `train_variants`, with a display as `watch` and with signals as `stop`. Returns the
+    outcomes, or the exit status of a signal."""
     first = group is None or group.first
     say: Say = partial(console.print, markup=False, soft_wrap=True) if first else lambda sentence: None
-    # torchrun passes on a Ctrl-C that the terminal has sent to each process already
+    # torchrun forwards Ctrl-C, which the terminal has already sent to each process
     interrupts = 1 if group is None or group.store is None else 2
     with signals(Requests(say, interrupts)) as requests, Shown(first) as shown:
         outcomes = train(watch=shown, stop=requests.stop)

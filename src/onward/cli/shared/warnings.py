@@ -1,4 +1,4 @@
-"""Warnings of prompts and options that are allowed and rarely meant."""
+"""Warnings about prompts and options that are allowed but rarely intended."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from onward.cli.shared.output import console
 if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
-HOT = 2.0  # temperature from which a warning is printed
+HOT = 2.0  # temperature above which a warning is printed
 
 
 def warn_of_unknown(tokenizer: Tokenizer | None, texts: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""The text of files that are not plain text, and lines that their documents share."""
+"""Extract the text of files that are not plain text, and find lines that repeat over their documents."""
 
 import re
 from collections import Counter
@@ -16,8 +16,8 @@ MARKUP = {".html": "html", ".htm": "html", ".xhtml": "html", ".xml": "xml", ".md
 MARKUP |= {".ipynb": "notebook"}  # text files
 BINARY = {".pdf": "pdf", ".docx": "docx", ".epub": "epub"}
 KINDS = MARKUP | BINARY
-PLAIN = "", ".txt", ".text"  # suffixes of files that may be HTML or PDF all the same
-BEGINNINGS = {  # first bytes of files whose name does not tell the format
+PLAIN = "", ".txt", ".text"  # suffixes of files that may nevertheless be HTML or PDF
+BEGINNINGS = {  # first bytes of files whose name does not determine the format
     "html": re.compile(
         rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype html|html)[\s>]", re.I | re.S
     ),
@@ -28,13 +28,13 @@ DECLARED = re.compile(rb"""\s*<\?xml[^>]*?encoding\s*=\s*["']([\w-]+)""")
 MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8"}
 LATIN = frozenset(("iso-8859-1", "iso8859-1", "latin-1", "latin1", "ascii", "us-ascii", "windows-1252"))
 HEAD_BYTES = 4096  # bytes of a file that declare its format and encoding
-LEAST = 3  # documents in which a repeated line is at least
-LONGEST = 300  # characters of a repeated line
+LEAST = 3  # minimum number of documents with a repeated line
+LONGEST = 300  # maximum number of characters in a repeated line
 
 
 def kind_of(suffix: str, head: bytes, raw: bool) -> str:
-    """The kind of a file by its suffix or, without a telling one, its first bytes; "" for text, which is read as it
-    is."""
+    """The kind of a file by its suffix or, if the suffix does not determine it, its first bytes; "" for text, which is
+    read unchanged."""
     if kind := (BINARY if raw else KINDS).get(suffix):
         return kind
     found = (name for name, begin in BEGINNINGS.items() if suffix in PLAIN and begin.match(head))
@@ -49,15 +49,15 @@ def declared_encoding(content: bytes, default: str) -> str:
         return mark
     found = DECLARED.match(head) or CHARSET.search(head)
     name = found[1].decode().lower() if found else ""
-    if name.startswith(("utf-16", "utf-32")):  # the declaration itself could not be read
+    if name.startswith(("utf-16", "utf-32")):  # wrong: the declaration could not have been read
         return "utf-8"
     return "cp1252" if name in LATIN and default == "utf-8" else name if name and default == "utf-8" else default
 
 
 def page_source(content: bytes) -> tuple[str, bool]:
-    """The source of a page of HTML that declares UTF-8 or nothing, and whether not all its bytes are UTF-8. Bytes that
-    are not become U+FFFD if most other characters beyond ASCII are UTF-8; else the page is windows-1252, as in
-    browsers."""
+    """The source of a page of HTML that declares UTF-8 or nothing, and whether some of its bytes are not UTF-8. Such
+    bytes become U+FFFD if most other non-ASCII characters are UTF-8; otherwise the page is decoded as windows-1252, as
+    in browsers."""
     try:
         return content.decode("utf-8-sig"), False
     except UnicodeDecodeError:
@@ -87,7 +87,7 @@ def extracted(kind: str, content: bytes, name: str) -> str:
 
 
 def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
-    """(line, whether it may be left out if it repeats): not code and its fences, headings and long lines."""
+    """Yield (line, whether it may be left out if it repeats): False for code, code fences, headings and long lines."""
     fence = ""
     for line in text.split("\n"):
         mark = re.match("`{3,}|~{3,}", line.strip())
@@ -102,7 +102,7 @@ def prose_lines(text: str) -> Iterator[tuple[str, bool]]:
 
 
 def line_key(line: str) -> int:
-    # the same in all processes, unlike `hash`
+    # unlike `hash`, equal in all processes
     return int.from_bytes(blake2b(line.strip().encode("utf-8", "surrogatepass"), digest_size=8).digest())
 
 
@@ -117,7 +117,7 @@ def repeated_lines(texts: Iterable[str], share: float) -> frozenset[int]:
 
 
 def without_lines(text: str, repeated: frozenset[int]) -> tuple[str, int]:
-    """(the text without repeated lines, number of these)."""
+    """Return the text without repeated lines, and the number of lines left out."""
     if not repeated:
         return text, 0
     lines = [*prose_lines(text)]
@@ -129,7 +129,7 @@ def without_lines(text: str, repeated: frozenset[int]) -> tuple[str, int]:
 class Extraction:
     """Counts of the items extracted from a source, for a sentence about it."""
 
-    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, bytes, bytes of their text
+    kinds: dict[str, list[int]] = field(default_factory=dict)  # by kind: documents, their bytes, bytes of their text
     lines: int = 0  # number of repeated lines that were left out
     empty: list[str] = field(default_factory=list)  # files without text
     odd: list[str] = field(default_factory=list)  # HTML pages that are not UTF-8 and declare no encoding
@@ -168,7 +168,7 @@ class Extraction:
         if self.odd:
             pages = "page is" if len(self.odd) == 1 else "pages are"
             files = ", ".join(self.odd[:3])
-            parts.append(f"{len(self.odd):,} {pages} not UTF-8, and read as browsers read them: {files}")
+            parts.append(f"{len(self.odd):,} {pages} not UTF-8, and decoded as browsers do: {files}")
         return f"{source}: {'; '.join(parts)}" if parts else ""
 
 

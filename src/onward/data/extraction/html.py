@@ -23,7 +23,7 @@ NEVER = words(
     "script style template noscript svg canvas iframe object applet audio video nav menu button select datalist "
     "textarea dialog head title"
 )
-AROUND = words("header footer aside")  # left out, unless they are in the page's content
+AROUND = words("header footer aside")  # left out unless inside the page's content
 CODE = words("pre listing xmp")
 CLOSED_BY_NEXT = words("p li dt dd tr td th option")
 ROLES = {"navigation": "nav", "search": "nav", "banner": "header", "contentinfo": "footer", "main": "main"}
@@ -33,7 +33,7 @@ LANGUAGE = re.compile(
     r"\b(?:language|lang|highlight(?:-source)?|brush:)[-\s]?(?!default|text|none|notranslate)(\w[\w+#]*)"
 )
 CUT = re.compile(r"<[a-zA-Z/!][^<>]*\Z")  # a tag without its closing >
-ANCHORS = " ¶#§🔗"  # links from a heading to itself
+ANCHORS = " ¶#§🔗"  # texts of links from a heading to itself
 
 
 class Element(NamedTuple):
@@ -41,17 +41,17 @@ class Element(NamedTuple):
 
     tag: str = ""
     hidden: bool = False  # whether its text is left out
-    content: str = ""  # "main" or "article" within one
+    content: str = ""  # "main" or "article" if it is inside one
     code: bool = False  # whether white space is kept
     depth: int = 0  # of lists
-    ordered: bool = False  # whether the list has numbers
+    ordered: bool = False  # whether the list is numbered
     language: str = ""  # of code
 
 
 class Block(NamedTuple):
     text: str
     gap: str  # separator from the previous block
-    content: str  # as of the element
+    content: str  # `Element.content` of its element
 
 
 class Page(HTMLParser):
@@ -61,10 +61,10 @@ class Page(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.open = [Element()]
         self.blocks: list[Block] = []
-        self.parts: list[str] = []  # texts of the block that is being read
+        self.parts: list[str] = []  # texts of the current block
         self.prefix, self.gap = "", "\n\n"
         self.title: list[str] = []
-        self.items = [0]  # numbers of the last items of the open lists
+        self.items = [0]  # number of the last item of each open list
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag in VOID:
@@ -145,7 +145,7 @@ class Page(HTMLParser):
         self.end_block("\n" if tag in ("tr", "li", "dt") else "\n\n")
 
     def end_block(self, gap: str) -> None:
-        """End the block that is being read; `gap` separates the next one from it."""
+        """End the current block; `gap` separates it from the next block."""
         if self.open[-1].code:
             return
         text = " ".join("".join(self.parts).split())

@@ -1,5 +1,5 @@
-"""The text of Markdown: without front matter, HTML, comments and the targets of links. Headings, lists, emphasis and
-code stay as they are."""
+"""Extract the text of Markdown, without front matter, HTML, comments and link targets. Headings, lists, emphasis and
+code stay unchanged."""
 
 import re
 
@@ -15,7 +15,7 @@ TAG = re.compile(
 IMAGE = re.compile(r"!\[([^\[\]]*)\](?:\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+[\"'][^\"']*[\"'])?\)|\[[^\[\]]*\])")
 LINK = re.compile(r"\[([^\[\]]*)\](?:\([^()\s]*(?:\([^()]*\)[^()\s]*)*(?:\s+[\"'][^\"']*[\"'])?\)|\[[^\[\]]*\])")
 DEFINITION = re.compile(r"^ {0,3}\[(?!\^)[^\[\]]+\]:\s*\S+.*$", re.M)
-SPAN = re.compile(r"(`+)(?:(?!\1|\n\n).)+?\1", re.S)  # code within a line
+SPAN = re.compile(r"(`+)(?:(?!\1|\n\n).)+?\1", re.S)  # inline code
 
 
 def markdown_text(source: str) -> str:
@@ -36,7 +36,7 @@ def markdown_text(source: str) -> str:
 
 
 def without_markup(text: str) -> str:
-    """A text outside of blocks of code."""
+    """Remove the markup from text outside of code blocks."""
     text = DEFINITION.sub("", COMMENT.sub("", text))
     parts, start = list[str](), 0
     for span in SPAN.finditer(text):
@@ -46,5 +46,5 @@ def without_markup(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    # a link may be around an image
+    # images first, because a link may contain an image
     return TAG.sub("", LINK.sub(r"\1", IMAGE.sub(r"\1", text)))

@@ -15,7 +15,7 @@ from onward.data.extraction.html import html_text
 from onward.data.extraction.markdown import markdown_text
 
 WORD = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
-MOST_UNPACKED = 1 << 28  # bytes of a file in a document
+MOST_UNPACKED = 1 << 28  # maximum number of bytes of a file in a document
 
 
 def notebook_text(source: str, name: str) -> str:
@@ -25,7 +25,7 @@ def notebook_text(source: str, name: str) -> str:
         language = notebook.get("metadata", {}).get("kernelspec", {}).get("language", "python")
         cells = [(cell["cell_type"], "".join(cell["source"])) for cell in notebook["cells"]]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"{name} is not a notebook (of version 4): convert it, or read it with --raw") from None
+        raise UserError(f"{name} is not a notebook of version 4: convert it, or read it with --raw") from None
     texts = [f"```{language}\n{text}\n```" if kind == "code" else markdown_text(text) for kind, text in cells if text]
     return "\n\n".join(text for text in texts if text.strip())
 
@@ -80,7 +80,7 @@ def book_text(content: bytes, name: str) -> str:
 
 
 class archive:
-    """The files in the document `name`; a missing or damaged part raises a UserError."""
+    """Read files from the archive of the document `name`; a missing or damaged file raises a UserError."""
 
     def __init__(self, content: bytes, name: str) -> None:
         self.content, self.name = content, name

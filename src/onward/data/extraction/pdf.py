@@ -7,17 +7,18 @@ from collections import Counter
 
 from onward.base.errors import UserError
 
-EDGE = 2  # lines at the top and bottom of a page that may be a running title or a page number
-LEAST = 3  # pages on which a running line is at least
+EDGE = 2  # number of lines at the top and bottom of a page that may be running titles or page numbers
+LEAST = 3  # minimum number of pages with a running line
 
 
 def pdf_text(content: bytes, name: str) -> str:
-    """The text of the file `name`, "" if its pages are pictures. Raises a UserError if it is damaged or encrypted."""
+    """The text of the file `name`; "" if its pages are only images. Raises a UserError if the file is damaged or
+    encrypted."""
     try:
         import pypdf
     except ImportError:
         raise UserError(f"Cannot read {name} without pypdf: pip install 'onward[data]'") from None
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # it reports its repairs
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # pypdf logs every repair of a damaged file
     try:
         reader = pypdf.PdfReader(io.BytesIO(content))
         if reader.is_encrypted and not reader.decrypt(""):
@@ -33,7 +34,8 @@ def pdf_text(content: bytes, name: str) -> str:
 
 
 def without_running_lines(pages: list[str]) -> list[str]:
-    """Pages without the titles and numbers at their edges, which are equal on many pages except for digits."""
+    """The pages without running titles and page numbers: lines at the edges that are equal on many pages except for
+    digits."""
     split = [[line.rstrip() for line in page.strip().splitlines()] for page in pages]
     edges = Counter(key for lines in split for key in {shape(line) for line in [*lines[:EDGE], *lines[-EDGE:]]})
     running = {key for key, count in edges.items() if count >= max(LEAST, 0.3 * len(pages))}

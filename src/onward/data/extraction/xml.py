@@ -1,4 +1,4 @@
-"""The text of XML: a line for each element with text of its own, titles as headings, and code in fences."""
+"""Extract the text of XML: a line for each element with its own text, titles as headings, and code in fences."""
 
 import re
 from html.entities import html5
@@ -10,7 +10,7 @@ from onward.data.extraction.html import html_text
 CODE = frozenset(["programlisting", "screen", "literallayout", "pre", "listing", "codeblock", "sourcecode"])
 TITLES = frozenset(("title", "head", "heading"))
 OF_XML = frozenset(("amp", "lt", "gt", "quot", "apos"))
-MARKUP = re.compile(r"</[a-zA-Z]\w*>")  # HTML in a text, as feeds have it
+MARKUP = re.compile(r"</[a-zA-Z]\w*>")  # HTML inside a text, as in feeds
 PAGE = re.compile(r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)*(<!doctype html[^>]*>\s*)?<html[\s>]", re.I | re.S)
 
 
@@ -19,9 +19,9 @@ class Document:
 
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.parts: list[str] = []  # texts of the line that is being read
-        self.open: list[tuple[str, bool]] = []  # (name, whether its begin ended a line) of the open elements
-        self.code = 0  # number of the open elements of code
+        self.parts: list[str] = []  # texts of the current line
+        self.open: list[tuple[str, bool]] = []  # (name, whether its start tag ended a line) of the open elements
+        self.code = 0  # number of open code elements
 
     def start(self, name: str, attributes: dict[str, str]) -> None:
         short = name.rpartition(":")[2].lower()
@@ -73,5 +73,5 @@ def xml_text(source: str, name: str) -> str:
 
 
 def named(match: re.Match[str]) -> str:
-    """The character of an entity of HTML, which XML lacks."""
+    """The character of an HTML entity that XML does not define."""
     return match[0] if match[1] in OF_XML else html5.get(f"{match[1]};", match[0])

@@ -1,4 +1,5 @@
-"""Tasks that need no network, a file each: the questions of one ability. A file of this folder is found by itself."""
+"""Tasks that need no network. Each file contains a task about one ability; every file in this folder is imported
+automatically."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -1,4 +1,4 @@
-"""Sums and differences of numbers (as in Brown et al. 2020, 3.9.1)."""
+"""A task about sums and differences of numbers (as in Brown et al. 2020, 3.9.1)."""
 
 import random
 from dataclasses import dataclass

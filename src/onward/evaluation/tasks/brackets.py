@@ -1,4 +1,4 @@
-"""Brackets, which close in the reverse order of opening."""
+"""A task about brackets, which close in the reverse order of opening."""
 
 import random
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which of four continuations is the real one, as HellaSwag asks (Zellers et al. 2019), from any text."""
+"""A cloze task from any text: which of four continuations is the real one, as in HellaSwag (Zellers et al. 2019)."""
 
 import random
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Cloze(TextTask, kind="cloze"):
         words, size = text.split(), self.before + self.after
         passages = [words[start : start + size] for start in range(0, len(words) - size + 1, size)]
         if len(passages) < 4:
-            raise UserError(f"the text has {len(words)} words, but cloze needs {4 * size}: name a longer one")
+            raise UserError(f"the text has {len(words)} words, but cloze needs {4 * size}: name a longer text")
         rng = random.Random(0)
         continuations = [" " + " ".join(passage[self.before :]) for passage in passages]
         result = []

@@ -1,4 +1,4 @@
-"""Copying of a sequence seen before, which induction heads do (Olsson et al. 2022)."""
+"""Copying a sequence seen before, the task of induction heads (Olsson et al. 2022)."""
 
 import random
 from dataclasses import dataclass

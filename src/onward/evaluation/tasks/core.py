@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 Kind = Literal["multiple_choice", "schema", "language_modeling"]
-FIELDS: dict[Kind, dict[str, type]] = {  # of an item of each kind
+FIELDS: dict[Kind, dict[str, type]] = {  # fields of an item, by kind
     "multiple_choice": {"query": str, "choices": list, "gold": int},
     "schema": {"context_options": list, "continuation": str, "gold": int},
     "language_modeling": {"context": str, "continuation": str},
 }
-TOGETHER = 64  # items in memory as tokens, with their examples
-ORDER, SHOTS = 1337, 1234  # the seeds of nanochat: of the order of the items, and of the examples of item 0
+TOGETHER = 64  # number of items that are in memory as tokens, with their examples
+ORDER, SHOTS = 1337, 1234  # nanochat's seeds for the order of the items and for the examples of item 0
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Core(ScoredTask, kind="core"):
 
     In a multiple-choice task, the model's answer is the choice with the highest mean log-probability of its tokens; in
     a schema task, it is the context that makes the continuation likeliest; in a language-modeling task, a continuation
-    is right if each of its tokens is the likeliest one.
+    is right if every token is the model's likeliest token.
     """
 
     folder: str  # folder of the bundle
@@ -91,7 +91,7 @@ class Core(ScoredTask, kind="core"):
         return [self] if self.task else [replace(self, task=label) for label in entries(self.folder)]
 
     def items(self, count: int) -> list[dict[str, Any]]:
-        """Items in the order in which nanochat shuffles them."""
+        """The first `count` items, in nanochat's shuffled order."""
         items = read_items(Path(self.folder) / "eval_data" / self.entry.dataset_uri, self.entry)
         random.Random(ORDER).shuffle(items)
         return items[:count]
@@ -118,9 +118,9 @@ class Core(ScoredTask, kind="core"):
 
     def pairs(self, items: Sequence[Mapping[str, Any]], i: int, tokenizer: Tokenizer, length: int) -> list[Pair]:
         """The pairs of item i, one for each choice, after examples drawn from the other items. Texts longer than
-        `length` tokens lose their first ones."""
+        `length` tokens lose their first tokens."""
         chosen = random.Random(SHOTS + i).sample(range(len(items) - 1), self.shots)
-        examples = [items[j + (j >= i)] for j in chosen]  # chosen among the items other than i
+        examples = [items[j + (j >= i)] for j in chosen]  # skips item i
         kind, delimiter, item = self.entry.icl_task_type, self.entry.continuation_delimiter, items[i]
         before = "".join(solved(example, self.entry) + "\n\n" for example in examples)
         texts = [before + text for text in texts_of(item, kind, delimiter)]
@@ -137,7 +137,7 @@ class Core(ScoredTask, kind="core"):
             tokens.pop()
         result = []
         for one, start in zip(tokens, starts):
-            start = min(start, len(one) - 1)  # one choice may begin as another ends
+            start = min(start, len(one) - 1)  # one choice may be a prefix of another
             cut = max(0, len(one) - length)
             if start <= cut:
                 raise UserError(
@@ -179,7 +179,7 @@ def common(sequences: Sequence[Sequence[int]]) -> int:
 
 def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     """The CORE metric and its standard error: the mean over tasks of centered scores, (score - chance) / (1 - chance),
-    which is 0 for guessing and 1 if all answers are right. Errors of tasks count as independent."""
+    which is 0 for random guessing and 1 if all answers are right. The tasks' errors are treated as independent."""
     centered = [(score - chance) / (1 - chance) for score, _, chance in scores]
     errors = [error / (1 - chance) for _, error, chance in scores]
     return math.fsum(centered) / len(scores), math.hypot(*errors) / len(scores)
@@ -187,7 +187,7 @@ def core_metric(scores: Sequence[tuple[float, float, float]]) -> tuple[float, fl
 
 @lru_cache(maxsize=8)
 def entries(folder: str) -> dict[str, CoreEntry]:
-    import yaml  # a library for one task
+    import yaml  # imported here, because only this task needs it
 
     path = Path(folder) / "core.yaml"
     try:

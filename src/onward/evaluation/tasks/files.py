@@ -1,4 +1,4 @@
-"""Questions of the user: a file with choices, or with answers."""
+"""Tasks from the user's own questions: a file with choices, or with answers."""
 
 import csv
 import io
@@ -49,8 +49,8 @@ class Choices(Task, kind="choices"):
 class Answers(Task, kind="answers"):
     """Rows with a question and its answer, or a list of accepted answers; the model writes an answer to each question.
 
-    BLEU, chrF and ROUGE compare whole texts with references, as sacrebleu and rouge-score do; other comparisons are
-    right or wrong.
+    BLEU, chrF and ROUGE compare whole texts with references, as sacrebleu and rouge-score do; with other comparisons,
+    an answer is either right or wrong.
     """
 
     file: str  # .jsonl, .json or .csv with question and answer
@@ -106,7 +106,7 @@ def references(questions: Sequence[Question]) -> list[list[str]]:
 
 
 def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(location for messages, row) of a .jsonl, .json or .csv file of questions."""
+    """Yield (location for messages, row) for the rows of a .jsonl, .json or .csv file of questions."""
     text, ending = text_of(file, task), Path(file).suffix
     try:
         if ending == ".csv":
@@ -127,7 +127,8 @@ def rows(file: str, task: str, needed: tuple[str, ...]) -> Iterator[tuple[str, d
 
 
 def json_lines(file: str, text: str) -> Iterator[tuple[str, Any]]:
-    for i, line in enumerate(text.split("\n"), 1):  # texts may hold other line breaks, such as U+2028
+    # not splitlines, because texts may contain other line breaks, such as U+2028
+    for i, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 yield f"{file}, line {i}", json.loads(line)

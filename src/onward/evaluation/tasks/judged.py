@@ -1,4 +1,4 @@
-"""Questions of the user whose written answers another model grades."""
+"""A task from the user's own questions; another model grades the written answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -13,11 +13,11 @@ COUNTS = 0, 1, 2, 4, 8  # of examples
 
 @dataclass(frozen=True)
 class Mapping(Task, kind="mapping"):
-    """A multiple-choice task of in-context learning: four words with a random partner word each, new in each question,
-    are shown as examples `word: partner`; the partner of one word is asked for.
+    """A multiple-choice task of in-context learning. Each question has four words, each with a random partner word;
+    examples show them as `word: partner`, and the question asks for the partner of one word.
 
-    Without `shots` it is five tasks with 0, 1, 2, 4 and 8 examples: their scores are the curve of learning in context.
-    Four examples show each pair once, and eight twice.
+    Without `shots`, it is five tasks with 0, 1, 2, 4 and 8 examples, whose scores show the curve of in-context
+    learning. Four examples show each pair once, and eight twice.
     """
 
     shots: SizeOrZero | None = None  # number of examples in the prompt; default: 0, 1, 2, 4 and 8, each with a result

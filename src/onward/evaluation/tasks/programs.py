@@ -1,4 +1,4 @@
-"""Programs that the model writes, run with tests."""
+"""A task whose answers are programs, which are run with tests."""
 
 import math
 from collections.abc import Sequence
@@ -17,16 +17,17 @@ from onward.evaluation.tasks.task import Question, Task
 from onward.generation.options import GenerationOptions
 
 KS = 1, 10, 100  # k of pass@k, as in Chen et al. (2021)
-ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\nassert ", "\n```")  # texts that follow a function
+# texts that mark the end of a generated function
+ENDS = ("\nclass ", "\ndef ", "\n#", "\nif ", "\nprint(", "\nassert ", "\n```")
 
 
 @dataclass(frozen=True)
 class Programs(Task, kind="programs"):
-    """Rows with the beginning of a program and tests, as HumanEval has them (Chen et al. 2021): pass@k, the probability
-    that one of k programs passes all tests of its row.
+    """Rows with the beginning of a program and tests, as in HumanEval (Chen et al. 2021). The score is pass@k, the
+    probability that one of k programs passes all tests of its row.
 
-    Runs code that the model writes, each program in a separate process without network, with limits of time and
-    memory; this must be allowed by `run_code`. Without `k` it is a task for each k of 1, 10 and 100 up to `samples`.
+    Runs code that the model writes, each program in a separate process without network, with limits of time and memory;
+    `run_code` must allow this. Without `k`, it is one task for each k of 1, 10 and 100 up to `samples`.
     """
 
     file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: argument of the test's check()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from onward.text.tokenizer import Tokenizer
 
 WRITING = GenerationOptions(temperature=0.0, max_new_tokens=64, stop=("\n",))
-COMMAS = re.compile(r",(?![^()]*\))")  # between tasks, not between the options of one
+COMMAS = re.compile(r",(?![^()]*\))")  # commas between tasks, not between the options of a task
 
 
 class Total(NamedTuple):
@@ -40,11 +40,11 @@ def mean_of(grades: Sequence[float]) -> Total:
 @dataclass(frozen=True)
 class Question:
     """A question of a task. With `choices` the model chooses the likeliest continuation of `context`, and `answer` is
-    the index of the right one; without choices the model writes an answer, which the task compares with `expected`, or
+    the index of the right one; without choices, the model writes an answer, which the task compares with `expected` or
     grades in another way."""
 
     context: str
-    choices: tuple[str, ...] = ()  # each with its leading space, if any
+    choices: tuple[str, ...] = ()  # each including its leading space, if any
     answer: int = 0
     expected: str = ""
     accepted: tuple[str, ...] = ()  # other correct answers; for a program, its tests
@@ -65,8 +65,8 @@ class Task(Part):
     """A task of `onward evaluate`: questions about one ability, such as arithmetic, with right answers. A task is a
     frozen dataclass; its fields are its options.
 
-    A subclass with a kind (`class Mine(Task, kind="mine")`) defines `questions`, and is known as soon as its module is
-    imported: `onward evaluate MODEL --import MODULE --tasks mine`.
+    A subclass with a kind (`class Mine(Task, kind="mine")`) defines `questions`; importing its module registers the
+    task: `onward evaluate MODEL --import MODULE --tasks mine`.
     """
 
     separator: ClassVar[str] = "\n"  # text between the examples and the question
@@ -74,8 +74,8 @@ class Task(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Expand `value`, a task written as KIND:FILE, such as cloze:book.txt, to a dict of its kind and options; None
-        if it is not written so. Raises a UserError for an unknown kind, or a kind without options."""
+        """Expand `value`, a task written as KIND:FILE, such as cloze:book.txt, to a dict of its kind and options;
+        return None for any other form. Raises a UserError for an unknown kind, or a kind without options."""
         kind, colon, rest = value.partition(":") if isinstance(value, str) else (value, "", "")
         if not colon or not kind.isidentifier():
             return None
@@ -94,8 +94,8 @@ class Task(Part):
         return f"{self.kind}({', '.join(options)})" if options else self.kind
 
     def parts(self) -> Sequence[Task]:
-        """Return the tasks that this one stands for, each with its own row in the table of results; by default the task
-        alone."""
+        """Return the tasks into which this task is divided, each with its own row in the table of results; by default
+        only the task itself."""
         return [self]
 
     def questions(self, count: int) -> list[Question]:
@@ -103,8 +103,8 @@ class Task(Part):
         raise NotImplementedError
 
     def texts(self, count: int, examples: int = 0) -> list[str]:
-        """Return up to `count` questions as texts with their right answers, to look for them in training data; the
-        first `examples` questions, which prompts show solved, are left out."""
+        """Return up to `count` questions as texts with their right answers, to search for in training data; the first
+        `examples` questions, which prompts show as solved examples, are left out."""
         return [one.solved for one in self.questions(count + examples)[examples:]]
 
     def writing(self) -> GenerationOptions:
@@ -113,14 +113,14 @@ class Task(Part):
         return WRITING
 
     def is_right(self, answer: str, question: Question) -> bool:
-        """Return whether an answer that the model wrote is right; by default whether it equals the expected one without
-        outer spaces."""
+        """Return whether an answer that the model wrote is right; by default whether it equals the expected answer,
+        ignoring outer spaces."""
         return answer.strip() == question.expected.strip()
 
     def grades(self, answers: Sequence[Sequence[str]], questions: Sequence[Question], kept: Kept) -> list[float]:
         """Return a grade from 0 to 1 for each question, given the list of answers that the model wrote to it; by
-        default 1 if the first answer is right, else 0. A task whose grades take time stores them in `kept`, the results
-        of earlier evaluations."""
+        default 1 if the first answer is right, else 0. A task whose grades are slow to compute stores them in `kept`,
+        with the results of earlier evaluations."""
         return [float(self.is_right(samples[0], question)) for samples, question in zip(answers, questions)]
 
     def total(self, answers: Sequence[str], questions: Sequence[Question], grades: Sequence[float]) -> Total:
@@ -157,7 +157,7 @@ class TextTask(Task, kind=""):
 
 @dataclass(frozen=True)
 class ScoredTask(Task, kind=""):
-    """A task with its own few-shot examples and its own scoring (the method `score`), instead of those of
+    """A task with its own few-shot examples and its own scoring (the method `score`), instead of those in
     `run_task`."""
 
     @property
@@ -173,9 +173,9 @@ class ScoredTask(Task, kind=""):
     def score(
         self, model: Decoder, tokenizer: Tokenizer, count: int, kept: Kept, report: Callable[[int, int], None]
     ) -> list[bool]:
-        """Return for each of up to `count` questions whether the model answers it right. `report` is called with
-        (questions done, questions in all). Results in `kept`, stored by earlier evaluations, are used, and new ones
-        added."""
+        """Return for each of up to `count` questions whether the model's answer is right. `report` is called with
+        (questions done, total number of questions). Results of earlier evaluations in `kept` are used, and new results
+        are added to it."""
         raise NotImplementedError
 
 
@@ -196,5 +196,5 @@ def text_of(file: str, task: str) -> str:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"the text {file!r} of the task {task} cannot be read ({reason}): name a text file") from None
     if not text.strip():
-        raise UserError(f"the text {file!r} of the task {task} is empty: name another")
+        raise UserError(f"the text {file!r} of the task {task} is empty: name another text")
     return text

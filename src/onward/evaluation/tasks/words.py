@@ -1,4 +1,4 @@
-"""Word analogies, as in Mikolov et al. (2013), of the words of a text itself."""
+"""Word analogies, as in Mikolov et al. (2013), with the words of any text."""
 
 import random
 import re

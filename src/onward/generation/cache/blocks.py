@@ -1,4 +1,4 @@
-"""The block manager of a paged cache: rows get blocks as they grow, and share those of a common prefix.
+"""The block manager of a paged cache: rows get blocks as they grow, and share the blocks of a common prefix.
 
 The design is that of vLLM (Kwon et al. 2023): a full block is identified by a hash of all tokens up to its end, has a
 reference count, and is evicted least recently used first.
@@ -28,19 +28,22 @@ class BlockPool:
     numbered from 1.
 
     Each row of the cache has a list of blocks; blocks behind the window are freed and replaced by NULL_BLOCK.
-    `ref_counts` is the number of rows that hold each block. Blocks without references are free, but keep their hash
-    until they are allocated: first blocks without a hash, then the least recently used. `window` is 0 for layers
-    without a window; `limit` is the most blocks that a row holds; `table` (rows, P) is the cache's block table.
+    `ref_counts` is the number of rows that hold each block. A block without references is free, but keeps its hash
+    until it is allocated again. Blocks without a hash are allocated first, then the least recently used blocks.
+    `window` is 0 for layers without a window; `limit` is the maximum number of blocks in a row; `table` (rows, P) is
+    the cache's block table.
     """
 
     def __init__(self, window: int, size: int, limit: int, count: int, table: Tensor) -> None:
         self.window, self.size, self.limit = window, size, limit  # a row has at most `limit` blocks
-        self.table = table  # (rows, P), NULL_BLOCK where a row has none
-        self.row_blocks: list[list[int]] = [[] for _ in range(len(table))]  # the table without NULL_BLOCK at the end
+        self.table = table  # (rows, P); NULL_BLOCK for missing blocks
+        # the table's rows without trailing NULL_BLOCKs
+        self.row_blocks: list[list[int]] = [[] for _ in range(len(table))]
         self.ref_counts = [0] * (count + 1)
         self.block_hashes: list[bytes | None] = [None] * (count + 1)  # None: not registered
         self.hash_to_block: dict[bytes, int] = {}
-        self.free = OrderedDict.fromkeys(range(1, count + 1))  # in the order of allocation
+        # free blocks, in the order in which they will be allocated
+        self.free = OrderedDict.fromkeys(range(1, count + 1))
 
     def first_visible(self, start: int) -> int:
         """Return the index, in a row's list of blocks, of the first block that queries from position `start` on attend
@@ -48,8 +51,8 @@ class BlockPool:
         return max(0, start - self.window + 1) // self.size if self.window else 0
 
     def prefix_blocks(self, hashes: Sequence[bytes]) -> list[int]:
-        """Return the blocks registered under `hashes`, the hashes of the first blocks of a new row, as its list of
-        blocks; NULL_BLOCK stands for blocks behind the window."""
+        """Return the list of blocks of a new row, whose first blocks have the hashes `hashes`: the registered blocks,
+        and NULL_BLOCK for blocks behind the window."""
         first = self.first_visible(len(hashes) * self.size)
         return [NULL_BLOCK] * first + [self.hash_to_block[h] for h in hashes[first:]]
 
@@ -87,7 +90,7 @@ class BlockPool:
                 self.block_hashes[block], self.hash_to_block[block_hash] = block_hash, block
 
     def assign(self, row: int, blocks: list[int]) -> None:
-        """Replace the list of blocks of a row by `blocks`, whose references are counted already, and release the old
+        """Replace the list of blocks of a row by `blocks`, whose references are already counted, and release the old
         blocks."""
         old, self.row_blocks[row] = self.row_blocks[row], blocks
         self.table[row] = NULL_BLOCK
@@ -104,9 +107,9 @@ class BlockPool:
 
     def to_free(self, row: int, start: int, end: int) -> list[int]:
         """Return which blocks of a row (indices in its list) to free when the next query is at position `start`, and
-        the row keeps the positions below `end`. These are the blocks without a position below `end`, and those that the
-        window hides from the first position in the block of `start`, since rows that share the prefix may continue from
-        that position."""
+        the row keeps the positions below `end`. These are the blocks without a position below `end`, and the blocks
+        that the window hides from the first position in the block of `start`; rows that share the prefix may continue
+        from that position."""
         blocks = self.row_blocks[row]
         freed = list(range(len(blocks) - 1, -(-end // self.size) - 1, -1))
         behind = self.first_visible(start // self.size * self.size) - 1
@@ -197,7 +200,7 @@ class BlockManager(CacheManager):
 
     def longest_prefix(self, hashes: Sequence[bytes]) -> int:
         """Return the number of leading blocks of a request that are cached, given the hashes of all its blocks. In each
-        pool, the blocks of this prefix that lie in the pool's window must be registered."""
+        pool, all blocks of this prefix within the pool's window must be registered."""
         num_shared, runs = 0, dict.fromkeys(self.pools, 0)
         for n, key in enumerate(hashes, 1):
             for window, pool in self.pools.items():
@@ -215,7 +218,7 @@ class BlockManager(CacheManager):
             new, copied = pool.reserve(row, start, end)
             if not new:
                 continue
-            if not start:  # the first call overwrites all that it reserves, see CacheManager
+            if not start:  # the first call overwrites all reserved positions; see CacheManager
                 new = new[-1:] if end % self.block_size else []
             index = torch.tensor(new, dtype=torch.long, device=self.cache.rope_length.device)
             for cache in self.cache.layers:
@@ -227,7 +230,7 @@ class BlockManager(CacheManager):
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Register the full blocks of a row, which holds `tokens`, so that other rows may share them."""
+        """Register the full blocks of a row, which contains `tokens`, so that other rows can share them."""
         known = len(self.hashes[row])
         self.hashes[row] = self.chain(self.hashes[row], tokens)
         for pool in self.pools.values():
@@ -263,7 +266,7 @@ class BlockManager(CacheManager):
         self.cache.rope_length[target] = self.cache.rope_length[source]
 
     def move(self, source: int, target: int) -> None:
-        """Move the blocks of row `source` to row `target`, which is free."""
+        """Move the blocks of row `source` to the free row `target`."""
         self.fork(source, target, self.cache.length + self.cache.chunk)
         self.free(source)
 
@@ -281,5 +284,5 @@ class BlockManager(CacheManager):
         """Return the cache entries of a row with `length` tokens; see `CacheManager.dump`. Raises a UserError if a
         block with these entries was freed."""
         if not self.can_continue(row, (length - 1) // self.block_size * self.block_size):
-            raise UserError(f"a row no longer has the blocks of its first {length} tokens: they cannot be saved")
+            raise UserError(f"Cannot save the first {length} tokens of a row, because some of their blocks were freed")
         return super().dump(row, length)

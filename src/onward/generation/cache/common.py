@@ -1,4 +1,4 @@
-"""The common beginning of two texts."""
+"""The common prefix of two texts."""
 
 from __future__ import annotations
 

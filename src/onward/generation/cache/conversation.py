@@ -25,7 +25,7 @@ class ConversationCache(CacheManager):
         if cache.rows != 1:
             raise UserError(f"the cache has {cache.rows} rows: a conversation needs exactly one")
         self.tokens: Sequence[int] = ()  # the tokens in the row
-        self.kind: tuple[str, bytes] = "", b""  # the key and rotations that the cached tokens were computed with
+        self.kind: tuple[str, bytes] = "", b""  # the key and the rotary scaling of the cached tokens
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
@@ -39,7 +39,7 @@ class ConversationCache(CacheManager):
         super().free(row)
         super().allocate(row, tokens, rope_length, key)
         self.tokens, self.kind = tokens[:length], kind
-        if length:  # the vectors of these tokens are still in the row
+        if length:  # the row still contains the vectors of these tokens
             self.reserve(row, length - 1, length)
         return length
 

@@ -20,8 +20,8 @@ from onward.model.divided import cache_config
 from onward.model.layer_cache import LayerCache
 from onward.model.paged import PagedKVCache
 
-BUCKET = 64  # an engine's call for one row reads slots up to the next multiple of it
-CHUNK = 512  # the most prompt tokens per call; bounds the memory of masks
+BUCKET = 64  # an engine's call for one row reads slots up to the next multiple of this number
+CHUNK = 512  # maximum number of prompt tokens per call; bounds the memory of masks
 STEP = 256  # number of slots by which a cache grows
 
 
@@ -29,8 +29,8 @@ class CacheManager:
     """The manager of a contiguous KVCache: assigns its rows to requests.
 
     A scheduler calls `allocate` when it assigns a row to a request, `reserve` before each call of the model,
-    `register_prefix` after the call, and `free` when the request leaves the row. Of what another request has left in a
-    row, `reserve` sets to zero what a call reads but does not overwrite: a masked key has weight 0, but 0 * NaN is NaN.
+    `register_prefix` after the call, and `free` when the request leaves the row. `reserve` clears vectors of an earlier
+    request that a call reads but does not overwrite: a masked key has weight 0, but 0 * NaN is NaN.
     """
 
     block_size = 1  # positions per block; a contiguous cache has no blocks
@@ -41,15 +41,15 @@ class CacheManager:
             raise UserError("this cache is paged: make a BlockManager for it")
         self.cache = cache
         self.starts = [0] * cache.rows  # per row: position where the last reserved call began
-        self.ends = [0] * cache.rows  # per row: positions below this one were written for its request
+        self.ends = [0] * cache.rows  # per row: the end of the positions that were written for its request
         self.left = [range(0)] * cache.rows  # per row: positions that may hold vectors of an earlier request
-        self.widest = 0  # positions of one reserved call: rows of the same call may have as much padding
+        self.widest = 0  # maximum number of positions reserved at once; other rows of the call may have as much padding
 
     def allocate(
         self, row: int, tokens: Sequence[int], rope_length: int, key: str = "", most: int | None = None
     ) -> int | None:
         """Assign `row` to a request that begins with `tokens`, with rotary positions scaled for `rope_length` tokens.
-        `key` names the model and the adapter: rows share cached keys and values only if it is equal.
+        `key` names the model and the adapter: rows share cached keys and values only if their keys are equal.
         Returns the number of leading tokens that the row already holds, always less than all of them and at most `most`
         (None: no limit); None if there is not enough free memory at present.
         """
@@ -58,7 +58,7 @@ class CacheManager:
         return 0
 
     def leave(self, row: int, end: int) -> None:
-        """Note that the positions of a row from `end` on are those of an earlier request."""
+        """Record that the positions of a row from `end` on belong to an earlier request."""
         last, padding = self.ends[row], self.widest if self.cache.rows > 1 else 0
         self.left[row] = range(end, max(last and last + padding, self.left[row].stop if self.left[row] else 0))
         self.starts[row], self.ends[row] = 0, end
@@ -68,14 +68,15 @@ class CacheManager:
 
     def reserve(self, row: int, start: int, end: int) -> bool:
         """Prepare positions `start` to `end` - 1 of a row for writing: at most `chunk` positions (a limit of the
-        cache), directly after the positions that the row holds. Returns False, and changes nothing, if memory is short.
+        cache), directly after the positions that the row holds. Returns False, without changes, if there is not enough
+        free memory.
         """
         if end > self.cache.capacity:
             unchecked(KVCache.grow)(self.cache, end)
         self.starts[row], self.ends[row], self.widest = start, max(self.ends[row], end), max(self.widest, end - start)
-        if left := self.left[row]:  # the first call overwrites all positions, a later one may have fewer draft tokens
+        if left := self.left[row]:  # the first call overwrites all positions; a later call may have fewer draft tokens
             first, stop = max(left.start, start + 1 if start else end), left.stop
-            if self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu":  # no longer row is read beside it
+            if self.cache.rows == 1 and self.cache.rope_length.device.type == "cpu":  # no other, longer row is read
                 stop = min(stop, -(-end // BUCKET) * BUCKET)
             for entry in self.entries() if first < stop else ():
                 entry[row, first:stop].zero_()
@@ -83,10 +84,11 @@ class CacheManager:
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Record that a row holds `tokens`, so that requests that begin with the same tokens may share its memory."""
+        """Record that a row contains `tokens`, so that requests that begin with the same tokens can share its
+        memory."""
 
     def free(self, row: int) -> None:
-        """Free a row, whose request has left, and its memory."""
+        """Free a row and its memory after its request has left."""
         self.cache.states.forget(row)
 
     def can_continue(self, row: int, position: int) -> bool:
@@ -119,9 +121,9 @@ class CacheManager:
         self.left[: len(index)] = [self.left[row] for row in index]
 
     def dump(self, row: int, length: int) -> dict[str, Tensor]:
-        """Return the cache entries that a row with `length` tokens needs to continue from the last token, for a file or
-        a later request. The keys are "layer.entry" (layer index, name of the entry); the values are tensors (T, ...) of
-        all tokens or, in layers with a window, of the last tokens."""
+        """Return the cache entries that a row with `length` tokens needs to continue from the last token, to save them
+        or use them for a later request. The keys are "layer.entry" (layer index, name of the entry); the values are
+        tensors (T, ...) of all tokens or, in layers with a window, of the last tokens."""
         return {
             f"{layer}.{name}": entry[index][0]
             for layer, cache, index in self.needed(row, length)
@@ -136,8 +138,8 @@ class CacheManager:
                 entry[index] = vectors[f"{layer}.{name}"][None].to(entry.device)
 
     def needed(self, row: int, length: int) -> Iterator[tuple[int, LayerCache, tuple[Tensor, Tensor]]]:
-        """Yield (layer index, cache of the layer, slot indices) for each layer: the slots in a row's cache of the
-        positions that queries in the block of position length - 1 attend to."""
+        """Yield (layer index, cache of the layer, slot indices) for each layer: the slots of the positions that queries
+        in the block of position length - 1 attend to."""
         size = self.block_size
         for layer, cache in enumerate(self.cache.view(row, row + 1).layers):
             first = max(0, (length - 1) // size * size - cache.window + 1) // size * size if cache.window else 0

@@ -81,8 +81,8 @@ def evaluate(argv: Sequence[str]) -> int:
 
 
 def arranged(options: Options) -> "Replicas":
-    """The processes as replicas of the model, in the mesh of the options or, by default, in the one that `chosen`
-    gives. Refuses a mesh that divides the model into shards or stages, or its windows."""
+    """Arrange the processes as replicas of the model, in the mesh of the options or, by default, the mesh that `chosen`
+    returns. Raises a UserError for a mesh that divides the model into shards or stages, or divides the windows."""
     from onward.base.device import choose_device
     from onward.config.mesh import Mesh
     from onward.parallel.replicas import Replicas
@@ -109,15 +109,15 @@ def arranged(options: Options) -> "Replicas":
 
 
 def chosen(options: Options, count: int) -> tuple["Mesh", str]:
-    """The default mesh, with a message if it divides the model: replicas if a device can hold a whole model and a
-    batch, or if an option or a model is not for a division; else the smallest tensor axis with which a process's part
-    fits or, if none does, the largest."""
+    """Return the default mesh, and a message if it divides the model. The mesh has only replicas if a device can hold
+    the whole model and a batch, or if an option or the model does not support division; otherwise it has the smallest
+    tensor axis with which a process's part fits or, if no part fits, the largest."""
     from onward.cli.commands.evaluate.divided import outline_of
     from onward.config.mesh import Mesh
     from onward.planning.choice import first_that_fits, holes_on, in_words
     from onward.planning.evaluation import evaluation_meshes, memory_of_questions, memory_of_text
 
-    # never shards: processes with different numbers of questions would wait for each other
+    # no shards: processes with different numbers of questions would wait for each other
     replicas = Mesh(replicate=count), ""
     if options.quantize:  # quantized weights cannot be divided
         return replicas
@@ -128,12 +128,12 @@ def chosen(options: Options, count: int) -> tuple["Mesh", str]:
         works = [memory_of_text] if options.sources else [memory_of_text, memory_of_questions]
     try:
         models = [outline_of(name, options) for name in names]
-    except UserError:  # the model cannot be divided, or loading it raises the error that tells why
+    except UserError:  # the model cannot be divided, or it cannot be loaded, which `load` reports later
         return replicas
     holes = holes_on(options.device)
 
     def needed(mesh: Mesh) -> tuple["GenerationMemory", "DecoderConfig"]:
-        """The largest memory of a process in a mesh, and the decoder that needs it."""
+        """Return the largest peak memory of a process in the mesh, and the configuration of the model that needs it."""
         each = ((work(config, mesh, dtype, holes), config) for config, dtype in models for work in works)
         return max(each, key=lambda one: one[0].peak)
 
@@ -195,7 +195,7 @@ def of_texts(
     from onward.cli.commands.evaluate.divided import load_alike
 
     if not options.sources:
-        raise UserError(f"no text is named to compare {' and '.join(names)} on: name one after them")
+        raise UserError(f"Cannot compare {' and '.join(names)} without a text: name one after them")
     rows = []
     for name, model in zip(names, models):
         lm = load_alike(model, options, replicas) if isinstance(model, str) else model
@@ -232,7 +232,7 @@ def of_tasks(options: Options, replicas: "Replicas") -> None:
     from onward.text.tokenizer import Tokenizer
 
     def is_foreign(word: str) -> bool:
-        """Whether a task is for lm-evaluation-harness."""
+        """Whether a task belongs to lm-evaluation-harness."""
         is_file = word.endswith((".yaml", ".yml"))
         if not is_file and (not word.isidentifier() or word in Task.kinds):
             return False
@@ -275,8 +275,8 @@ def own_questions(options: Options) -> "Iterator[Task]":
 
 
 def of_examples(options: Options, lm: "LanguageModel", replicas: "Replicas") -> Measure:
-    """A function that evaluates a head on the examples of the options or, without any, on those that its run held
-    out."""
+    """A function that evaluates a head on the examples of the options or, without any, on the held-out examples of its
+    run."""
     from onward.data.layouts import Records
     from onward.evaluation.heads import evaluate_head, examples_of
 

@@ -88,7 +88,9 @@ def evaluate_chats(
         ranges = [f"{mean - Z * error:.4f} to {mean + Z * error:.4f}" for mean, error in pairs.values()]
         print_table([one | {"interval": interval} for one, interval in zip(differences, ranges)])
     elif len({losses.counts.tobytes() for losses in measured.values()}) > 1:
-        console.print("the models read other tokens, so that their losses per token cannot be compared", soft_wrap=True)
+        console.print(
+            "the models tokenize the answers differently, so their losses per token cannot be compared", soft_wrap=True
+        )
     print_next(f"onward chat {quote(names[-1])}")
 
 
@@ -102,8 +104,8 @@ def tokenizer_of(name: str) -> Tokenizer:
 
 
 def asked_in(name: str, lm: LanguageModel, template: str, others: Sequence[Tokenizer]) -> Tokenizer:
-    """The tokenizer of a model with the chat template in which it is asked: the named one, its own, that of another
-    model if all its tokens are known, or a plain one."""
+    """Return the tokenizer of a model with a chat template: the named template, the model's own, that of another model
+    with the same token ids, or a plain one."""
     from onward.text.templates import with_template
 
     own, size = lm.text(), lm.model.config.vocab_size

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
 
 
 def training_data(name: str) -> tuple[Tokenizer, Sequence[Tokens]]:
-    """Return the tokenizer and the tokens of each source of text in the folder `name`, which holds data prepared by
-    `onward data` or a run on texts, after the files' checksums have been verified. Raises a UserError for any other
-    folder."""
+    """Verify the checksums of the files in the folder `name`, which holds data prepared by `onward data` or a run on
+    texts; return its tokenizer and the tokens of each text source. Raises a UserError for any other folder."""
     from onward.data.tokens import is_prepared, load_tokens
     from onward.text.tokenizer import Tokenizer
     from onward.training.stages import inputs_of

@@ -1,4 +1,4 @@
-"""A model in each process that evaluates it, or divided over them."""
+"""Load a model whole in each evaluating process, or divided over the processes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_alike(model: str, loading: Loading, replicas: Replicas) -> LanguageModel:
-    """Load a model in each process of `replicas` or, if they divide it, this process's part of it. Raises a UserError
+    """Load the whole model or, if the mesh of `replicas` divides it, this process's part. Raises a UserError
     if the processes have loaded different weights."""
     lm = load_part(model, loading, replicas) if replicas.mesh.divides else load(model, loading)
     if replicas.mesh.count > 1:
@@ -59,7 +59,7 @@ def outline_of(model: str, options: Loading) -> tuple[DecoderConfig, torch.dtype
     from onward.hub.folder import locate
     from onward.transforms.extend import extended
 
-    with catch_warnings(action="ignore"):  # loading repeats these warnings
+    with catch_warnings(action="ignore"):  # the model is loaded later, with the same warnings
         decoder, *_ = load_with_adapters(locate(model, options.revision), dtype=dtype_of(options), lazy=True)
     config = decoder.config
     return (extended(config, options.rope) if options.rope is not None else config), decoder.dtype

@@ -42,7 +42,7 @@ class Options(Loading):
     stride: int = 0  # tokens by which the window moves; 0: the context length, without overlap
     field: str = "text"  # field that contains the text in each .jsonl line
     encoding: str = "utf-8"  # encoding of the text files
-    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
     repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     template: str = ""  # chat template of examples; default: the model's own, or that of another named model
     page: str = ""  # with --answers: write an .html with the answers of two models side by side, to be judged

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onward.evaluation.preferences import Pair
     from onward.parallel.replicas import Replicas
 
-MOST_TOKENS = 256  # of an answer
+MOST_TOKENS = 256  # maximum length of an answer
 
 
 def compare_answers(options: Options, replicas: Replicas) -> None:
@@ -65,7 +65,7 @@ def report(options: Options, names: Sequence[str], made: Sequence[Pair], verdict
         return
     if rate:
         print_table([{"model": names[1], "better than": names[0], **rate}])
-    print(f"{options.page}: {len(made):,} prompts, {equal:,} with the same answer of both")
+    print(f"{options.page}: {len(made):,} prompts, {equal:,} with the same answer from both models")
     print_next(f"open {quote(options.page)} in a browser: keys 1 and 2 choose, 0 is a tie")
 
 
@@ -87,6 +87,8 @@ def prompts_of(file: str) -> list[str]:
         if isinstance(value, list) and value and isinstance(value[0], dict):
             value = next((one.get("content") for one in value if one.get("role") == "user"), None)
         if not isinstance(value, str) or not value.strip():
-            raise UserError(f"{record.place} has no prompt (it has {json.dumps([*record.values])}): name it prompt")
+            raise UserError(
+                f"{record.place} has no prompt (it has {json.dumps([*record.values])}): rename its column to prompt"
+            )
         found.append(value)
     return found

@@ -37,8 +37,8 @@ Results = dict[str, "TaskResult"]  # by task
 @dataclass(frozen=True)
 class Exam:
     """The settings of `onward evaluate --tasks`: Onward's own tasks, names of tasks of lm-evaluation-harness, the
-    number of solved examples before each question, the most questions per task (`limit`), and how questions are
-    asked."""
+    number of solved examples before each question, the maximum number of questions per task (`limit`), and how
+    questions are asked."""
 
     tasks: Sequence[Task]
     foreign: Sequence[str]  # tasks of lm-evaluation-harness
@@ -147,7 +147,8 @@ def run_all(
             from onward.harness import run_harness
 
             try:
-                with redirect_stderr(StringIO()) if replicas.rank else nullcontext():  # the library's own bars
+                # hide the library's progress bars
+                with redirect_stderr(StringIO()) if replicas.rank else nullcontext():
                     outcome = run_harness(lm, exam.foreign, graded=bool(exam.against), **asked)
                 graded += outcome.graded
                 foreign += [{"model": model} | row for row in outcome.rows]
@@ -159,9 +160,10 @@ def run_all(
 
 @contextmanager
 def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[Kept]:
-    """Return a context whose value stores the model's answers to evaluation questions: with `keep` in a file of the
-    user's cache, with the answers of earlier evaluations, else in memory. Ctrl-C inside it ends the process at once,
-    and the first of `replicas` prints that the same command continues from the stored answers."""
+    """Return a context manager whose value stores the model's answers to evaluation questions: with `keep`, in a file
+    of the user's cache that also has the answers of earlier evaluations; otherwise, in memory. Ctrl-C inside the
+    context ends the process at once, and the first process of `replicas` prints that the same command continues from
+    the stored answers."""
     from onward.evaluation.kept import Kept, kept_for, lines
 
     folder = cache_folder("answers") if keep else None
@@ -169,7 +171,7 @@ def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[
 
     def end(*_: object) -> None:
         if not replicas.rank:
-            count = len(dict(lines(kept.file))) if kept.file else 0  # also those of other processes
+            count = len(dict(lines(kept.file))) if kept.file else 0  # includes the answers of other processes
             go_on = f"; {count:,} answers are kept in {kept.file}, and the same command continues from there"
             os.write(2, f"\nonward: interrupted{go_on if kept.file else ''}\n".encode())
         os._exit(130)
@@ -226,8 +228,8 @@ def graded_questions(task: Task, result: TaskResult, exam: Exam) -> GradedQuesti
 
 
 def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskScore]:
-    """Convert table rows of results from lm-evaluation-harness to TaskScores, scores of the model after training step
-    `step`, to be stored with its run."""
+    """Convert table rows with results of lm-evaluation-harness to TaskScores of the model after training step
+    `step`."""
     from onward.reports.runs.scores import TaskScore
 
     suite = "lm-evaluation-harness"
@@ -256,9 +258,10 @@ def step_of(model: str) -> int:
 
 
 def compared(ours: Results, other: str, theirs: Results) -> list[dict[str, Any]]:
-    """Return a table row (dict) for each task that two models share: by how much the score of `other`, with the results
-    `theirs`, exceeds that of the first model, with the results `ours`; its 95 % interval; McNemar's p-value, corrected
-    by Holm's method for the number of tasks; and the smallest difference that this number of questions can show."""
+    """Return a table row (dict) for each task that two models share. A row contains the score of `other`, with the
+    results `theirs`, minus the score of the first model, with the results `ours`; the 95 % interval of this difference;
+    McNemar's p-value, corrected by Holm's method for the number of tasks; and the smallest difference that this number
+    of questions can show."""
     from onward.evaluation.significance import bootstrap, holm, mcnemar, smallest_difference
 
     both = [task for task in ours if task in theirs]

@@ -29,7 +29,7 @@ examples:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The options of `onward scaling`, which computes and fits scaling laws, except `onward scaling run`."""
+    """The options of `onward scaling optimum` and `onward scaling fit`."""
 
     positional: ClassVar[tuple[str, ...]] = ("action", "runs")
     reads: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -70,7 +70,7 @@ def main(argv: Sequence[str]) -> int | None:
 
 
 def optimum(options: Options) -> dict[str, Any]:
-    """Compute the best sizes by each law, and print and draw them as the options require."""
+    """Compute the best model size by each law, and print and draw the sizes as the options require."""
     from onward.planning.devices import device_flops
     from onward.planning.laws import LAWS, NEWEST, REFIT, flops_for, smaller_models
     from onward.planning.laws import optimum as best
@@ -142,7 +142,7 @@ def show_optimum(result: dict[str, Any], options: Options) -> None:
 
 
 def fit(options: Options) -> dict[str, Any]:
-    """Fit the law of the runs in a folder or a table, and print and draw it as the options require."""
+    """Fit a scaling law to the runs in a folder or a table, and print and draw it as the options require."""
     from onward.cli.commands.scaling.laws import fit_with_picture, show_fit
     from onward.planning.tables import read_table
     from onward.reports.runs.record import finished_runs

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def fit_with_picture(runs: "Sequence[RunPoint]", out: str) -> "FittedLaw":
-    """Fit a scaling law to the sizes and losses of finished training runs, and show a status line during the fit; also
-    draw the fit into the picture file `out`, unless it is ""."""
+    """Fit a scaling law to the sizes and losses of finished training runs, with a status line; draw the fit to the file
+    `out` unless the name is ""."""
     from onward.planning.fitted import fit_runs
     from onward.reports.pictures.law_pictures import fit_picture
 
@@ -25,15 +25,15 @@ def fit_with_picture(runs: "Sequence[RunPoint]", out: str) -> "FittedLaw":
 
 
 def show_fit(result: dict[str, Any], out: str) -> None:
-    """Print the fit of a scaling law, `result` as a JSON object: the constants of the law with their intervals, the
-    forecast and the warnings; then `out`, the name of the picture's file, unless it is ""."""
+    """Print the fit of a scaling law from the JSON object `result`: the constants of the law with their intervals, the
+    forecast and the warnings; then print the picture's file name `out` unless it is ""."""
     law, intervals = result["law"], result["intervals"]
     law = {**law, "a": law["beta"] / (law["alpha"] + law["beta"])}
-    shown = lambda value: f"{value if value > 1e-9 else 0:.4g}"  # the fit is of logarithms, in which 0 is at -infinity
+    shown = lambda value: f"{value if value > 1e-9 else 0:.4g}"  # the fit in log space cannot reach 0
     print_table([{"": name, "fit": shown(law[name]), "95 %": " to ".join(map(shown, intervals[name]))} for name in law])
     console.print("\nL(N, D) = E + A / N^alpha + B / D^beta; the best size grows as C^a", soft_wrap=True)
     if exponent := result["exponent_of_parabolas"]:
-        console.print(f"by parabolas of each budget it grows as C^{exponent:.3f}", soft_wrap=True)
+        console.print(f"by a parabola for each budget, the best size grows as C^{exponent:.3f}", soft_wrap=True)
     if power := result["power"]:
         curve = f"{power['scale']:.3g} C^-{power['exponent']:.3f} + {power['floor']:.3g}"
         console.print(f"loss of the best run of each budget: {curve}", soft_wrap=True)

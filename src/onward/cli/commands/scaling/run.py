@@ -56,7 +56,7 @@ class Options(RunConfig):
     mup: SizeOrZero = 64  # width for which learning_rate is given; muP adapts the rate to the other widths
     learning_rate: float | None = None  # learning rate for steps of 1024 tokens; default: 0.5 / mup
     validation_tokens: TokenCount = (
-        4096  # tokens of the validation text that are used at the end of a run, besides the next
+        4096  # number of tokens of the validation text for the validation at the end of a run
     )
     evaluation_tokens: SizeOrZero = 32_768  # number of tokens of the validation text on which the loss is measured
     config: str = ""  # a TOML file with options of `onward train`
@@ -69,9 +69,9 @@ def main(argv: Sequence[str]) -> int:
     if not values.get("sources"):
         raise UserError("no text to train on: name files or folders, or `embedded` for the built-in corpus")
     if bool(given["budget"]) == bool(given["grid_flops"]):
-        raise UserError("give one of --budget, such as 10m, and --grid-flops, such as 1e12")
+        raise UserError("give either --budget, such as 10m, or --grid-flops, such as 1e12")
     if given["budget"]:
-        seconds(given["budget"], "budget")  # a UserError before any text is read
+        seconds(given["budget"], "budget")  # raises a UserError before any text is read
     defaults = {
         name: getattr(Options, name)
         for name in ("tokenizer", "preset", "mup", "validation_tokens", "evaluation_tokens")
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(config: RunConfig, given: dict[str, Any]) -> dict[str, Any] | int:
-    """The result as a JSON object, or the exit status if a signal ended the training."""
+    """Return the result as a JSON object, or the exit status if a signal ended the training."""
     from onward.training.studies.scaling_study import compared, law_figures, open_study, train_cells
 
     budget, flops, check = given["budget"] or "", given["grid_flops"] or "", bool(given["check"])

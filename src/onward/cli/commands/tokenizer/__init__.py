@@ -28,7 +28,7 @@ examples:
   onward tokenizer show gpt2 runs/mybook mybook.gguf "Hello, world"      pieces in colors; --ids: with ids and bytes
 """
 OF_TEXT = "field", "encoding", "raw", "repeated_lines"  # options for reading texts
-PASSAGE_CHARS = 4096  # characters of a passage whose language and kind are determined together
+PASSAGE_CHARS = 4096  # characters per passage; language and kind are determined for each passage
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Options:
     data: tuple[str, ...] = ()  # texts to compare, grouped by source, script and kind; default: short built-in texts
     field: str = "text"  # column of a table, or key of a .jsonl line, that contains the text
     encoding: str = "utf-8"  # encoding of text files
-    raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
+    raw: bool = False  # keep the markup of HTML, XML, Markdown and notebooks
     repeated_lines: Share = 0.3  # leave out lines on at least this fraction of a source's pages; 0: keep all
     ids: bool = False  # show: also print a table with the id and the bytes of each piece
     json: bool = False  # print the result as JSON
@@ -64,10 +64,10 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward tokenizer", about=ABOUT)
     if options.vocab_size != Options.vocab_size and options.kind != "bpe":
         raise UserError(
-            f"vocab_size is {options.vocab_size}, but a {options.kind} tokenizer has no limit: leave it out"
+            f"vocab_size is {options.vocab_size}, but a {options.kind} tokenizer has no size limit: leave it out"
         )
     if options.ids and options.json:
-        raise UserError("Cannot combine --ids with --json, which has the ids already: leave out --ids")
+        raise UserError("Cannot combine --ids with --json, which already includes the ids: leave out --ids")
     if options.action == "show":
         result = show(options.names)
     else:
@@ -107,7 +107,7 @@ def compare(options: Options) -> dict[str, Any]:
     from onward.text.training import train_tokenizer
 
     if not options.names:
-        raise UserError("no tokenizer is named: give char, byte, bpe:N, a tokenizer.json or a folder that holds one")
+        raise UserError("no tokenizer is named: give char, byte, bpe:N, a tokenizer.json or a folder that contains one")
     announce(options.data)
     with (
         progress_bars() as progress,
@@ -127,7 +127,7 @@ def compare(options: Options) -> dict[str, Any]:
 
 
 def read(sources: Sequence[Source], options: Options, progress: Progress, size: int = 1 << 16) -> Iterator[str]:
-    """Passages of at most `size` characters."""
+    """Iterate over the texts in passages of at most `size` characters."""
     download_corpora(sources, progress)
     reading = Reading(options.field, options.encoding, options.raw, options.repeated_lines)
     done = 0

@@ -1,4 +1,4 @@
-"""Shows the tokens of a text under several tokenizers, in colors: `onward tokenizer show`."""
+"""`onward tokenizer show`: the tokens of a text under several tokenizers, in colors."""
 
 import sys
 from collections.abc import Sequence
@@ -17,9 +17,9 @@ VISIBLE = str.maketrans({" ": "\u00b7", "\n": "\u23ce", "\t": "\u21e5", "\r": "\
 
 
 def show(names: Sequence[str]) -> dict[str, Any]:
-    """Tokenize a text, the last of `names`, with the tokenizers of the models that the other names give; return the
-    text and each tokenizer's tokens (id, piece, bytes) as a JSON object. The text "-" is read from standard input.
-    Raises a UserError for fewer than two names."""
+    """Tokenize the text `names[-1]` with the tokenizer of each model in `names[:-1]`; return the text and each
+    tokenizer's tokens (id, piece, bytes) as a JSON object. The text "-" is read from standard input. Raises a UserError
+    for fewer than two names."""
     *models, text = names or ("",)
     if not models:
         raise UserError("onward tokenizer show takes models and a text: onward tokenizer show gpt2 runs/mybook 'Hello'")
@@ -28,8 +28,8 @@ def show(names: Sequence[str]) -> dict[str, Any]:
 
 
 def opened(name: str) -> Tokenizer:
-    """Load the tokenizer of a model: `name` is a folder, a tokenizer file, a GGUF file, or a name on the hub, of which
-    only the tokenizer's files are downloaded."""
+    """Load the tokenizer of a model: `name` is a folder, a tokenizer file, a GGUF file, or a name on the hub. Only the
+    tokenizer's files are downloaded from the hub."""
     from onward.checkpoint.load import open_source
 
     return open_source(Path(name) if Path(name).exists() else locate(name, only="tokenizer")).required_tokenizer()
@@ -45,8 +45,8 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[dict[str, Any]]:
 
 
 def print_pieces(result: dict[str, Any], ids: bool) -> None:
-    """Print `result`, which `show` returns: for each tokenizer its number of tokens, a line of the tokens in colors
-    and, with `ids`, a table of them."""
+    """Print the result of `show`: for each tokenizer, the number of tokens, a line with the colored tokens and, with
+    `ids`, a table of the tokens."""
     output = Output(file=sys.stdout, highlight=False)
     for one in result["tokenizers"]:
         tokens = one["tokens"]
