@@ -193,8 +193,8 @@ METHODS: dict[str, Case] = {
         "--reward exact",
         "--reward is not an option of sft, but of cispo, grpo, gspo, online_",
     ),
-    "no reward": (PROMPT, "--method ppo", "reward is missing, which ppo needs"),
-    "no judge": (PROMPT, "--method online_dpo", "reward is missing, which online_dpo needs"),
+    "no reward": (PROMPT, "--method ppo", "ppo needs a reward"),
+    "no judge": (PROMPT, "--method online_dpo", "online_dpo needs a reward"),
     "one sample": (
         PROMPT,
         "--method online_dpo --reward exact --samples 1",
@@ -209,7 +209,7 @@ METHODS: dict[str, Case] = {
     "no turns of the model": (PROMPT, f"{GRPO} exact --environment calculator(turns=0)", "turns is 0: it must be"),
     "no file of an environment": (PROMPT, f"{GRPO} exact --environment none.py:f", "there is no file none.py"),
     "a role without a template": (PROMPT, f"{GRPO} exact --environment calculator(role=tool)", "environment.role is"),
-    "no teacher": (TEXT, "--method distill", "teacher is missing, which distill needs"),
+    "no teacher": (TEXT, "--method distill", "distill needs a teacher"),
     "another vocabulary": (TEXT, "--method distill --teacher other", "another vocabulary"),
     "an adapter as teacher": (
         TEXT,

@@ -68,7 +68,7 @@ def test_a_run_on_a_mixture_packs_across_sets_and_validates_each(tmp_path: Path)
     [last] = [row for row in metrics(tmp_path / "run") if "validation_loss" in row][-1:]
     both = [last["set_loss/ones"], last["set_loss/twos"]]
     assert min(both) <= last["validation_loss"] <= max(both)
-    with pytest.raises(UserError, match="Cannot weight the sources, because kto reads them as one: leave out weights"):
+    with pytest.raises(UserError, match="Cannot weight the sources, because kto reads all sources together: leave"):
         config(base, files[0], tmp_path / "other", method="kto", weights=(1.0,))
 
 

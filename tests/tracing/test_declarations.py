@@ -140,7 +140,7 @@ class Contradicting(OwnAttention):
         ),
         (
             Contradicting,
-            "Contradicting declares two different ContextVectors: give all of its activ",
+            "Contradicting declares two different ContextVectors: all of its activ",
         ),
     ],
 )

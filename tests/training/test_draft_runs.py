@@ -94,7 +94,7 @@ def test_a_draft_head_of_another_model_is_left_out_with_a_sentence(changed: str,
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"lora": 4}, "lora is given with draft, which leaves the model as it is"),
+        ({"lora": 4}, "lora is given with draft, which does not train the model"),
         ({"template": "chatml"}, "choose one"),
     ],
 )

@@ -200,5 +200,5 @@ def test_a_run_with_a_synced_reference_resumes_exactly(base: Path, tmp_path: Pat
         pass
     list(Run.resume(tmp_path / "run").train())
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-    with pytest.raises(UserError, match="synced, which follows weights and not adapters: leave out lora"):
+    with pytest.raises(UserError, match="synced, which does not support adapters: leave out lora"):
         config(base, data, tmp_path / "lora", **options, lora=2)

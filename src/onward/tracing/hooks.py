@@ -157,12 +157,12 @@ class ModelHooks:
         index: int | None = None,
         mask: AttentionMask | None = None,
     ) -> Tensor:
-        """Pass the activation called `name` to the traces and edits that want it; return `value` itself if nothing is
-        edited, else the edited value.
+        """Pass the activation called `name` to the traces and edits that want it; return the edited value, or `value`
+        itself if no edit applies.
 
-        `axis` is the axis of `value` with heads, units or experts (None: they are not visited here); with an `index`,
-        `value` is only the head, unit or expert of this number; `mask` is the attention mask, for an activation with a
-        dimension of keys.
+        `axis` is the axis of heads, units or experts in `value` (None: single ones cannot be selected in this call);
+        with an `index`, `value` is only the head, unit or expert of this number; `mask` is the attention mask, for an
+        activation with a dimension of keys.
         """
         asking = sorted(self.asking(name), key=lambda listener: not listener.edits)
         if not asking:

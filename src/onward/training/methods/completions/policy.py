@@ -57,13 +57,15 @@ class PolicyMethod(Method, kind=""):
     temperature: Positive = 1.0  # temperature for sampling and for the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
     iterations: Size = 1  # steps that use the same completions
-    mask_truncated: bool = False  # exclude completions from the loss if they reach completion_length
+    mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
-    replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep; they replace prompts with equal rewards
+    replay: SizeOrZero = (
+        0  # number of past prompts with unequal rewards to keep; they replace prompts with equal rewards
+    )
 
     def check(self) -> None:
         if self.reward is None:
-            raise UserError(f"reward is missing, which {self.kind} needs: such as --reward exact")
+            raise UserError(f"{self.kind} needs a reward, such as --reward exact")
 
     @property
     def samples_itself(self) -> bool:
@@ -75,7 +77,7 @@ class PolicyMethod(Method, kind=""):
 
     @property
     def loss_temperature(self) -> float:
-        """The temperature by which the loss divides the logits before it computes log-probabilities."""
+        """The temperature that the loss divides the logits by before it computes log-probabilities."""
         return self.temperature if self.tempered else 1.0
 
     @property
@@ -124,10 +126,12 @@ class PolicyMethod(Method, kind=""):
 
 @dataclass(frozen=True)
 class GroupMethod(PolicyMethod, kind=""):
-    """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) /
+    """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) / standard
     deviation."""
 
-    scale: AdvantageScale = "group"  # divide advantages by the deviation in the group or in the batch, or not at all
+    scale: AdvantageScale = (
+        "group"  # divide advantages by the standard deviation in the group or in the batch, or not at all
+    )
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}
