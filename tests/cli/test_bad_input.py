@@ -77,7 +77,7 @@ TRAIN = {
     "story.txt --time soon": "--time is 'soon'",
     "story.txt --preset huge": "preset is 'huge'",
     "story.txt --preset llama2-7b": "did you mean llama-2-7b",
-    "story.txt --preset gemma-2-2b --model.attention.window 8": "model.attention is several parts",
+    "story.txt --preset gemma-2-2b --model.attention.window 8": "model.attention consists of several parts",
     "story.txt --device tpu": "--device is 'tpu': choose auto",
     "story.txt --tokenizer nope": "tokenizer is 'nope'",
     "story.txt --tokenizer bpe:3": "above 256",

@@ -239,7 +239,7 @@ REWARDS: dict[str, Case] = {
     "no schema": (PROMPT, f"{GRPO} json_schema(file='schema.json')", "there is no file schema.json: give"),
     "no file of a reward": (PROMPT, f"{GRPO} none.py:f", "there is no file none.py: give FILE.py:FUNCTION"),
     "no function of a file": (PROMPT, f"{GRPO} mine.py:raise", "mine.py has no function 'raise': did you mean raises"),
-    "a model without rewards": (PROMPT, GRPO + " {base}", "a model without rewards"),
+    "a model without rewards": (PROMPT, GRPO + " {base}", "no reward head"),
     "an address without http": (PROMPT, f"{GRPO} pairwise(url='localhost',model=m)", "give an address such as http"),
     "a prompt without answers": (PROMPT, f"{GRPO} pairwise(url='http://a',model=m,prompt='?')", "write {first} where"),
 }
@@ -278,7 +278,7 @@ OTHERS: dict[str, Case] = {
     "an unknown optimizer": (TEXT, "--optimizer adamm", "--optimizer is 'adamm': choose adamw, muon"),
     "no column": (TEXT, "--columns text=txt", "line 1: it has no column 'txt': did you mean text"),
     "a column twice": (TEXT, "--columns text=text,text=id", "columns names two columns for text: name one"),
-    "an option of onward train": (TEXT, "--config fine.toml", "encoding is not read by a run on examples"),
+    "an option of onward train": (TEXT, "--config fine.toml", "encoding is not an option of runs on examples"),
     "a field of another method in a file": (TEXT, "--config method.toml", "method.sft.beta is not a known option"),
     "no module": (TEXT, "--import none_such", "there is no module none_such: --import takes the name"),
     "show and json": (TEXT, "--show 1 --json", "prints examples and ends, with --json"),

@@ -234,7 +234,7 @@ def test_a_reward_model_rewards_completions(base: Path, runs: dict[tuple[str, in
         list(run.train())
         sample = run.trainer.loss.samples[0]  # type: ignore[attr-defined]
         assert np.isfinite(sample["reward"])
-    with pytest.raises(UserError, match="a model without rewards: train one"):
+    with pytest.raises(UserError, match="has no reward head: train a reward model"):
         Run.start(config(base, data, tmp_path / "bad", reward=str(base), **settings))
     with pytest.raises(UserError, match="has another vocabulary"):
         Model(str(runs["reward", 0])).open(onward.train_tokenizer("byte", []))

@@ -1,4 +1,4 @@
-"""Shows the progress of a run started from Python in one line, in a terminal or a notebook."""
+"""Shows the progress of a run that was started from Python in one line of a terminal or a notebook."""
 
 import sys
 from collections.abc import Callable
@@ -18,8 +18,8 @@ def progress(run: Run) -> Callable[[Event], object]:
 
 
 class Progress:
-    """Prints events of a run to standard error: steps as one line that is rewritten, other events as lines. Prints
-    nothing if standard error is not a terminal."""
+    """Prints events of a run to standard error: steps as one line that is rewritten, other events as separate lines.
+    Prints nothing if standard error is not a terminal."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
