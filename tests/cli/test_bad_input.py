@@ -154,7 +154,7 @@ OTHERS = {
     "generate RUN Once --max-new-tokens 999": "maximum context length is 32",
     "generate RUN Once --temprature 1": "did you mean --temperature",
     "train --resume RUN": "has finished its 60 steps",
-    "train story.txt --out RUN --steps 3": "holds a run already",
+    "train story.txt --out RUN --steps 3": "already contains a run",
 }
 
 

@@ -283,7 +283,7 @@ OTHERS: dict[str, Case] = {
     "no module": (TEXT, "--import none_such", "there is no module none_such: --import takes the name"),
     "show and json": (TEXT, "--show 1 --json", "prints examples and ends, with --json"),
     "show nothing": (TEXT, "--show 0", "--show is 0: give the number of examples to print, at least 1"),
-    "the folder of a model": (TEXT, "--out {base}", "base holds a model, which a run would overwrite: choose another"),
+    "the folder of a model": (TEXT, "--out {base}", "base contains a model, which a run would overwrite: choose"),
     "a file as folder": (TEXT, "--out data.jsonl", "cannot write data.jsonl: File exists; choose another --out"),
     "no further data": (TEXT, "none.jsonl", "none.jsonl does not exist: name a file"),
     "a further picture": (TEXT, "open.jinja", "open.jinja is not a table: give .jsonl, .json, .csv, .parquet"),

@@ -134,7 +134,7 @@ def test_processes_without_a_common_disk_are_named(story_file: Path, tmp_path: P
 
 MISTAKES = {
     "a missing text": ("missing.txt --accumulation 2", "missing.txt does not exist"),
-    "an existing run": ("story.txt --accumulation 2 --out made", "made holds a run already"),
+    "an existing run": ("story.txt --accumulation 2 --out made", "made already contains a run"),
     "too few batches": ("story.txt", "accumulation is 1, too few batches for 2 processes"),
     "a mesh of more": (
         "story.txt --accumulation 4 --mesh 'shard=2 tensor=2'",

@@ -92,7 +92,7 @@ def test_a_jump_of_the_loss_is_caught_wherever_it_comes(name: str) -> None:
             jump = 4 * max(curve[step - 64 : step]) + 1
             caught += (
                 spikes.check_step(jump, 1.0)
-                == f"the loss {jump:.2f} is far above the {median(curve, step):.2f} of the last steps"
+                == f"the loss {jump:.2f} is far above {median(curve, step):.2f}, the median of recent steps"
             )
         spikes.note(loss)
     assert caught == 49

@@ -98,7 +98,7 @@ def test_second_start_into_one_folder_names_the_process_that_started_first(
         assert f"another process trains in {run} (process {first.pid} on " in refusal(capsys, str(story_file), *words)
         first.communicate(story_file.read_bytes())
     assert first.returncode == 0
-    assert "holds a run already" in refusal(capsys, str(story_file), *words)
+    assert "already contains a run" in refusal(capsys, str(story_file), *words)
 
 
 def test_a_process_refused_between_start_and_training_does_not_end_the_run(story_file: Path, tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_a_process_refused_between_start_and_training_does_not_end_the_run(story
     assert f"another process trains in {run.folder} (process {os.getpid()} on " in other()
     list(run.train(stop=lambda: run.step == 2))
     assert not is_running(run.folder)
-    assert "holds a run already" in other()
+    assert "already contains a run" in other()
     assert (run.folder / LOCK).read_text() == named, "a process that is refused leaves no name"
     assert list(run.train())
 

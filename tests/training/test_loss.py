@@ -180,7 +180,7 @@ def test_a_loss_that_does_not_return_two_sums_is_refused_in_a_sentence(result: A
     def mine(model: Any, batch: Any) -> Any:
         return result
 
-    with pytest.raises(UserError, match=f"The loss mine returned {returned}, and a loss returns two sums"):
+    with pytest.raises(UserError, match=f"The loss mine returned {returned} instead of two sums"):
         as_loss(mine)(None, None)
 
 

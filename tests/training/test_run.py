@@ -181,7 +181,7 @@ def test_resuming_a_finished_run_changes_nothing(story_file: Path, tmp_path: Pat
 
 
 def test_run_is_not_started_over_another(whole: Path, story_file: Path) -> None:
-    with pytest.raises(UserError, match=r"holds a run already: --resume"):
+    with pytest.raises(UserError, match=r"already contains a run: --resume"):
         Run.start(config(story_file, whole))
     with pytest.raises(UserError, match=r"there is no run\.json"):
         Run.resume(whole / "data")

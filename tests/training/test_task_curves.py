@@ -71,7 +71,7 @@ CASES = {
     "a text that is too short": Case({"evaluate_tasks": "cloze(before=4000)"}, "name a longer one"),
     "written answers": Case({"evaluate_tasks": "answers:{answers}"}, "has no choices"),
     "no validation": Case({"evaluate_tasks": "copying", "validation": "none"}, "validation is none"),
-    "a limit of nothing": Case({"task_limit": 5}, "without tasks to ask"),
+    "a limit of nothing": Case({"task_limit": 5}, "without tasks"),
 }
 
 

@@ -18,7 +18,9 @@ def validation_tasks(config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) ->
     if not config.evaluate_tasks:
         return []
     if config.validation == "none":
-        raise UserError("Cannot evaluate tasks at each validation, because validation is none: give another")
+        raise UserError(
+            "Cannot evaluate tasks at each validation, because there is no validation text: give --validation"
+        )
     tasks = with_text(tasks_of(config.evaluate_tasks), inputs.validation_text(tokenizer))
     for task in tasks:
         if not isinstance(task, ScoredTask) and not task.questions(1)[0].choices:

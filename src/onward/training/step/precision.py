@@ -14,5 +14,6 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def grad_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """Return the scaler of losses that keeps gradients of fp16 from underflowing to 0; idle in other precisions."""
+    """Return the loss scaler (GradScaler) that keeps fp16 gradients from underflowing to 0; it is disabled in other
+    precisions."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

@@ -15,7 +15,7 @@ def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, li
     """Return the results of a model at multiple-choice tasks, with up to `limit` questions each; used at each
     validation.
 
-    Draws no random numbers, and compiles nothing: blocks that torch.compile has compiled for training run uncompiled
+    Draws no random numbers and compiles nothing: blocks that torch.compile has compiled for training run uncompiled
     here, so that training continues with the same kernels.
     """
     with torch.compiler.set_stance("force_eager"):
