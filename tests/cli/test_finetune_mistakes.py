@@ -1,4 +1,5 @@
-"""Wrong commands and data files of fine-tuning: one sentence, exit status 2, no traceback, and no run is begun."""
+"""Wrong fine-tuning commands and data files give one sentence, exit status 2 and no traceback, and no run is
+started."""
 
 import json
 from pathlib import Path
@@ -18,7 +19,7 @@ JUDGED, KIND = {"prompt": "2?", "completion": "3", "label": 1}, {"text": "2", "l
 GRPO, PLAIN = "--method grpo --reward", "--template plain"
 turns = lambda *pairs: {"conversations": [{"from": name, "value": value} for name, value in pairs]}
 ASKED = turns(("human", "2?"), ("gpt", "3"))
-Case = tuple[Any, str, str]  # a row or several or bytes, further options, and a part of the sentence
+Case = tuple[Any, str, str]  # a row, several rows or bytes; further options; and a part of the message
 
 DATA: dict[str, Case] = {
     "an empty file": (b"", "", "data.jsonl is empty: name a file with text"),
@@ -315,7 +316,7 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def times_of_files(*folders: Path) -> dict[Path, int]:
-    """When each file was changed, but for Python's own, which it writes beside the modules that it imports."""
+    """The modification time of each file, except Python's bytecode caches."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path: path.stat().st_mtime_ns for path in files if path.parent.name != "__pycache__"}
 
@@ -348,7 +349,8 @@ def test_mistakes_are_one_sentence_and_no_run_is_begun(
     assert last.startswith("onward: ")
     assert sentence in last
     assert "Traceback" not in said.err
-    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):  # which are called in the run alone
+    # rewards that are called only during the run
+    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):
         assert not Path("run/result.json").exists()
         return
     assert said.err.count("\n") == 1

@@ -208,7 +208,7 @@ def test_a_head_goes_with_its_model(base: Path, runs: dict[tuple[str, int], Path
     )
     run = Run.start(options("classify", runs["reward", 0], tmp_path, "run", steps=1, validate_every=1))
     assert head_labels(run.model) == ("no", "yes"), "another task has another head"
-    with pytest.raises(UserError, match="no head of outputs"):
+    with pytest.raises(UserError, match="no head for rewards or classes"):
         onward.load(base).classify(["a"])
     with pytest.raises(UserError, match=r"llama\.cpp"):
         onward.save(onward.load(runs["reward", 0]), tmp_path / "reward.gguf")

@@ -57,7 +57,7 @@ def test_command_trains_the_grid_fits_it_and_does_not_repeat_it(
     said = capsys.readouterr()
     assert "12 of 12" in said.err
     assert "L(N, D) = E + A / N^alpha" in said.err
-    assert "a loss depends more on the first steps" in said.err
+    assert "the loss depends more on the first steps" in said.err
     assert (tmp_path / "law/law.svg").read_text().startswith("<svg")
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert len(done) == BUDGETS * SIZES
@@ -67,7 +67,7 @@ def test_command_trains_the_grid_fits_it_and_does_not_repeat_it(
     assert found["forecast"]["low"] <= found["forecast"]["loss"] <= found["forecast"]["high"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == done
     assert main([*words[:4], "1e14", *words[5:], *FAST.split()]) == 2
-    assert "holds a grid with grid_flops" in capsys.readouterr().err
+    assert "contains a grid with grid_flops" in capsys.readouterr().err
 
 
 WRONG = {

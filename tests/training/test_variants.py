@@ -110,7 +110,7 @@ def test_command_compares_and_says_whether_the_difference_is_noise(
     assert second["mean"] > first["mean"]
     assert second["difference"]["low"] < second["mean"] - first["mean"] < second["difference"]["high"]
     assert main(["compare", *words(story_file, "--steps", "7"), *command[1:4], "--out", str(tmp_path / "runs")]) == 2
-    assert "holds plain with steps 6, not 7: choose another --out" in capsys.readouterr().err
+    assert "contains plain with steps 6, not 7: choose another --out" in capsys.readouterr().err
 
 
 def test_command_sweeps_warns_at_the_edge_and_survives_a_run_that_diverges(

@@ -165,8 +165,8 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         (lambda: add_lora(model, LoRA(ranks={"blocks": 0})), "ranks is 0 for all targets"),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]
         (lambda: add_lora(model, LoRA(init=PiSSA(), rank=999)), "rank 999, because it is of rank"),
-        (lambda: add_lora(model, LoRA(init=EVA())), "eva begins with the inputs of layers"),
-        (lambda: add_lora(model, LoRA(init=Nothing())), "Nothing has no method factors"),
+        (lambda: add_lora(model, LoRA(init=EVA())), "eva needs the inputs of layers"),
+        (lambda: add_lora(model, LoRA(init=Nothing())), "Nothing lacks the method factors"),
         (lambda: LoRA(targets=()), "targets are empty"),
         (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
     ):

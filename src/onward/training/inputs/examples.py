@@ -131,9 +131,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
-        treat = (
-            "cut" if method.beside and config.too_long == "error" else config.too_long
-        )  # these methods read only prompts
+        # these methods read only prompts
+        treat = "cut" if method.beside and config.too_long == "error" else config.too_long
         examples, left = tabulated(method.examples(encoder, records), length, treat)
         notes.extend(rows.sentences())
         notes.extend(filter(None, (counts.sentence(source, length) for source, counts in left.sources.items())))

@@ -71,9 +71,8 @@ def complete(
     active, turn = list(range(len(made))), 0
     while active:
         requests = {i: turn_of(made[i], sampling, most, length, ends, seeds[i] + TURN * turn) for i in active}
-        order = sorted(
-            active, key=lambda i: i % samples
-        )  # each distinct prompt first, so that its copies use the cached prefix
+        # each distinct prompt first, so that its copies use the cached prefix
+        order = sorted(active, key=lambda i: i % samples)
         for i in order:
             engine.add(requests[i])
         engine.finish()

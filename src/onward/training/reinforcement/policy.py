@@ -112,9 +112,8 @@ class PolicyGradient(Loss):
         self.replay = Replay(method.replay)
         self.replier: Replier | None = method.environment.open() if method.environment else None
         if method.environment:
-            reply_tokens(
-                tokenizer, getattr(method.environment, "role", ""), ""
-            )  # raises the error if there is no chat template
+            # raises the error if there is no chat template
+            reply_tokens(tokenizer, getattr(method.environment, "role", ""), "")
         self.kept: list[Rollouts] = []
         self.remaining = 0  # number of further steps that use the kept rollouts
         self.largest_gap, self.gap_share = 0.0, 0

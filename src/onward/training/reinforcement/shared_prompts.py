@@ -24,9 +24,8 @@ def target_states(model: Decoder, batch: Batch) -> Tensor:
     the prompt and itself. The states are equal up to rounding."""
     inside = batch.targets != IGNORE_INDEX
     c = model.config
-    has_states = any(
-        part.states(c) for part in each(c.attention)
-    )  # recurrent states cannot branch; custom parts may have states
+    # recurrent states cannot branch; custom parts may have states
+    has_states = any(part.states(c) for part in each(c.attention))
     shares = batch.positions is None and not has_states and not own_parts(c)
     shared = shared_rows(batch, c.d_model) if shares else None
     if shared is None:
@@ -60,9 +59,8 @@ def shared_rows(batch: Batch, width: int) -> SharedRows | None:
     if len(parts) == len(texts):
         return None
     longest = max(starts[part[0]] + sum(ends[n] - starts[n] for n in part) for part in parts)
-    longest += (
-        1  # one token at the batch's last position, so that RoPE scaling, which depends on the length, stays unchanged
-    )
+    # one token at the batch's last position, so that RoPE scaling, which depends on the length, stays unchanged
+    longest += 1
     tokens, positions = batch.tokens.new_zeros(2, len(parts), longest)
     positions[:, -1] = batch.tokens.size(1) - 1
     indices = torch.zeros_like(batch.tokens)

@@ -64,9 +64,7 @@ class Parts:
     messages: Sequence[str] = ()  # messages to the user
     progress: RunProgress = RunProgress()
     state: SavedState | None = None  # the save that the run is resumed from
-    fill: Callable[[Decoder], object] = lambda model: (
-        None
-    )  # sets the weights of a model after processes have sharded it
+    fill: Callable[[Decoder], object] = lambda model: None  # sets the weights of a sharded model
 
     @property
     def whole(self) -> bool:
@@ -116,9 +114,8 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
     stage, fresh = stage_of(config), model is None
     tokenizer = stage.prepare(config, folder, given.progress)
     inputs = stage.open(config, folder, "sha256")
-    import_module(
-        "torch._dynamo"
-    )  # the first optimizer imports it, which takes a second: import it before steps are timed
+    # the first optimizer imports it, which takes a second: import it before steps are timed
+    import_module("torch._dynamo")
 
     # the model
     loss = lambda: as_loss(given.loss) if given.loss else stage.loss(config)

@@ -102,9 +102,8 @@ def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED)
     return Check("validation", float(present.mean()) <= COMMON, sentence)
 
 
-MIX = np.array(
-    [0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32
-)  # odd factors, so that multiplication modulo 2^32 is invertible
+# odd factors, so that multiplication modulo 2^32 is invertible
+MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)
 
 
 def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:

@@ -42,13 +42,9 @@ class Balance:
         self.layers = [int(name.split(".")[1]) for name in names if name.endswith(".mlp.router.weight")]
         with_loss = [layer for layer in self.layers if f"blocks.{layer}.mlp.router.routing_bias" not in names]
         own = sum(layer in self.routers for layer in with_loss)
-        self.loss = (
-            loss * own / max(1, len(with_loss))
-        )  # a pipeline stage contributes the share of its layers to the mean
-        self.assignments: list[
-            Tensor
-        ] = []  # for each layer with an auxiliary loss: assignments (X,), and below, mean shares (X,)
-        self.shares: list[Tensor] = []
+        self.loss = loss * own / max(1, len(with_loss))  # mean over the layers of all pipeline stages
+        self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss
+        self.shares: list[Tensor] = []  # mean shares, (X,), for the same layers
         for router, counts in zip(self.routers.values(), self.counts):
             has_loss = bool(loss) and not is_biased(router)
             router.register_forward_hook(partial(self.watch, counts, has_loss))
@@ -80,9 +76,8 @@ class Balance:
         weight, f an expert's share of the assignments, and P the expert's mean share in the softmax. It equals `loss`
         if all experts have the same share.
         """
-        if (
-            self.processes and self.processes.context is not None and self.assignments
-        ):  # sum over the tokens of all processes
+        # sum over the tokens of all processes
+        if self.processes and self.processes.context is not None and self.assignments:
             assignments = torch.cat(self.assignments)
             distributed.all_reduce(assignments, group=self.processes.context)
             self.assignments = [*assignments.split([len(f) for f in self.assignments])]

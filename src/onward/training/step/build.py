@@ -91,9 +91,8 @@ def balance(config: RunConfig, model: Decoder, processes: "Processes | None") ->
     names = dict(processes.whole_parameters(model) if processes else model.named_parameters())
     if not any(name.endswith(".mlp.router.weight") for name in names):
         return None
-    tensor = (
-        processes.mesh.tensor if processes else 1
-    )  # each process of the tensor axis computes the whole auxiliary loss
+    # each process of the tensor axis computes the whole auxiliary loss
+    tensor = processes.mesh.tensor if processes else 1
     bias = 0.0 if adapter_names(model) else config.balance_bias
     return Balance(model, config.balance_loss / tensor, bias, processes)
 

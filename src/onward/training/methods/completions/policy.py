@@ -59,9 +59,7 @@ class PolicyMethod(Method, kind=""):
     iterations: Size = 1  # steps that use the same completions
     mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
-    replay: SizeOrZero = (
-        0  # number of past prompts with unequal rewards to keep; they replace prompts with equal rewards
-    )
+    replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep, to replace prompts with equal rewards
 
     def check(self) -> None:
         if self.reward is None:
@@ -129,9 +127,7 @@ class GroupMethod(PolicyMethod, kind=""):
     """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) / standard
     deviation."""
 
-    scale: AdvantageScale = (
-        "group"  # divide advantages by the standard deviation in the group or in the batch, or not at all
-    )
+    scale: AdvantageScale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}
