@@ -42,7 +42,7 @@ class Balance:
         self.layers = [int(name.split(".")[1]) for name in names if name.endswith(".mlp.router.weight")]
         with_loss = [layer for layer in self.layers if f"blocks.{layer}.mlp.router.routing_bias" not in names]
         own = sum(layer in self.routers for layer in with_loss)
-        self.loss = loss * own / max(1, len(with_loss))  # mean over the layers of all pipeline stages
+        self.loss = loss * own / max(1, len(with_loss))  # the stages sum to a mean over all layers
         self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss
         self.shares: list[Tensor] = []  # mean shares, (X,), for the same layers
         for router, counts in zip(self.routers.values(), self.counts):
