@@ -1,4 +1,4 @@
-"""Tokens of windows that processes divide."""
+"""Dividing the tokens of windows among processes."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_processes_have_all_tokens_once_and_equal_shares_of_the_scores() -> None
     for count in 2, 3, 4:
         parts = [own_tokens(ROWS, count, rank) for rank in range(count)]
         assert torch.equal(in_order(parts), ROWS)
-        assert len({int(part[0].sum()) for part in parts}) == 1  # token t sees t + 1 tokens
+        assert len({int(part[0].sum()) for part in parts}) == 1  # token t attends to t + 1 tokens
 
 
 def test_part_of_a_batch_has_the_positions_of_all_tokens() -> None:
