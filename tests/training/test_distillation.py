@@ -1,4 +1,4 @@
-"""Distillation: divergences of distributions, and students of teachers."""
+"""Distillation: divergences of distributions, and students that learn from teachers."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -27,7 +27,7 @@ OPTIONS = {"method": "draft", "completion_length": 12, "depth": 3, "steps": 6, "
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a draft head beside it."""
+    """A model with a draft head in the subfolder draft."""
     folder = base_model(tmp_path_factory.mktemp("with_draft") / "model")
     data = write_rows(folder.parent / "chats.jsonl", sums(12))
     before = file_sha256(folder / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Heads of outputs: reward models and classifiers, their losses, saves, and use as a reward."""
+"""Reward and classification heads: their losses, saves, and use as a reward."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
-    """A run of each method, with all weights and with adapters of rank 2."""
+    """A run of each method, both with all weights and with adapters of rank 2."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     for method in DATA:
         for rank in 0, 2:

@@ -1,4 +1,5 @@
-"""Runs that train adapters: only these are saved, on a base that is verified, and a killed run resumes exactly."""
+"""Runs that train adapters: only the adapters are saved, the base model is verified, and a killed run resumes
+exactly."""
 
 import json
 import shutil

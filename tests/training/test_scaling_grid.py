@@ -1,4 +1,4 @@
-"""A grid of small runs: its sizes, its refusals, and a law from runs on this machine."""
+"""A grid of small runs: its sizes, its error messages, and a law fitted to runs on this machine."""
 
 import json
 from pathlib import Path
@@ -46,11 +46,11 @@ def test_larger_runs_have_larger_batches_and_the_learning_rate_of_their_root() -
     assert small.mup == large.mup == 64
 
 
-@pytest.mark.long  # docs/planning.md runs the same
+@pytest.mark.long  # docs/planning.md runs the same command
 def test_command_trains_the_grid_fits_it_and_does_not_repeat_it(
     story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = Sizes(CONFIG, 30)  # about the characters of the story
+    sizes = Sizes(CONFIG, 30)  # about the vocabulary size of the story
     least = sum(cell.flops for cell in grid(sizes, least_budget(sizes)))
     words = ["scaling", "run", str(story_file), "--grid-flops", f"{1.2 * least:.3g}", "--out", str(tmp_path / "law")]
     assert main([*words, *FAST.split()]) == 0

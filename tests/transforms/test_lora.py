@@ -127,7 +127,7 @@ def test_only_adapters_and_whole_modules_are_trained(lora: LoRA, precision: str)
 
 @dataclass(frozen=True)
 class Half(Initialization, kind="half"):
-    """Initialized with half of PiSSA's values."""
+    """Initializes with half of PiSSA's values."""
 
     def factors(self, weight: torch.Tensor, rank: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = principal(weight, rank, scaling)
@@ -136,14 +136,14 @@ class Half(Initialization, kind="half"):
 
 @dataclass(frozen=True)
 class Nothing(Initialization, kind="nothing"):
-    """An initialization without a method that sets initial values."""
+    """An initialization that lacks the method `factors`."""
 
 
 @torch.no_grad()
 def test_an_initialization_of_the_user_begins_as_the_base() -> None:
     model, tokens = decoder(DECODERS["llama"], torch.float64), token_ids(DECODERS["llama"])
     plain = model(tokens)
-    add_lora(model, LoRA(rank=2, init=Half()), "half")  # a name of a method of modules, too
+    add_lora(model, LoRA(rank=2, init=Half()), "half")  # also the name of a method of torch modules
     assert_close(model(tokens), plain)
     adapter = next(adapter for _, _, adapter in adapters_of(model, "half"))
     assert adapter.b.count_nonzero() == adapter.b.numel()
