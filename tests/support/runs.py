@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # imported here, since its first import keeps its callers' frames alive, and with them a run's lock
+import torch._dynamo  # imported here: its first import keeps its callers' frames, and thus a run's lock, alive
 
 from onward import RunConfig
 from onward.checkpoint.saves.folder import saves
