@@ -106,7 +106,7 @@ class Trace:
             call.logit_rows += ROWS.get()
         if self.keep is not None:
             kept = self.keep(key, kept)
-        if name == "logits" and key in call.activations:  # a later chunk of the loss's logits
+        if name == "logits" and key in call.activations:  # logits of a later chunk of the loss
             return value
         call.activations[key] = kept
         return value

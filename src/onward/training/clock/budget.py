@@ -11,7 +11,7 @@ from time import perf_counter
 
 from onward.training.config import RunConfig
 
-STALLED = 4.0  # longer steps, in multiples of the average, are counted as a stall of the machine
+STALLED = 4.0  # steps longer than this multiple of the average step count as stalls of the machine
 EVALUATED = 0.2  # share of the planned evaluation that is made even if no time is left
 LEAST = 0.25  # minimum share of the time limit that is left for steps after a long start
 

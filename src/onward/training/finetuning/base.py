@@ -133,7 +133,7 @@ def base_model(
     folder: Path, config: RunConfig, labels: Sequence[str], *, lazy: bool = False
 ) -> Callable[[], Decoder] | None:
     """Return a function that loads the base of the run in `folder` again, with uninitialized adapters and, given
-    `labels`, a classification head for these; the caller then loads a save, which contains only the adapters, into this
+    `labels`, an output head for these labels; the caller then loads a save, which contains only the adapters, into this
     model. None for runs that save whole models. `lazy` is passed to `load_base`."""
 
     def make() -> Decoder:

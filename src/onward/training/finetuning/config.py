@@ -78,7 +78,8 @@ class FinetuneConfig(RunConfig, ExampleOptions):
             raise UserError(f"lora.dropout is not for {self.method.kind}, which computes without dropout: leave it out")
         if self.adapters and self.adapters.b_rate != 1 and self.optimizer in MATRIX_OPTIMIZERS:
             raise UserError(
-                f"lora.b_rate is given with {self.optimizer}, whose updates have one norm: leave it out, or use adamw"
+                f"lora.b_rate is given with {self.optimizer}, whose updates have a fixed norm: leave it out, "
+                "or use adamw"
             )
         if self.lora and isinstance(self.method.reference, Synced):
             raise UserError("reference is synced, which does not support adapters: leave out lora, or synced")
@@ -88,7 +89,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
 
     @classmethod
     def of(cls, **options: Any) -> FinetuneConfig:
-        """Build a configuration from options as on the command line, where the fields of the method are given beside
+        """Build a configuration from options as on the command line, where the fields of the method are passed like
         the other options: `FinetuneConfig.of(base="runs/mybook", method="dpo", beta=0.2, lora=16)`."""
         return fields.build(cls, with_method(options))
 

@@ -22,8 +22,8 @@ from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import NAME
 from onward.transforms.lora import use_adapter
 
-START, FIRST = "start", "first"  # frozen adapters: the initial values, and an adapter under the trained ones
-REFERENCE = "reference/"  # prefix of the fields for log-probabilities under the reference; then the sequence number
+START, FIRST = "start", "first"  # names of frozen adapters: the initial values, and the adapter below the trained one
+REFERENCE = "reference/"  # prefix of fields with reference log-probabilities, followed by the sequence number
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 
 ROWS = 256  # maximum number of completions in a batch of the engine
-CHUNK = 256  # minimum number of prompt tokens in a prefill step
+CHUNK = 256  # minimum size of a prefill chunk, in tokens
 TURN = 7_368_787  # difference between the seeds of consecutive turns of a completion
 
 

@@ -1,7 +1,7 @@
 """The events of a run, and the files in which they are recorded.
 
 RUN/metrics.jsonl    a line per step, validation and rollback
-RUN/samples.jsonl texts by the model: displayed samples, and completions that it was trained on
+RUN/samples.jsonl    texts by the model: displayed samples, and completions that it was trained on
 RUN/skipped.jsonl    windows that are skipped because a step failed on them
 """
 

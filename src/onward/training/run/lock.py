@@ -94,8 +94,8 @@ def keeping() -> Iterator[None]:
 
 @contextmanager
 def run_lock(folder: Path, *, again: bool = False) -> Iterator[Hold]:
-    """Context manager: inside it, no other process or `run_lock` works in the existing run folder `folder`: this
-    process holds its lock, and no other `run_lock` of the folder is open. If the caller keeps the Hold after the
+    """Context manager: inside it, no other process or `run_lock` works in the existing run folder `folder`, because
+    this process holds its lock and no other `run_lock` of the folder is open. If the caller keeps the Hold after the
     context ends, other processes remain locked out.
 
     Raises a UserError if another process holds the lock or, with `again`, if another process has worked in the folder

@@ -29,7 +29,7 @@ from onward.training.step.schedule import learning_rate
 from onward.training.step.trainer import Step, StepPlan
 from onward.training.step.validation import Validation, validate
 
-MAX_FAILURES = 3  # failed steps in a row that end a run
+MAX_FAILURES = 3  # number of failed steps in a row that ends a run
 
 
 class Diverged(UserError):

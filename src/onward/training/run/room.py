@@ -12,12 +12,7 @@ from onward.planning.parameters import parameters
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 
-STATE = {
-    "": 8,
-    "adamw": 8,
-    "muon": 4,
-    "normuon": 4,
-}  # minimum bytes of optimizer state per trained parameter, by optimizer
+STATE = {"": 8, "adamw": 8, "muon": 4, "normuon": 4}  # minimum bytes of state per trained parameter, by optimizer
 ACTIVATIONS = 160  # approximate bytes per token, layer and hidden unit; used only to decide whether to plan exactly
 AMPLE = 0.5  # fraction of the memory; a run that needs less is not planned exactly
 
@@ -50,6 +45,6 @@ def check_room(config: RunConfig, decoder: DecoderConfig, device: torch.device) 
     if peak < size:
         return []
     return [
-        f"this run needs about {in_bytes(peak)} of memory and this process may use {in_bytes(size)}, or the "
-        "system kills it: lower --batch-size, or set --recompute"
+        f"this run needs about {in_bytes(peak)} of memory, but the system kills this process if it uses more than "
+        f"{in_bytes(size)}: lower --batch-size, or set --recompute"
     ]

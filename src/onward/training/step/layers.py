@@ -25,10 +25,11 @@ DEAD = 1e-5  # a unit is dead if it stays below this share of the layer's larges
 def measure(model: Decoder, batch: Batch) -> dict[str, float]:
     """Measure a model's layers on a batch. Changes no state: no dropout, gradients or random numbers.
 
-    attention_entropy/LAYER entropy of the attention weights of a token, in nats, averaged over heads, the first 128
-    tokens of the first window, and the calls of a block that attends several times; the weight of a sink counts as one
-    more weight. The entropy is ln(t + 1) at position t for uniform weights, 0 for a single weight of 1 dead_units/LAYER
-    share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
+    attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads, the first 128
+                             tokens of the first window, and the calls of a block that attends several times; the weight
+                             of a sink counts as one more weight. The entropy is ln(t + 1) at position t for uniform
+                             weights, and 0 for a single weight of 1
+    dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
                              the layer's largest activation at every token of the batch
     """
     positions = None if batch.positions is None else batch.positions[:1, :TOKENS]

@@ -1,4 +1,4 @@
-"""Losses. Losses. The cross-entropy computes logits in chunks if all logits at once would need too much memory.
+"""Losses. The cross-entropy computes logits in chunks if all logits at once would need too much memory.
 
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """

@@ -16,7 +16,7 @@ from onward.parallel.launch import Launch
 from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
 
-STUDIES = itertools.count()  # numbers the studies of a launch, equally in all processes
+STUDIES = itertools.count()  # numbers of the studies in this launch, the same in all processes
 PAUSE = 0.1  # seconds between two checks of the progress of other groups
 
 

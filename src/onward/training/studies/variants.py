@@ -3,7 +3,8 @@ groups of processes, several at the same time.
 
 FOLDER/
   variants.json      the options of each variant
-data-N/ the tokens, shared by variants with the same texts and tokenizer NAME/seed-S/ a run for each variant and seed
+  data-N/            the tokens, shared by variants with the same texts and tokenizer
+  NAME/seed-S/       a run for each variant and seed
 """
 
 import math
@@ -49,8 +50,8 @@ TEXTS = (
     "repeated_lines",
     "validation",
 )  # the options that choose texts
-TOKENS = *TEXTS, "tokenizer"  # and the tokens
-MODEL = "preset", "model", "base"  # and the model to begin from
+TOKENS = *TEXTS, "tokenizer"  # the options that determine tokens
+MODEL = "preset", "model", "base"  # the options that choose the initial model
 # files in the folder of a run: RESULT if it has ended, FAILURE if it diverged
 RESULT, FAILURE = "result.json", "failure.json"
 OVERHEAD = 1e9  # overhead of a step, in floating-point operations that take about as long
