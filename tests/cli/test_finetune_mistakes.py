@@ -252,7 +252,7 @@ OTHERS: dict[str, Case] = {
     "a rank of text": (TEXT, "--lora big", "--lora is 'big', which is not a known kind of Adapters"),
     "alpha NaN": (TEXT, "--lora lora(alpha=nan)", "alpha is nan: it must be a number"),
     "all dropped": (TEXT, "--lora lora(dropout=1)", "dropout is 1.0: it must be a number from 0"),
-    "dropout with pairs": (PAIR, "--method dpo --lora lora(dropout=0.1)", "dpo, which computes without dropout"),
+    "dropout with pairs": (PAIR, "--method dpo --lora lora(dropout=0.1)", "dpo, which uses no dropout"),
     "a quantized base": (TEXT, "", "quantized weights, which are not trained: train adapters"),
     "quantized without adapters": (
         TEXT,

@@ -47,7 +47,7 @@ def test_modules_and_losses_without_a_rule_are_refused() -> None:
     with pytest.raises(UserError, match=r"blocks.1.attn, a Linear, has no rule for context parallelism: use context=1"):
         DividedTokens(model, 0, 2, lambda x: x)
     processes = Processes(count=2, mesh=Mesh(context=2))
-    with pytest.raises(UserError, match="Cannot divide the loss LossOfFunction over a context axis"):
+    with pytest.raises(UserError, match="Cannot compute the loss LossOfFunction over a context axis"):
         build_trainer(RunConfig(steps=1), Decoder(config()), processes, LossOfFunction(CrossEntropy()))
     with pytest.raises(UserError, match="cannot combine pipeline with context"):
         Mesh(pipeline=2, context=2).check_decoder(config())

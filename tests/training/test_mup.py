@@ -169,7 +169,7 @@ def test_mup_is_refused_where_it_is_not_known(options: dict[str, Any], sentence:
 
 def test_decoder_whose_logits_no_weight_scales_is_refused() -> None:
     config = DecoderConfig(vocab_size=9, d_model=64, n_layers=1, n_heads=2, tied=True, final_norm=NoNorm())
-    with pytest.raises(UserError, match="no weight in its final norm and a tied head"):
+    with pytest.raises(UserError, match="head is tied and its final norm has no weight"):
         factors(config, 16, 32)
     assert factors(replace(config, tied=False), 16, 32)["head.weight"].rate == 1 / 4
 

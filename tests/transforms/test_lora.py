@@ -164,7 +164,7 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         ),
         (lambda: add_lora(model, LoRA(ranks={"blocks": 0})), "ranks is 0 for all targets"),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]
-        (lambda: add_lora(model, LoRA(init=PiSSA(), rank=999)), "rank 999, because it is of rank"),
+        (lambda: add_lora(model, LoRA(init=PiSSA(), rank=999)), "rank 999, because it has at most rank"),
         (lambda: add_lora(model, LoRA(init=EVA())), "eva needs the inputs of layers"),
         (lambda: add_lora(model, LoRA(init=Nothing())), "Nothing lacks the method factors"),
         (lambda: LoRA(targets=()), "targets are empty"),

@@ -149,7 +149,7 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
     letters = location.shape[-x.ndim :]
     if len(sizes) == x.ndim and sizes[0] > 1 and ROWS.get():
         raise UserError(
-            f"Cannot use the value, {described(new)}, of {sizes[0]} texts in an engine: give one for all requests"
+            f"Cannot use the value, {described(new)}, for {sizes[0]} texts in an engine: give one for all requests"
         )
     if len(sizes) > x.ndim or any(
         size not in (1, wanted) and letter not in ("T", "S") for size, wanted, letter in zip(sizes, x.shape, letters)
@@ -198,7 +198,7 @@ class Edit:
             except (RuntimeError, IndexError, UserError) as error:
                 raise UserError(f"the edit of {pattern} failed on {described(value)}: {error}") from error
             if not isinstance(new, Tensor) or new.shape != value.shape:
-                raise UserError(f"the edit of {pattern} gives {described(new)} in place of {described(value)}")
+                raise UserError(f"the edit of {pattern} returned {described(new)} instead of {described(value)}")
             value = new.to(value.dtype)
         return value
 
@@ -216,7 +216,7 @@ def edit(model: Decoder, changes: Mapping[str, Edited]) -> Iterator[None]:
 
     Keys are names and patterns as for `trace`. A value is a change from this module (zero, mean_of, add, scale, clamp,
     replace), a tensor or number that replaces the activation, or a function from the activation to one of the same
-    shape. The function receives the tokens of one call: during generation, one token of each request.
+    shape. The function receives the activation for the tokens of one call: during generation, one token per request.
 
     Edits of the same activation apply in the order in which they began. They apply to generation and training too, in
     the thread or asyncio task that opened them. After the block, also after an exception, the model is unchanged.

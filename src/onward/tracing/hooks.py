@@ -24,7 +24,7 @@ from onward.model.rows import OPEN
 from onward.tracing.calls import Forward, Location
 
 AddHooks = Callable[["ModelHooks"], None]  # adds the hooks of one activation, or of several related ones
-OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outside of a call
+OUTSIDE_BLOCKS = "embed", "logits"  # activations that may be computed outside a call of the model
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ModelHooks:
 
     def __init__(self, activations: Mapping[str, Traceable], attachment: Attachment) -> None:
         self.activations, self.attachment = activations, attachment
-        self.listeners: list[Listener] = []  # of all contexts
+        self.listeners: list[Listener] = []  # traces and edits of all contexts
 
     def add_to(self, model: Decoder) -> None:
         """Add the hooks of all activations to the model. During a call, a hook acts only if a trace or an edit of this
@@ -107,7 +107,7 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """A context for one call of the model: notify open traces and edits of the call."""
+        """Context manager for one call of the model: notifies open traces and edits of the call."""
         if not (active := self.active):
             yield
             return

@@ -47,7 +47,7 @@ class TracedCall:
         if gradient is None:
             raise UserError(
                 f"{name} has no gradient: trace with gradients=True and call backward; scales, choices, and keys and "
-                "values made of latents have none"
+                "values computed from latents have none"
             )
         return gradient
 
@@ -178,7 +178,7 @@ class Trace:
                 total, count = total.to(x.device) + x.sum(0), count + len(x)
         if not count:
             recorded_activation(self.calls[0].activations if self.calls else {}, key)
-            raise UserError(f"{key} has no tokens in this trace: trace a text that has some")
+            raise UserError(f"{key} has no tokens in this trace: trace a text with tokens for it")
         return total / count
 
     def shape_of(self, key: str) -> tuple[str | int, ...]:

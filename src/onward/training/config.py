@@ -56,7 +56,7 @@ class UpdateOptions:
     decay: Extent = 0.35  # decay of the learning rate (wsd): a share of the steps or, if 1 or more, a number of steps
     min_lr_ratio: Share = 0.05  # learning rate at the last step, as a fraction of the peak
     weight_decay: NotNegative = 0.1  # weight decay of matrices; there is none for norms and biases
-    beta1: Share = 0.9  # decay rate of the mean of gradients, the momentum of muon
+    beta1: Share = 0.9  # decay rate of the mean of gradients; also the momentum of muon
     beta2: Share = 0.99  # decay rate of the mean of squared gradients
     clip: NotNegative = 1.0  # maximum norm of the gradient; 0: no limit
     label_smoothing: BelowOne = 0.0  # share of the target's probability to spread over the vocabulary

@@ -58,7 +58,7 @@ class Components:
         self.mean, self.seen, self.squares = mean, total, squares
 
     def shares(self) -> list[float]:
-        """The share of the vectors' variance that each component explains."""
+        """The share of the variance that each component explains."""
         return (self.values.double().square() / self.squares).tolist()
 
     def converged(self, rank: int, tau: float) -> bool:
@@ -112,9 +112,9 @@ class LayerInputs:
 
 @torch.no_grad()
 def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name: str = "default") -> dict[str, int]:
-    """Initialize the new adapters called `name`, which were added with the settings `lora`, by EVA: A is the first
-    principal components of the layer's inputs, and B is 0. Reads `batches` (token ids, positions, mask of the tokens to
-    use) until the components have converged or no batches are left. Adapters of embeddings keep their default
+    """Initialize the new adapters called `name`, which were added with the settings `lora`, by EVA: the rows of A are
+    the first principal components of the layer's inputs, and B is 0. Reads `batches` (token ids, positions, mask of the
+    tokens to use) until the components have converged or no batches are left. Adapters of embeddings keep their default
     initialization.
 
     The ranks are redistributed over the layers according to the share of variance that each component explains; their

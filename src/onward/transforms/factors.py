@@ -54,7 +54,7 @@ def check_rank(init: Initialization | None, rank: int, weight: Tensor, name: str
         raise UserError(f"{type(init).__name__} lacks the method factors, which returns A and B: define this method")
     inputs = isinstance(init, EVA)
     if rank > (most := weight.size(-1) if inputs else min(weight.shape[-2:])):
-        has = f"has {most} inputs" if inputs else f"is of rank {most} at most"
+        has = f"has {most} inputs" if inputs else f"has at most rank {most}"
         raise UserError(
             f"Cannot initialize {name} with {init.kind} and rank {rank}, because it {has}: choose at most {most}"
         )

@@ -1,7 +1,7 @@
 """A head in addition to the language model head: predicts rewards, values or classes from the hidden states of a
 trained model.
 
-It is the module `score` of transformers' sequence classification models, and is saved with the weights.
+The head is the module `score` as in transformers' sequence classification models, and is saved with the weights.
 
 Shapes: D d_model, N outputs.
 """

@@ -166,7 +166,7 @@ def untrained(model: Decoder, name: str = "default") -> bool:
 
 
 def train_fully(model: Decoder, name: str) -> None:
-    """Make a module trainable, in addition to adapters; a head that shares the embedding's weight gets its own copy."""
+    """Make a module trainable, in addition to the adapters; a head tied to the embedding gets its own weight."""
     if model.config.tied and name in ("embed", "head"):
         untie(model)
     model.get_submodule(name).requires_grad_(True)
@@ -212,7 +212,7 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
-    """(name of the weight, Target, adapter) for each weight with an adapter of this name."""
+    """Yield (name of the weight, Target, adapter) for each weight with an adapter of this name."""
     for weight, target in weights(model).items():
         adapters = target.adapters
         if adapters is not None and name in adapters and isinstance(adapter := adapters[name], Adapter):
@@ -274,7 +274,9 @@ def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
 def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> None:
     """Add adapters on top of the frozen adapters called `lower`, which stay active."""
     if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
-        raise UserError("dora does not support adapters on a frozen adapter: merge the first, or leave dora out")
+        raise UserError(
+            "dora does not support adapters on a frozen adapter: merge the first adapter, or leave dora out"
+        )
     add_adapters(model, lora, name)
     selection(model).below[name] = lower
 
@@ -311,8 +313,8 @@ def remove_adapters(model: Decoder, targets: Iterable[Target], name: str) -> Non
 def merge_lora(model: Decoder, name: str = "default") -> None:
     """Add the changes of the LoRA adapters called `name` to the weights of a model, in place, and remove the adapters.
 
-    The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
-    weight if either has an adapter. Raises a UserError for a quantized model, whose weights cannot represent the sum.
+    The sum is computed in at least fp32 and rounded once. A head tied to the embedding gets its own weight if either
+    has an adapter. Raises a UserError for a quantized model, whose weights cannot represent the sum.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))

@@ -1,7 +1,7 @@
 """Weight-only quantization of a trained model: linear layers store integers and scales in place of their weights.
 
 int8: one scale per output (a row of the weight). int4: one bf16 scale per group of 32 inputs, two weights per byte.
-Activations are not quantized: x is multiplied with the dequantized weight.
+Activations are not quantized: x is multiplied by the dequantized weight.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -149,7 +149,7 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
     """Return the linear layers to quantize, {name: precision}, and the names of the linear layers that cannot be
     quantized: for int4, those whose number of inputs is not a multiple of 32.
 
-    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
+    A head tied to the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
     not quantized, nor are the projections of latents to keys and values, because decoding multiplies them with queries
     and outputs instead of latents (`LatentAttentionModule.absorbed`). Raises a UserError for an unknown precision, and
     for a model that is quantized already.

@@ -71,7 +71,7 @@ class Budget:
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """A context around a validation, whose seconds become the cost of one validation."""
+        """Context manager around a validation; its duration becomes the cost of one validation."""
         start = self.clock()
         yield
         self.begin_step()

@@ -39,8 +39,8 @@ T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does the work of the run's caller at each validation
 
 TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps, in seconds and as a fraction of the budget
-FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text
-SLACK = 0.95  # share of the time for a number of steps that is fixed at the start, since a machine's speed varies
+FULL_MEASUREMENT = 60.0  # for shorter runs (in seconds), validation and evaluation are timed on less text
+SLACK = 0.95  # share of the time to plan with if steps are fixed at the start, since a machine's speed varies
 OPTIONAL = 20  # validations and the evaluation at the end each take at most 1/OPTIONAL of the time by default
 REPORT = 0.4  # seconds for the report and the exit of the process
 COMPILATION = 1.0  # maximum seconds to compile the kernels of a training step in another precision
@@ -165,7 +165,7 @@ def measured_costs(
 ) -> Costs:
     """Measure the seconds of a step, a validation (with its save and a call of `sample`) and the final evaluation of a
     run with a time limit of `limit` seconds. `planner` gives the batches, `inputs` the validation text; `clock` returns
-    the present time in seconds."""
+    the current time in seconds."""
     taken: list[float] = []
     long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / FULL_MEASUREMENT)
     with closing(planner.plans(0)) as plans:

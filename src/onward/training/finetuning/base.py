@@ -54,8 +54,8 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
     beside = c is not None and c.method.beside
     if first and beside:
         raise UserError(
-            f"Cannot train in addition to the adapter {config.base}: merge it with onward merge, and name the merged "
-            "model"
+            f"Cannot train separate modules on the adapter {config.base}: merge it with onward merge, and "
+            "name the merged model"
         )
     if is_quantized(model) and not (adapters or first or beside):
         raise UserError(

@@ -75,7 +75,7 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         if self.first and not self.lora:
             raise UserError(f"first is {self.first!r} without adapters on top of it: give lora, or leave it out")
         if self.adapters and self.adapters.dropout and not self.method.dropout:
-            raise UserError(f"lora.dropout is not for {self.method.kind}, which computes without dropout: leave it out")
+            raise UserError(f"lora.dropout has no effect in {self.method.kind}, which uses no dropout: leave it out")
         if self.adapters and self.adapters.b_rate != 1 and self.optimizer in MATRIX_OPTIMIZERS:
             raise UserError(
                 f"lora.b_rate is given with {self.optimizer}, whose updates have a fixed norm: leave it out, "

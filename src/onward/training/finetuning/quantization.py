@@ -21,7 +21,7 @@ class QuantizationError:
     def __str__(self) -> str:
         """Return one sentence."""
         return (
-            f"{self.precision} weights differ from the plain ones by {self.weights:.1%} (most in {self.layer}, by "
-            f"{self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with plain weights "
+            f"{self.precision} weights differ from the unquantized weights by {self.weights:.1%} (most in "
+            f"{self.layer}, by {self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with unquantized weights "
             f"{self.plain_loss:.4f}"
         )

@@ -20,7 +20,7 @@ class InputsRecord:
     """The content of inputs.json in a run folder: the tokens, tokenizer and model of the run, with the checksums that a
     resumed run verifies."""
 
-    train: tuple[tuple[str, int | None], ...]  # folder of each source, and its number in the folder; none: all
+    train: tuple[tuple[str, int | None], ...]  # folder of each source, and its number there (None: all sources)
     validation: str  # folder of the validation text; "" if there is none or it is a share of each source
     data: Mapping[str, Any]  # checksum of the index of each folder
     tokenizer: str  # checksum of tokenizer.json

@@ -92,7 +92,7 @@ class Rule(Protocol):
 
 class PolicyGradient(Loss):
     """The loss of a reinforcement method: samples completions of prompts, scores them by a reward, and compares the
-    model with a reference, if any. Give it to a Trainer as `loss`."""
+    model with a reference, if any. Pass it to a Trainer as `loss`."""
 
     of_batches: ClassVar[bool] = True
 
@@ -217,7 +217,7 @@ class PolicyGradient(Loss):
 
     def rollout(self, model: Decoder, batch: Batch, groups: Sequence[CompletionGroup]) -> Rollouts:
         """Return the completions in `groups` as a batch, padded at the end, with rewards, advantages, and the
-        log-probabilities that the loss compares with. `batch` holds the prompts of these completions."""
+        log-probabilities that the loss compares with. `batch` contains the prompts of these completions."""
         m, made = self.method, [one for group in groups for one in group.made]
         tokens, targets, logprobs = completion_batch(made)
         rewards, terms = (torch.cat(parts) for parts in zip(*((group.rewards, group.terms) for group in groups)))
@@ -274,8 +274,8 @@ class PolicyGradient(Loss):
             return self.outputs(other, batch).logprobs
 
     def outputs(self, model: Decoder, batch: Batch) -> PolicyOutputs:
-        """Compute the outputs of a model for the targets of a batch, at the temperature of the loss, as one forward of
-        a divided model."""
+        """Compute the outputs of a model for the targets of a batch, at the temperature of the loss, in one forward
+        even if the model is sharded."""
         outputs: PolicyOutputs = inside(model, policy_outputs, model, batch, self.method.loss_temperature)
         return outputs
 

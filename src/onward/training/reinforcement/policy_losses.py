@@ -1,4 +1,5 @@
-"""Losses of reinforcement as pure functions: group advantages, clipped ratios, reductions, GAE. Does not import torch.
+"""Reinforcement learning losses as pure functions: group advantages, clipped ratios, reductions, GAE. Does not import
+torch.
 
 Sources: PPO (Schulman et al. 2017), GAE (Schulman et al. 2016), GRPO (Shao et al. 2024), RLOO (Ahmadian et al. 2024),
 Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025); the estimator of KL is k3 (Schulman 2020).

@@ -35,7 +35,7 @@ def target_states(model: Decoder, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The input of a model that computes a prompt once for several of its completions: each row holds a prompt and
+    """The input of a model that computes a prompt once for several of its completions: each row contains a prompt and
     these completions."""
 
     tokens: Tensor  # (R, S)

@@ -1,5 +1,5 @@
-"""Rewards: numbers for the completions that a model writes. A reward is a value, a part of the type `Reward`; a sum of
-rewards with weights is a reward.
+"""Rewards: numbers for the completions that a model writes. A reward is a part (a frozen dataclass) of the type
+`Reward`; a weighted sum of rewards is also a reward.
 
 Does not import torch, so that `--help` answers at once. Importing this package registers all kinds.
 """

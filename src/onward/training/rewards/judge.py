@@ -80,7 +80,7 @@ class Pairwise(AskedModel, kind="pairwise"):
     a server.
 
     The model compares each pair of completions in both orders, since judges have a position bias, and replies A or B.
-    Two completions of the same text are a tie.
+    Two completions with the same text are a tie.
     """
 
     needed: ClassVar[tuple[str, ...]] = ("first", "second")

@@ -44,8 +44,8 @@ def arranged(config: RunConfig, decoder: DecoderConfig, processes: "Processes", 
 
 
 def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
-    """Raise a UserError if a mesh cannot divide the decoder, or if the mesh divides it and the run has options that do
-    not work with a divided model."""
+    """Raise a UserError if a mesh cannot divide the decoder, or if it divides the decoder and the run has options that
+    a divided model does not support."""
     mesh.check_decoder(decoder)
     mesh.check_length(decoder.context_length)
     if not mesh.divides:
@@ -75,7 +75,7 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
-    """Return the default mesh for `count` processes: replicas if a device can hold the whole training in fp32, or if
+    """Return the default mesh for `count` processes: replicas if the training in fp32 fits on one device, or if
     the run has a time limit or quantizes its weights; else shards over the processes of each machine or, if these are
     too few, over all processes."""
     plain = replace(config, precision="fp32")

@@ -58,7 +58,7 @@ class Parts:
     hf: dict[str, Any]  # content of the model's Hugging Face config.json
     loss: Loss
     tasks: Sequence[Task]  # tasks that are scored at each validation
-    budget: Budget | None = None  # in the first process, until the number of steps of a run with a time limit is fixed
+    budget: Budget | None = None  # for a time limit, only in the first process, until the number of steps is fixed
     choice: Choice | None = None  # chosen model size, if the options of a new run leave it open
     fresh: bool = False  # whether the weights are newly initialized
     messages: Sequence[str] = ()  # messages to the user

@@ -42,7 +42,7 @@ class Loop(Shown):
     folder.
 
     `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
-    began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
+    started from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
     None if they do not apply.
     """
 
@@ -87,7 +87,7 @@ class Loop(Shown):
     ) -> Iterator[Event]:
         """Train to the last step, or until `stop()` is true; write metrics and saves, and yield each event.
 
-        `save()` returns true to request a save after the present step. Raises a UserError if the last step cannot be
+        `save()` returns true to request a save after the current step. Raises a UserError if the last step cannot be
         saved, and Diverged if steps fail three times in a row.
         """
         lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
@@ -202,7 +202,7 @@ class Loop(Shown):
             )
         spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
         self.saver.finish()
-        with self.processes.first_before_others():  # this call renames damaged saves
+        with self.processes.first_before_others():  # newest_state renames damaged saves
             lazy = self.processes.divides
             base = base_model(self.folder, self.config, self.inputs.labels, lazy=lazy)
             state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)

@@ -146,7 +146,7 @@ def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
     now = fields.plain(config)
     try:
         known = completed(type(config), progress.config, "progress")
-    except UserError:  # the options are from another version
+    except UserError:  # the saved options come from another version
         known = dict(progress.config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
     edited = [name for name in now if now[name] != known.get(name) and name not in ("out", "mesh", *by_clock)]

@@ -44,7 +44,7 @@ class Run(Loop):
     """A run in progress: `start` or `resume` creates it, `train` trains its model.
 
     `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
-    began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
+    started from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
     None if they do not apply.
     """
 

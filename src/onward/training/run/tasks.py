@@ -1,4 +1,4 @@
-"""The tasks whose scores a run measures at each validation."""
+"""The tasks that a run is scored on at each validation."""
 
 from onward.base.errors import UserError
 from onward.evaluation.tasks import ScoredTask, Task, tasks_of

@@ -1,4 +1,4 @@
-"""The processes that train a run together: those that torchrun started, in the mesh of the run."""
+"""The processes that train a run together, as started by torchrun, with the mesh of the run."""
 
 import os
 from typing import TYPE_CHECKING, Any

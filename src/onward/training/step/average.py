@@ -10,8 +10,8 @@ from onward.model.divided import resharded
 
 
 class Average:
-    """The exponential moving average of the trainable parameters over all updates: each update has `decay` times the
-    weight of the next.
+    """The exponential moving average of the trainable parameters over all updates: the weight of each update is `decay`
+    times that of the next update.
 
     The average is stored in at least fp32 and does not include the initial weights. Its state is `tensors`, by
     parameter name, and `updates`, the number of updates.

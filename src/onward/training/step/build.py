@@ -70,7 +70,7 @@ def divide(
     config: RunConfig, model: Decoder, loss: Loss, processes: "Processes", fill: Callable[[Decoder], object]
 ) -> None:
     """Shard a model, and the models that its loss contains, over the mesh of `processes`, in place; see
-    `build_trainer`. Raises a UserError for a loss that a context axis cannot divide."""
+    `build_trainer`. Raises a UserError for a loss that does not support a context axis."""
     from onward.checkpoint.divided import parts_reader
 
     processes.parallelize(
@@ -78,7 +78,7 @@ def divide(
     )
     if processes.mesh.context > 1 and not isinstance(loss, CrossEntropy):
         raise UserError(
-            f"Cannot divide the loss {type(loss).__name__} over a context axis (mesh {str(processes.mesh)!r}): use "
+            f"Cannot compute the loss {type(loss).__name__} over a context axis (mesh {str(processes.mesh)!r}): use "
             "context=1, or the cross-entropy"
         )
     if processes.divides:

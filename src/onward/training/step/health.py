@@ -62,7 +62,7 @@ def update_ratio(before: Sequence[Tensor], model: nn.Module, processes: "Process
     """Compute the norm of the change of a model's trainable matrices divided by their norm. `before` are clones of
     `matrices(model)` made before the update.
 
-    About 1e-3 is usual; much less learns slowly, much more is unstable.
+    A typical value is 1e-3; with much less, training is slow, with much more, unstable.
     """
     exact = lambda tensor: tensor.to(torch.promote_types(tensor.dtype, torch.float32))
     norm = partial(processes.norm, model) if processes else norm_of

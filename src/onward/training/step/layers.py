@@ -71,8 +71,8 @@ def layer_of(name: str) -> int:
 
 def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
     """Compute the largest absolute activation of each feed-forward unit, (F,), from activations `units` (..., F), with
-    `chosen` None. In a layer with experts, `units` is (B, T, A, F), and `chosen` (B, T, A) holds the expert of each
-    vector of activations; the units of all experts with tokens are then concatenated, expert by expert."""
+    `chosen` None. In a layer with experts, `units` is (B, T, A, F), and `chosen` (B, T, A) is the expert of each vector
+    of activations; the units of all experts with tokens are then concatenated, expert by expert."""
     units = units.abs().float().flatten(0, -2)
     if chosen is None:
         return units.amax(0)

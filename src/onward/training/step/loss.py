@@ -41,12 +41,12 @@ class Loss:
 
     def __call__(self, model: Any, batch: Any) -> Sums:
         """Return two sums over the batch's targets: the loss to minimize, with gradient, and the loss to report,
-        without. A third element, if any, is a table of further sums to report."""
+        without gradient. An optional third element is a dict of further sums to report."""
         raise NotImplementedError
 
     def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
         """Return the batches to train on in a step, given the `batches` of the data; by default the same. Reinforcement
-        replaces prompts by completions that it samples from `model`."""
+        learning replaces prompts by completions sampled from `model`."""
         return batches
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:

@@ -83,7 +83,7 @@ def wide(matrices: Tensor) -> Tensor:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return matrices (X, O, I), O at most I, with their singular values moved near 1, in bf16.
+    """Return matrices (X, O, I), O at most I, with their singular values moved close to 1, in bf16.
 
     Makes five steps of Newton-Schulz with the coefficients of Jordan et al., which leave values between about 0.7 and
     1.2.

@@ -1,4 +1,5 @@
-"""muP: hyperparameters chosen at one width hold at every width (Yang et al. 2022, arXiv:2203.03466, tables 3 and 8).
+"""muP: hyperparameters chosen at one width transfer to every width (Yang et al. 2022, arXiv:2203.03466, tables 3 and
+8).
 
 Multiplying the output of a matrix by a factor gives the same function, and with Adam the same training, as multiplying
 its initial weights and its learning rate by this factor. Therefore the factors of logits and scores are also moved into
@@ -77,7 +78,7 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
         last = [name for name in names if name in result]
         if not last:
             raise UserError(
-                "Cannot scale logits for mup, because this decoder has no weight in its final norm and a tied head"
+                "Cannot scale logits for mup, because this decoder's head is tied and its final norm has no weight"
             )
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))

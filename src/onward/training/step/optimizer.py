@@ -73,10 +73,10 @@ def adamw(
 def parameter_groups(
     parameters: dict[str, Tensor], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
-    """Return the groups of parameters for a torch optimizer: by weight decay, which vectors do not have, and by "rate",
-    the factor of the learning rate from `rates` (by parameter name, default 1). The decay per step, learning rate times
-    weight decay, does not depend on the factor. Parameters on the meta device, those of other pipeline stages, are left
-    out; their groups are kept, so that all stages have the same groups."""
+    """Return the parameter groups for a torch optimizer: by weight decay (none for vectors) and by "rate", the factor
+    of the learning rate from `rates` (by parameter name, default 1). The decay per step, learning rate times weight
+    decay, does not depend on the factor. Parameters on the meta device (of other pipeline stages) are left out, but
+    their groups are kept, so that all stages have the same groups."""
     groups = defaultdict[tuple[bool, float], list[Tensor]](list)
     for name, parameter in parameters.items():
         groups[is_matrix(name, parameter), rates.get(name, 1.0)] += [parameter] * (not parameter.is_meta)

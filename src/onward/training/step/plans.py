@@ -46,8 +46,8 @@ class Planner:
 
 
 def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T]:
-    """Yield `items`, with the next `ahead` items made in another thread. An error raised while making an item is raised
-    when that item is requested. Closing the returned generator discards the items made ahead and ends the thread."""
+    """Yield `items`, with the next `ahead` items prefetched in another thread. An error raised while making an item is
+    raised when that item is requested. Closing the returned generator discards prefetched items and ends the thread."""
     source, end = iter(items), object()
     thread = ThreadPoolExecutor(1, "prefetch")
     try:

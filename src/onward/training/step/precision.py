@@ -8,8 +8,8 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which a model computes matrix products in "bf16" or "fp16"; in other precisions, in the dtype
-    of its weights."""
+    """Return a context manager for matrix products in "bf16" or "fp16"; with other precisions, they use the dtype of
+    the weights."""
     return torch.autocast(device.type, PRECISIONS[precision]) if precision in PRECISIONS else nullcontext()
 
 

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StepPlan:
     """The input of one optimizer step: its batches, and the numbers of their windows (training sequences). A plan does
-    not depend on the state of the trainer, so it can be made ahead, in another thread."""
+    not depend on the state of the trainer, so it can be prefetched in another thread."""
 
     batches: Sequence[Batch]  # batches of this process; their gradients are accumulated
     numbers: Sequence[int] = ()  # numbers of the step's windows, in all processes
     next_position: int = 0  # number of the window to continue from after this step
-    measure_update: bool = False  # whether to measure how far the weights move
+    measure_update: bool = False  # whether to measure the relative size of the update
 
 
 @dataclass(frozen=True)
@@ -100,11 +100,11 @@ class Trainer:
     >>> for step in trainer.train(StepPlan([batch]) for batch in batches):
     ...     print(step.step, step.loss)
 
-    `learning_rate` is a function of the step, from 0. `loss` is a callable of (model, batch), see loss.py, by default
-    CrossEntropy(); a batch is a Batch or an instance of a subclass. `balance` and `average` must be built for the same
-    model. `spikes` decides which losses fail a step, by default those that are not finite. With several `processes`,
-    the model must be parallelized for their mesh. `wrap` may return another module around a LossModule; a wrapper that
-    reduces gradients itself, such as DistributedDataParallel, replaces `processes`.
+    `learning_rate` is a function of the step, counted from 0. `loss` is a callable of (model, batch), see loss.py, by
+    default CrossEntropy(); a batch is a Batch or an instance of a subclass. `balance` and `average` must be built for
+    the same model. `spikes` decides which losses fail a step, by default those that are not finite. With several
+    `processes`, the model must be parallelized for their mesh. `wrap` may return another module around a LossModule; a
+    wrapper that reduces gradients itself, such as DistributedDataParallel, replaces `processes`.
     """
 
     @checked
@@ -149,8 +149,8 @@ class Trainer:
     def train_step(self, plan: StepPlan) -> Step:
         """Make one optimizer step.
 
-        The gradient is that of the mean loss over all targets of the step in all processes, so accumulating over
-        batches changes only rounding (and the auxiliary loss of experts, which is computed batch by batch). A step that
+        The gradient is that of the mean loss over all targets of the step in all processes. Accumulation over batches
+        therefore changes only rounding and the auxiliary loss of experts, which is computed batch by batch. A step that
         fails leaves weights and optimizers unchanged.
         """
         start = perf_counter()

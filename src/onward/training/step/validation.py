@@ -35,7 +35,7 @@ def validate(
     sets: Mapping[str, HeldOutWindows] | None = None,
     tasks: Sequence[Task] = (),
 ) -> Validation:
-    """Compute the mean loss of the trainer's model over about `config.validation_tokens` tokens of evenly spread
+    """Compute the mean loss of the trainer's model over about `config.validation_tokens` tokens of evenly spaced
     validation windows, in the precision of training and with averaged weights if the trainer averages them. The figures
     of the result include the loss on each of the `sets`, the validation windows of each source by name, and the score
     of each of the `tasks`."""

@@ -33,9 +33,9 @@ BEST = 20.0  # tokens per parameter at the center of the sizes
 BASE = 64  # width for which the learning rate was tuned
 BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens per batch for 1e6 training tokens, and the exponent of growth
 LEAST_STEPS = 16  # of a run
-FEW_STEPS = 100  # in shorter runs, a loss depends more on the first steps than on size and length
+FEW_STEPS = 100  # in shorter runs, the loss depends more on the first steps than on model size and data
 TIMED = 3  # timed steps, after one warm-up step
-START = 0.6  # seconds that a run takes in addition to its steps and its evaluation
+START = 0.6  # seconds of a run besides its steps and its evaluation
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Sizes:
         self.config, self.vocab_size = config, vocab_size
         decoder = config.decoder(vocab_size)
         self.context = decoder.context_length
-        self.step = 2 * decoder.n_heads  # step of the width that keeps head widths even, for rotary positions
+        self.step = 2 * decoder.n_heads  # step between widths, so that head sizes are even, for rotary positions
         self.known: dict[int, int] = {}
 
     def parameters(self, width: int) -> int:
@@ -158,8 +158,8 @@ def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence
 
 
 def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cell) -> RunConfig:
-    """Return the configuration with the precision and the backend of experts whose steps are the fastest, by timing,
-    for the run `cell`; all runs of the grid use them. `inputs` are the prepared texts."""
+    """Return the configuration with the fastest precision and backend of experts for the run `cell`, by timing; all
+    runs of the grid use them. `inputs` are the prepared texts."""
     own = cell.variant(config).config
     model = Decoder(own.decoder(vocab_size)).to(torch.device(config.device))
     trial = lambda: build_trainer(own, model)

@@ -60,7 +60,7 @@ class ScalingStudy:
     seconds_left: float  # time left for the grid; infinity: no limit
 
     def warnings(self) -> list[str]:
-        """List the reasons, as sentences, why a law fitted to this grid would be unreliable; empty if there are
+        """List, as sentences, the reasons why a law fitted to this grid would be unreliable; an empty list if there are
         none."""
         sentences, steps = [], min(cell.steps for cell in self.cells)
         if steps < FEW_STEPS:
@@ -183,7 +183,7 @@ def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict
     the grid are missing."""
     result = law.plain()
     if missing := len(study.cells) - len(law.runs):
-        result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or had no time")
+        result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or were not reached in time")
     flops = 6.0 * forecast.parameters * forecast.tokens
     return result | {"forecast": {"flops": flops, **vars(forecast)}}
 

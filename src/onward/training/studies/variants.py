@@ -60,7 +60,7 @@ Measure = Literal["loss", "bits_per_byte"]
 
 @dataclass(frozen=True)
 class Variant:
-    """A named configuration to compare with others, which differ in some options. `config.out` is the folder of all
+    """A named configuration to compare with others that differ in some options. `config.out` is the folder of all
     variants, and `config.seed` the seed of the first run."""
 
     name: str
@@ -123,14 +123,13 @@ class Length:
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of the run that is training, number `number` of `runs` runs, with the progress of all runs; for
-    displays."""
+    """An event of the current run, number `number` of `runs` runs, with the progress of all runs; for displays."""
 
     variant: Variant
     seed: int
     number: int  # number of the run, from 1
     runs: int
-    share: float  # share of all work that is done
+    share: float  # completed share of the work of all runs
     seconds_left: float | None  # None until an estimate is possible
     run: Run
     event: Event
@@ -139,7 +138,7 @@ class Moment:
 @dataclass(frozen=True)
 class Outcome:
     """The result of a variant: the folders of its runs, one per seed, and the figures of each run's final evaluation,
-    by name; None in place of the figures of a run that diverged."""
+    by name; None instead of figures for a diverged run."""
 
     variant: Variant
     runs: tuple[Path, ...]

@@ -35,7 +35,8 @@ class PolicyMethod(Method, kind=""):
     """The base class of reinforcement methods, which reward completions sampled from the model. A policy-gradient
     method defines `advantages` and `surrogate`, any other method `token_losses`.
 
-    p and p_old are the probabilities of a token by the model and by the model that sampled it, A is its advantage.
+    p and p_old are the probabilities of a token under the model and under the model that sampled it; A is its
+    advantage.
     """
 
     rate: ClassVar[float] = 0.02
@@ -51,12 +52,12 @@ class PolicyMethod(Method, kind=""):
     kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss instead of the reward
     tempered: ClassVar[bool] = True  # whether the loss uses probabilities at the sampling temperature
 
-    reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
+    reward: Reward | None = None  # reward, such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
     samples: Annotated[int, Range(2, 4096)] = 8  # completions for each prompt
     completion_length: Size = 256  # maximum number of tokens in a completion
     temperature: Positive = 1.0  # temperature for sampling and for the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
-    iterations: Size = 1  # steps that use the same completions
+    iterations: Size = 1  # number of steps that use the same completions
     mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
     replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep, to replace prompts with equal rewards
@@ -99,7 +100,7 @@ class PolicyMethod(Method, kind=""):
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         """Compute the fields of sampled completions that follow from their rewards, by name: `advantages` (N, T) or (N,
         1), and others that the loss needs; by default none. `sampled` are the outputs of the model that sampled the
-        completions; None if neither the KL nor `needs_sampled` asks for them."""
+        completions; None if neither the KL nor `needs_sampled` requires them."""
         return {}
 
     @property
