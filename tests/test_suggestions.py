@@ -56,12 +56,6 @@ def test_synonyms_lead_to_names_that_exist() -> None:
         *("number", "json_schema"),
     }  # options of `onward generate`; weights of a block; rewards
     assert {*SYNONYMS.values()} <= options | kinds | elsewhere
-    of_commands = {
-        "context",
-        "length",
-        "completion_length",
-        "new",
-        "dtype",
-        "to",
-    }  # options of chat, finetune, bench, convert
+    # options of chat, finetune, bench, convert
+    of_commands = {"context", "length", "completion_length", "new", "dtype", "to"}
     assert {name for names in OTHERWISE.values() for name in names} <= options | of_commands

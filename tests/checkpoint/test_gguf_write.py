@@ -127,12 +127,8 @@ def test_quantized_weights_are_those_of_llama_cpp(dtype: str, shared: Path, tmp_
     lm = onward.load(shared / "stories260K")
     onward.save(lm, tmp_path / "ours.gguf", dtype=dtype)  # type: ignore[arg-type]
     kinds = {info.type.name for info in read_header(tmp_path / "ours.gguf").tensors.values()}
-    assert kinds == {
-        "F32",
-        "F16",
-        "Q8_0",
-        dtype.upper(),
-    }  # F16 if rows are not a multiple of a block; Q8_0 for the head
+    # F16 if rows are not a multiple of a block; Q8_0 for the head
+    assert kinds == {"F32", "F16", "Q8_0", dtype.upper()}
     back = onward.load(tmp_path / "ours.gguf", torch.float32)
     [tokens] = token_ids(lm.model.config, 1, LENGTH).tolist()
     wanted = lm.model(torch.tensor([tokens]))[0].log_softmax(-1)

@@ -163,8 +163,7 @@ def test_pickle_beside_safetensors_is_ignored(tmp_path: Path) -> None:
     load_model(tmp_path)
 
 
-# ---------------------------------------------------------------- any file content gives a model or a one-sentence
-# error
+# ---------------------------------------------------------------- any content: a model or a one-sentence error
 
 
 @pytest.fixture(scope="module")

@@ -21,12 +21,8 @@ from support.parity import LENGTH, stir
 
 FIRST = {hf.model_type: hf for hf in reversed(CASES.values())}
 OF_ALL = PreTrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
-OWN = {
-    "model_type",
-    "vocab_size",
-    "rope_parameters",
-    "rope_scaling",
-}  # test_rope_keys.py covers the keys of rotary positions
+# test_rope_keys.py covers the keys of rotary positions
+OWN = {"model_type", "vocab_size", "rope_parameters", "rope_scaling"}
 
 
 def changes(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

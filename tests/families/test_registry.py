@@ -1,4 +1,4 @@
-"""Families register themselves: their parts are found whatever was imported before, and configurations do not import
+"""Families are discovered from their files: their parts are found whatever was imported before, and configurations do not import
 torch."""
 
 import subprocess

@@ -20,13 +20,8 @@ from support.families import CASES
 
 TYPES = {hf.model_type: hf for hf in reversed(CASES.values()) if getattr(hf, "rope_parameters", None)}
 LAYERED = {kind for kind, hf in TYPES.items() if "full_attention" in hf.rope_parameters}
-WITHOUT_SCALING = {
-    "mellum",
-    "cohere_compass_text",
-    "laguna",
-    "mimo_v2_flash",
-    "beam",
-}  # families that refuse rope_scaling
+# families that refuse rope_scaling
+WITHOUT_SCALING = {"mellum", "cohere_compass_text", "laguna", "mimo_v2_flash", "beam"}
 WITHOUT_SCALING |= {"cohere2_moe", "gemma4_text", "gemma4_unified_text"}
 WITH_QUERIES = {"mistral4", "ministral3"}  # families whose tables also have keys for the scale of queries
 DRAWS = [(kind, seed) for kind in TYPES for seed in range(6)]

@@ -79,7 +79,7 @@ def assert_follows_the_model(name: str, kind: str) -> None:
     s = SAMPLINGS[name]
     found = sample(s, kind)
     equal = found == sample(s, "none")
-    assert equal  # not compared in the assert: the difference of thousands of tuples would be unreadable
+    assert equal  # compared beforehand, since a diff of thousands of tuples would be unreadable
     counts, chi = Counter(found), 0.0
     for sequence in itertools.product(range(V), repeat=LONG):
         p, text = 1.0, [0]

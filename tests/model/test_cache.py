@@ -75,15 +75,8 @@ def test_token_takes_2_layers_kv_heads_d_head_numbers() -> None:
 
 def test_growing_cache_gets_slots_in_steps() -> None:
     cache = KVCache(WINDOWS, ROWS, LENGTH, CHUNK, step=5, device=device())
-    wanted = {
-        0: (5, 5),
-        4: (5, 5),
-        5: (7, 10),
-        9: (7, 10),
-        10: (7, 15),
-        3: (7, 15),
-        12: (7, 15),
-    }  # one slot is for padding
+    # one slot is for padding
+    wanted = {0: (5, 5), 4: (5, 5), 5: (7, 10), 9: (7, 10), 10: (7, 15), 3: (7, 15), 12: (7, 15)}
     for end, slots in wanted.items():
         assert CacheManager(cache).reserve(0, max(0, end - 1), end)
         assert tuple(layer.slots for layer in cache.layers) == slots

@@ -24,9 +24,8 @@ KINDS = "weights", "gradients", "optimizer", "activations"
 MESHES = "replicate=4", "shard=8", "tensor=2", "replicate=2 shard=2", "shard=3 tensor=2", "replicate=2 shard=2 tensor=4"
 CONTEXT = "context=2", "replicate=2 shard=2 context=3", "context=2 tensor=2"
 OPTIONS: list[dict[str, Any]] = [{}, {"recompute": True}, {"precision": "fp32"}, {"optimizer": "muon"}]
-EVEN = {
-    name: replace(decoder, vocab_size=12) for name, decoder in DECODERS.items()
-}  # divisible, like the vocabularies of releases
+# divisible, like the vocabularies of releases
+EVEN = {name: replace(decoder, vocab_size=12) for name, decoder in DECODERS.items()}
 NOT_DIVIDED = {"no-output"}  # attention without an output projection
 
 

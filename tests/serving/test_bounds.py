@@ -186,13 +186,8 @@ def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
 def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -> None:
     log: list[str] = []
     process, url = started(str(tiny_run), "--drain", "1", "--rows", "1", log=log)
-    body = {
-        **LONG,
-        "max_tokens": 30,
-        "n": 64,
-        "stream": True,
-        "typical_p": 0.9,
-    }  # typical_p is not supported by kernels, which makes steps slow
+    # typical_p is not supported by kernels, which makes steps slow
+    body = {**LONG, "max_tokens": 30, "n": 64, "stream": True, "typical_p": 0.9}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
         lines = reply.iter_lines()
         next(lines)

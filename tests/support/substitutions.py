@@ -1,5 +1,4 @@
-"""line instead"; two of one change are joined by AND. => Substitutions in source code: "old line => new line"; AND
-joins several substitutions of one change. => line instead"; two of one change are joined by AND."""
+"""Substitutions in source code: "line => line instead"; AND joins several substitutions of one change."""
 
 AND = " && "
 

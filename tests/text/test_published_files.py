@@ -62,9 +62,8 @@ def assert_same_ids(folder: Path, theirs: Any, seed: int = 0) -> Tokenizer:
     ours = Tokenizer.load(folder)
     added = ours.inner.get_added_tokens_decoder()
     of_theirs = {i: repr(token) for i, token in theirs.added_tokens_decoder.items() if i != ours.unknown_id}
-    assert {
-        i: repr(token) for i, token in added.items()
-    } == of_theirs  # the unknown token is excluded, since Onward does not strip it from decoded texts
+    # the unknown token is excluded, since Onward does not strip it from decoded texts
+    assert {i: repr(token) for i, token in added.items()} == of_theirs
     for as_text in True, False:
         ours.inner.encode_special_tokens = as_text
         for text in texts(seed, [token.content for token in added.values()]):

@@ -22,6 +22,6 @@ class QuantizationError:
         """Return one sentence."""
         return (
             f"{self.precision} weights differ from the unquantized weights by {self.weights:.1%} (most in "
-            f"{self.layer}, by {self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with unquantized weights "
-            f"{self.plain_loss:.4f}"
+            f"{self.layer}, by {self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with "
+            f"unquantized weights {self.plain_loss:.4f}"
         )
