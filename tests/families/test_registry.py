@@ -1,5 +1,5 @@
-"""Families are discovered from their files: their parts are found whatever was imported before, and configurations do not import
-torch."""
+"""Families are discovered from their files: their parts are found whatever was imported before, and configurations do
+not import torch."""
 
 import subprocess
 import sys
