@@ -27,7 +27,7 @@ def text_loss(config: RunConfig) -> Loss:
             arguments
         )
     if not callable(found) or (arguments and not isinstance(found, type)):
-        raise UserError(f"loss is {config.loss!r}, which is not a loss: {EXAMPLE}")
+        raise UserError(f"loss is {config.loss!r}, which is not a class or function for a loss: {EXAMPLE}")
     try:
         return as_loss(found(**arguments) if isinstance(found, type) else found)
     except TypeError as error:
