@@ -229,7 +229,7 @@ def test_a_value_for_several_texts_is_refused_in_an_engine() -> None:
     engine = Engine(model)
     request = engine.add(Request([1, 2], GREEDY, 2))
     with (
-        pytest.raises(UserError, match="of 2 texts in an engine: give one"),
+        pytest.raises(UserError, match="for 2 texts in an engine: give one"),
         onward.edit(model, {"blocks.0": torch.zeros(2, 1, 16)}),
     ):
         list(engine.run())

@@ -95,7 +95,7 @@ def test_a_draft_head_of_another_model_is_left_out_with_a_sentence(changed: str,
     ("options", "sentence"),
     [
         ({"lora": 4}, "lora is given with draft, which does not train the model"),
-        ({"template": "chatml"}, "choose one"),
+        ({"template": "chatml"}, "choose a template"),
     ],
 )
 def test_options_that_change_the_model_are_refused(

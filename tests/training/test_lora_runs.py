@@ -182,7 +182,7 @@ def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats:
             "attn.q with eva and rank .*, because it has 16 inputs: choose",
         ),
         ({"lora": "lora(rank=2, ranks={'attn.q': 1}, init=eva)"}, "eva chooses the ranks: leave them out"),
-        ({"lora": "lora(ranks={'attn.qq': 1})"}, "ranks 'attn.qq' names nothing .* did you mean attn.q?"),
+        ({"lora": "lora(ranks={'attn.qq': 1})"}, "ranks 'attn.qq' matches nothing .* did you mean attn.q?"),
         ({"lora": "lora(b_rate=0)"}, "b_rate is 0"),
         ({"lora": "lora(b_rate=16)", "optimizer": "muon"}, "b_rate is given with muon"),
     ):
