@@ -260,7 +260,7 @@ OTHERS: dict[str, Case] = {
         "--quantize is 'int8' without adapters to train: give lora",
     ),
     "three bits": (TEXT, "--lora 4 --quantize int3", "--quantize is 'int3': did you mean int8"),
-    "a first adapter that is none": (TEXT, "--lora 4 --first frozen", "base is not: leave it out"),
+    "a first adapter that is none": (TEXT, "--lora 4 --first frozen", "base is not an adapter: leave it out"),
     "a first adapter alone": (TEXT, "--first merged", "without adapters on top of it: give lora, or leave it out"),
     "a length below 0 tokens": (TEXT, "--length -1", "--length is -1: it must be a whole number"),
     "a length beyond the context": (

@@ -144,7 +144,9 @@ def test_a_run_says_the_error_of_its_quantized_base(chats: Path, tmp_path: Path)
     assert error["tokens"] == rows.num_targets
     assert [error["loss"], error["plain_loss"]] == pytest.approx([mean_loss(m, [rows])[0] for m in models], rel=1e-5)
     notices = [event.sentence for event in run.train() if isinstance(event, Notice)]
-    assert any(f"the loss on {rows.num_targets} tokens is {error['loss']:.4f}, with plain" in one for one in notices)
+    assert any(
+        f"the loss on {rows.num_targets} tokens is {error['loss']:.4f}, with unquantized" in one for one in notices
+    )
     write_reports(tmp_path / "run")
     assert "int4 weights differ from the unquantized weights by" in (tmp_path / "run" / "report.html").read_text()
 

@@ -153,7 +153,10 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
     model, mixture = decoder(DECODERS["llama"]), decoder(DECODERS["deepseek"])
     for make, message in (
         (lambda: add_lora(mixture, LoRA(dora=True)), "dora does not support stacks of experts such as"),
-        (lambda: add_lora(model, LoRA(targets=("attn.qq",))), "target 'attn.qq' matches nothing .* did you mean attn.q?"),
+        (
+            lambda: add_lora(model, LoRA(targets=("attn.qq",))),
+            "target 'attn.qq' matches nothing .* did you mean attn.q?",
+        ),
         (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
         (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' matches nothing .* did you mean head?"),
         (lambda: use_adapter(model, "poems"), "there is no adapter with the name 'poems'"),
