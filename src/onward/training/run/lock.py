@@ -109,9 +109,7 @@ def run_lock(folder: Path, *, again: bool = False) -> Iterator[Hold]:
         raise in_use(folder)
     hold = kept or Hold(folder)
     if again and not kept and hold.earlier not in ("", this_process()):
-        raise UserError(
-            f"{hold.earlier}, has trained in {folder} since this process read the folder: resume the run again"
-        )
+        raise UserError(f"{hold.earlier}, has trained in {folder} since this process read it: resume the run again")
     HELD[folder.resolve()] = hold
     hold.write(this_process())
     hold.busy = True

@@ -38,8 +38,7 @@ class Diverged(UserError):
 
 
 class Loop(Shown):
-    """The training loop of a run, built from its `Parts`; the subclass `run.Run` makes these from a configuration or a
-    folder.
+    """The training loop of a run, built from its `Parts`; `run.Run` makes these from a configuration or a folder.
 
     `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
     started from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
@@ -186,13 +185,11 @@ class Loop(Shown):
             yield self.log.write(validation)
 
     def roll_back(self, plan: StepPlan, step: Step, first: int) -> Rollback:
-        """Return to the newest undamaged save, and skip the windows (training sequences) of the failed step from now
-        on.
+        """Return to the newest undamaged save; from now on, skip the windows (sequences) of the failed step.
 
         `plan` is the input of the failed step, `step` its result, and `first` the step of the save that training
-        continued from. If the first step after that save has failed twice, on different windows, the save itself is
-        bad: return to the save before it, and skip all windows since then. Raises Diverged after the third failure in a
-        row.
+        continued from. If the first step after that save has failed twice, on different windows, the save is bad:
+        return to the save before it, and skip all windows since. Raises Diverged after the third failure in a row.
         """
         failed_steps = (*self.progress.failed_steps, step.step)
         if len(failed_steps) >= MAX_FAILURES:

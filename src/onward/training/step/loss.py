@@ -61,8 +61,7 @@ class Loss:
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """A dict for each text that the model generated in the last step, for the run's samples.jsonl; by default
-        none."""
+        """A dict for each text generated in the last step, for the run's samples.jsonl; by default none."""
         return ()
 
     def state(self) -> Mapping[str, Tensor]:

@@ -14,6 +14,5 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 
 def grad_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """Return the loss scaler (GradScaler) that keeps fp16 gradients from underflowing to 0; it is disabled in other
-    precisions."""
+    """Return the loss scaler that keeps fp16 gradients from underflowing to 0; disabled in other precisions."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

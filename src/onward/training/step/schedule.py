@@ -7,8 +7,7 @@ from typing import Literal
 from onward.training.config import RunConfig
 
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
-# kinds with a stable phase, in which the number of steps may still be unknown
-ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")
+ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")  # have a stable phase: steps may still be unknown
 
 FALL: dict[Schedule, Callable[[float], float]] = {  # decay factor, from 1 to 0 as the argument increases from 0 to 1
     "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
