@@ -84,7 +84,7 @@ def test_a_run_beyond_the_memory_is_refused_and_one_near_it_says_so(tmp_path: Pa
     config = RunConfig(sources=("x",), out=str(tmp_path), preset="mini")
     decoder, cpu = config.decoder(4096), torch.device("cpu")
     monkeypatch.setattr(room, "resident_memory", lambda: 0)
-    for size, batch, expected in [(10**10, 8, []), (10**8, 64, [r"needs about .* may use 100.0 MB"])]:
+    for size, batch, expected in [(10**10, 8, []), (10**8, 64, [r"needs about .* uses more than 100.0 MB"])]:
         monkeypatch.setattr(room, "memory_size", lambda size=size: size)
         found = room.check_room(dataclasses.replace(config, batch_size=batch), decoder, cpu)
         assert len(found) == len(expected)

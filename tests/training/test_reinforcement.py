@@ -156,7 +156,7 @@ def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str
     broken = config(base, data, tmp_path / "broken", **options | {"reward": f"{tmp_path / 'nan.py'}:nan"})
     with pytest.raises(UserError, match="the reward nan returned nan"):
         list(Run.start(broken).train())
-    with pytest.raises(UserError, match="reward is missing"):
+    with pytest.raises(UserError, match="rloo needs a reward"):
         config(base, data, tmp_path / "none", method="rloo")
     assert json.loads((tmp_path / "whole" / "run.json").read_text())["method"]["kind"] == method
 

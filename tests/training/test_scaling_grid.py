@@ -79,7 +79,7 @@ WRONG = {
     "{} --grid-flops 1e3": "--grid-flops is 1e+03, less than the",
     "{} --grid-flops much": "--grid-flops is 'much': write a positive number",
     "{} --grid-flops 1e12 --optimizer torch.optim:NAdam": "(optimizer is torch.optim:NAdam)",
-    "{} --grid-flops 1e12 --validation none": "validation is none",
+    "{} --grid-flops 1e12 --validation none": "without a validation text",
 }
 
 

@@ -142,7 +142,7 @@ WRONG = {
     "compare {} --steps 3 --variant a --variant alibi,model.position=alibi": "needs a colon after the name",
     "compare {} --steps 3 --variant a --variant b:loss=nowhere:focal": "there is no module nowhere",
     "compare {} --steps 3 --variant a --variant a": "two variants have the name a",
-    "compare {} --steps 3 --variant a --variant b:validation=none": "b: validation is none",
+    "compare {} --steps 3 --variant a --variant b:validation=none": "b: Cannot compare variants without a validation text",
     "compare {} --steps 3 --variant a --variant b:sources=x.txt": "a and b differ in sources",
     "compare {} --steps 3 --variant a --variant b:model.context_length=10000000": "b: the text has",
     "compare {} nothing.toml --steps 3 --variant b": "there is no file nothing.toml",
