@@ -109,7 +109,7 @@ def test_a_teacher_of_another_vocabulary_is_one_sentence(tmp_path: Path) -> None
     ],
 )
 def test_only_distillation_has_a_teacher(values: dict, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=f"^{sentence}"):
         FinetuneConfig.of(base="base", **values)
 
 
