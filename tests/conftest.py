@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hub-")  # the cache of the hub is empty
-os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"]  # and the cache of stored answers and machine code
-os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more; also of subprocesses
+os.environ["HF_HOME"] = tempfile.mkdtemp(prefix="hub-")  # start with an empty cache of the hub
+os.environ["XDG_CACHE_HOME"] = os.environ["HF_HOME"]  # likewise for stored answers and machine code
+os.environ["OMP_NUM_THREADS"] = "1"  # the models are too small for more threads; also applies to subprocesses
 
 import pytest
 import torch
@@ -28,13 +28,14 @@ from support.ranks import Ranks
 
 settings.register_profile("onward", deadline=None, derandomize=True, max_examples=30)
 settings.load_profile("onward")
-for name in "CI", "BUILD_NUMBER":  # with it, pytest shows full differences, which takes hours for two long lists
+for name in "CI", "BUILD_NUMBER":  # if set, pytest shows full differences, which takes hours for long lists
     os.environ.pop(name, None)
 os.fsync = lambda descriptor: None  # type: ignore[assignment]  # no test loses its power
-gc.disable()  # until all tests are collected: imports make millions of objects and little garbage
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores Ctrl-C, and its children
+gc.disable()  # until all tests are collected: imports make millions of objects but little garbage
+# background jobs of a shell, and their children, ignore Ctrl-C
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
-THINNED = {  # grids of slow cases: `make test` runs every nth, `make test-all` the others as well
+THINNED = {  # grids of slow cases: `make test` runs every nth case, `make test-all` runs all
     "test_compiled_and_plain_steps_agree_after_and_amid_an_edit": 5,
     "test_compiled_steps_equal_plain_ones_and_rows_do_not_meet": 7,
     "test_engine_with_adapters_gives_the_same_tokens_compiled_or_not": 3,
@@ -200,7 +201,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 class Failures:
-    """Prints the name and the error of each test that fails at once: a run that is cut off has no summary."""
+    """Prints the name and the error of each failing test immediately, since a run that is cut off has no summary."""
 
     def __init__(self, terminal: pytest.TerminalReporter) -> None:
         self.terminal = terminal
@@ -221,16 +222,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     plugins = session.config.pluginmanager
-    if terminal := plugins.get_plugin("terminalreporter"):  # processes that run tests for another have none
+    if terminal := plugins.get_plugin("terminalreporter"):  # worker processes of pytest-xdist have none
         plugins.register(Failures(terminal))
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
-    # Compressed bytes hold the time: two processes would collect tests of different names.
+    # Compressed bytes contain the time, so test names with them would differ between worker processes.
     return argname if isinstance(val, bytes) else None
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is `long`
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects tests marked `long`
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     seen = Counter[str]()
     for item in items:
@@ -247,27 +248,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 def pytest_collection_finish() -> None:
     gc.collect()
-    gc.freeze()  # libraries and tests, which would be walked through again and again
+    gc.freeze()  # keeps the collector from traversing libraries and tests repeatedly
     gc.set_threshold(10_000)
     gc.enable()
 
 
 @pytest.fixture(scope="session")
 def device() -> torch.device:
-    """The device on which the tests compute."""
+    """The device that the tests use."""
     return devices.device()
 
 
 @pytest.fixture(scope="session")
 def two() -> Iterator[Ranks]:
-    """Two processes of one group, which wait for tasks."""
+    """A process group of two processes, which wait for tasks."""
     with closing(Ranks(2)) as ranks:
         yield ranks
 
 
 @pytest.fixture(scope="session")
 def four() -> Iterator[Ranks]:
-    """Four processes of one group, which wait for tasks."""
+    """A process group of four processes, which wait for tasks."""
     with closing(Ranks(4)) as ranks:
         yield ranks
 
@@ -280,7 +281,7 @@ def shared() -> Path:
     return SHARED
 
 
-@pytest.fixture(scope="module")  # playwright's event loop blocks other event loops until it ends
+@pytest.fixture(scope="module")  # module scope: playwright's event loop blocks others until it ends
 def browser() -> Iterator[Any]:
     """Chromium; tests that use it are skipped if it is missing."""
     with chromium() as started:
@@ -289,7 +290,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="session")
 def story() -> str:
-    """About 8,000 characters of simple English, the same each time."""
+    """About 8,000 characters of simple English, always the same."""
     choose = random.Random(0).choice
     who, does, where = ["The cat", "A dog", "The old king"], ["sat", "slept", "sang"], ["mat", "hill", "café"]
     return "".join(f"{choose(who)} {choose(does)} on the {choose(where)}.\n" for _ in range(270))
@@ -304,7 +305,7 @@ def story_file(story: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_run(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of a small model with BPE; not to be changed."""
+    """The folder of a finished run of a small model with BPE; tests must not change it."""
     import onward
 
     folder = tmp_path_factory.mktemp("runs") / "tiny"

@@ -1,4 +1,4 @@
-"""Every public call: a wrong argument is a UserError that names it, never an error of Python, torch or a library."""
+"""Every public call: a wrong argument gives a UserError that names it, never an error of Python, torch or a library."""
 
 import inspect
 import math
@@ -20,7 +20,7 @@ SIZES: dict[str, Any] = {"vocab_size": 13, "d_model": 16, "n_layers": 2, "n_head
 
 TEXT = "the cat sat on the mat.\n" * 20
 WRONG: list[Any] = [None, "abc", 3, -1, 2.5, math.nan, {"a": 1}, [object()], ["abc"], object(), torch.zeros(2, 3, 4)]
-RESULTS = {  # which calls return, a base of classes of the user, and where evaluations keep theirs
+RESULTS = {  # classes of results, the base class of user-defined losses, and the store of evaluation results
     *(
         "Loss",
         "Kept",
@@ -36,7 +36,7 @@ RESULTS = {  # which calls return, a base of classes of the user, and where eval
         "Validation",
     )
 }
-INTERNAL = {  # called at each token or step, by other methods
+INTERNAL = {  # called by other methods at each token or step
     *("Batch.changed", "Decoder.hidden_of_checked", "KVCache.narrow", "PagedKVCache.narrow", "Tokens.spans_in"),
     "Decoder.contexts",
     *("Engine.distribute", "Engine.forward", "Engine.propose", "Request.context_from", "Trainer.backward"),
@@ -45,12 +45,12 @@ INTERNAL = {  # called at each token or step, by other methods
     *("LanguageModel.engine_for", "FinetuneConfig.of"),
     *(f"{name}.{of}" for name in ("Sampling", "GenerationOptions") for of in dir(onward.Sampling) if of[0] != "_"),
 }
-PLACES = {"revision", "base", "folder", "path", "sources", "spec"}  # a message describes these by their content
-BEHIND = {"BlockManager", "CacheManager", "Run"}  # whose methods a scheduler calls, or `train`
+PLACES = {"revision", "base", "folder", "path", "sources", "spec"}  # messages describe these arguments by their content
+BEHIND = {"BlockManager", "CacheManager", "Run"}  # classes whose methods are called by a scheduler or by `train`
 
 
 def made_by_hand() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
-    """The public functions, constructors and methods, each with arguments that are right."""
+    """The public functions, constructors and methods, each with valid arguments."""
     tokenizer = onward.train_tokenizer("bpe:280", [TEXT])
     config = onward.DecoderConfig(**SIZES | {"vocab_size": tokenizer.vocab_size}, context_length=32)
     model, adapted = onward.Decoder(config), onward.Decoder(config)
@@ -195,7 +195,7 @@ def public() -> Iterator[str]:
 
 
 def parameters(function: Callable[..., Any]) -> list[str]:
-    """The names of the arguments of a function, those of a TypedDict for its `**keywords` included."""
+    """The names of the arguments of a function, including those of a TypedDict for its `**keywords`."""
     found = inspect.signature(function).parameters.values()
     parts = [p.name for p in found if p.kind is p.VAR_KEYWORD]
     keywords = [key for one in parts for key in get_args(get_type_hints(function)[one])[0].__annotations__]
@@ -221,7 +221,7 @@ PARTS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
 
 
 def outcome(function: Callable[..., Any], arguments: dict[str, Any]) -> Exception | None:
-    """The exception of a call; None if it raises none."""
+    """The exception that a call raises; None if it raises none."""
     try:
         result = function(**arguments)
         for _ in islice(result, 3) if isinstance(result, Generator | map) else ():
@@ -250,7 +250,7 @@ def test_wrong_argument_is_refused_by_its_name(
         for value in random.Random(f"{call} {name}").sample(WRONG, count):
             error = outcome(function, right | {name: value})
             message = str(error)
-            its_name = rf"\b{name.removesuffix('s')}(s|_id)?\b"  # or that of one element
+            its_name = rf"\b{name.removesuffix('s')}(s|_id)?\b"  # or the name of one element
             named = re.search(its_name, message) or (name in PLACES and "abc" in message)
             known = isinstance(error, onward.UserError) and (named or message == str(usual))
             assert error is None or (known and "\n" not in message), f"{call}({name}={value!r}): {error!r}"

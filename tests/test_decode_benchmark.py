@@ -74,7 +74,7 @@ def test_counted_flops_are_those_of_the_matrix_products(length: int) -> None:
         FlopCounterMode(display=False) as counter,
         torch.no_grad(),
         sdpa_kernel(SDPBackend.MATH),
-    ):  # counted as products
+    ):  # attention counted as matrix products
         model.logits(model.hidden(torch.zeros(1, length, dtype=torch.long))[:, -1:])
     assert uncached.flops(TINY.config, length, length) == counter.get_total_flops()
 

@@ -1,4 +1,4 @@
-"""Devices by name, and one sentence for each that is not there."""
+"""Devices by name, and one sentence for a missing device."""
 
 import pytest
 import torch

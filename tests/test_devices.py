@@ -1,4 +1,5 @@
-"""`pytest --device cuda`: the tensors and models of tests are there, and those of the package are not moved."""
+"""`pytest --device cuda`: tensors and models of the tests are on this device, tensors made by the package are not
+moved."""
 
 import torch
 

@@ -1,5 +1,5 @@
-"""README, docs/ and CONTRIBUTING run: every Python block, and each `onward` and `torchrun` of the shell blocks.
-Chapters of the course run as they are, and print the outputs on their pages."""
+"""README, docs/ and CONTRIBUTING are executed: every Python block, and each `onward` and `torchrun` command in the
+shell blocks. Chapters of the course run unchanged, and print the outputs shown on their pages."""
 
 import io
 import json
@@ -27,26 +27,27 @@ from onward.learn.interactive.figure import InteractiveFigure, read_figure
 from support.hub import put_in_cache
 from support.server import started
 
-families()  # all parts are known before the first page is read
+families()  # register all parts before the first page is read
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 IMAGE = re.compile(r"^!\[.*\]\((\w+\.svg)\)$", re.MULTILINE)
 PICTURE = re.compile(r"^!\[.+\]\(([\w-]+\.svg)\)$", re.MULTILINE)
 TOLD = re.compile(r'<text class="(?:title|caption)"[^>]*>(.*?)</text>')
-ADDRESS = "http://127.0.0.1:8000"  # of the server of a page
-BEGINNING = ["train", "mybook.txt", "--out", "runs/mybook"]  # of many pages, with or without --time
+ADDRESS = "http://127.0.0.1:8000"  # address of the server on a page
+BEGINNING = ["train", "mybook.txt", "--out", "runs/mybook"]  # first command of many pages, with or without --time
 KINDS = {"python", "sh", "text", "toml"}  # text: the output of a command
 
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with the files that the pages mention; the hub cache holds their models."""
+    """A folder with the files that the pages mention; the hub cache contains their models."""
     monkeypatch.chdir(tmp_path)
     for slot in Position, Attention:
-        monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts that a page defines are forgotten with it
-    monkeypatch.setattr("onward.cli.shared.training.examine", lambda *_: None)  # inspection/test_doctor.py, at length
-    monkeypatch.setattr("onward.training.clock.calibration.precisions_of", lambda _: ["fp32"])  # test_calibration.py
+        monkeypatch.setattr(slot, "kinds", dict(slot.kinds))  # parts defined by a page are removed after it
+    monkeypatch.setattr("onward.cli.shared.training.examine", lambda *_: None)  # tested in inspection/test_doctor.py
+    # tested in test_calibration.py
+    monkeypatch.setattr("onward.training.clock.calibration.precisions_of", lambda _: ["fp32"])
     text = "\n\n".join(embedded().documents[:16])
     Path("mybook.txt").write_text(text, encoding="utf-8")
     Path("other.txt").write_text(text[:4000], encoding="utf-8")
@@ -63,11 +64,11 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def shortened(words: list[str]) -> list[str]:
-    """A training command with three steps of a tiny model instead of its own length, the last of them when resumed; an
-    evaluation with ten questions of a task; a comparison with one seed of the same; a grid of the smallest runs; an
-    inspection that trains, with one second."""
+    """A shorter version of a command: training takes three steps of a tiny model (a resumed run repeats the last one),
+    an evaluation ten questions per task, a comparison one seed of three steps, a grid the smallest runs, an inspection
+    that trains one second."""
     if "--resume" in words:
-        run = Path(words[-1])  # as if it had been killed before its end
+        run = Path(words[-1])  # as if the run had been killed before its end
         (run / "result.json").unlink()
         shutil.rmtree(max((run / "checkpoints").glob("step-*")))
     elif words[0] in ("train", "finetune") and "--show" not in words:
@@ -98,12 +99,12 @@ def shortened(words: list[str]) -> list[str]:
 
 @pytest.fixture(scope="module")
 def first_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run folder with which many pages begin, after a page has trained the run."""
+    """The run folder that many pages start from; the first page that needs it trains the run."""
     return tmp_path_factory.mktemp("kept") / "mybook"
 
 
 def run_command(words: list[str], first_run: Path) -> int:
-    """Run a command of `onward`; the command with which many pages begin runs only once."""
+    """Run an `onward` command; the training command that many pages start with runs only once."""
     options = words[4:]
     if words[:4] != BEGINNING or (options and options[0] != "--time"):
         return main(shortened(words))
@@ -142,7 +143,7 @@ def test_page_runs_and_makes_its_pictures(
                 case ["curl"] if shutil.which("curl"):
                     assert subprocess.run([*words, "--fail", "--silent"]).returncode == 0, line
                 case ["onward"] if words[1:2] != ["quickstart"] and words[1:3] != ["data", "get"]:
-                    found = words[1:2] == ["doctor"]  # the bug of the example
+                    found = words[1:2] == ["doctor"]  # the example has a bug
                     assert run_command(words[1:], first_run) == found, line
                 case ["echo"]:
                     echo, *command = line.split(" | onward ")
@@ -156,7 +157,7 @@ def test_page_runs_and_makes_its_pictures(
                         words[words.index("--mesh") + 1] = "replicate=1"
                     assert run_command(words[at:], first_run) == 0, (
                         line
-                    )  # training/test_launchers.py has many processes
+                    )  # training/test_launchers.py runs several processes
     for name in IMAGE.findall(text):
         if (reader / name).exists():  # its numbers depend on the machine that trained the model
             made, kept = (
@@ -176,7 +177,7 @@ def test_chapter_prints_what_its_page_shows(chapter: Chapter, tmp_path: Path, mo
     for slot in Position, Attention:
         monkeypatch.setattr(slot, "kinds", dict(slot.kinds))
     for run in {*re.findall(r"runs/\w+", chapter.text)}:
-        (tmp_path / run / "checkpoints/step-1").mkdir(parents=True)  # from an earlier run
+        (tmp_path / run / "checkpoints/step-1").mkdir(parents=True)  # left by an earlier run
     names: dict[str, object] = {}
     differences = []
     for cell in cells(chapter.text):

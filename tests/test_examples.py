@@ -22,7 +22,7 @@ NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)"
 
 
 def call(name: str, *arguments: str) -> tuple[object, str, str]:
-    """Run an example as a program in this process: its exit status, standard output and standard error."""
+    """Run an example as a program in this process; return its exit status, standard output and standard error."""
     path = str(ROOT / "examples" / f"{name}.py")
     out, err, threads = io.StringIO(), io.StringIO(), torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err), torch.enable_grad():
@@ -46,7 +46,7 @@ def printed(name: str, *arguments: str) -> str:
 
 
 def numbers(pattern: str, text: str) -> list[float]:
-    """All numbers at the place of # in the pattern, one at least."""
+    """All numbers at the position of # in the pattern; at least one."""
     found = re.findall(re.escape(pattern).replace(r"\ ", r"\s+").replace(r"\#", NUMBER), text)
     assert found, f"{pattern!r} is not in\n{text}"
     return [float(number.replace(",", "")) for number in found]
@@ -219,7 +219,7 @@ class TestKvCache:
         assert number("counted by #%", text) < 1
         rows = re.findall(rf"^ +(\d+) +{NUMBER} MFLOP.*?ms +{NUMBER} MFLOP", text, re.M)
         without, cached = ([float(row[i].replace(",", "")) for row in rows] for i in (1, 2))
-        assert without[-1] / without[0] > 256 / 32  # attention makes it more than proportional to the length
+        assert without[-1] / without[0] > 256 / 32  # with attention, the cost grows faster than the length
         assert cached[-1] < 1.2 * cached[0]
         assert without[-1] > 200 * cached[-1]
         assert "without a cache" in (tmp_path / "cache.svg").read_text()

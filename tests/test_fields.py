@@ -34,7 +34,7 @@ from support.decoders import DECODERS
 
 @dataclass(frozen=True)
 class Every:
-    """A field of every type that is read."""
+    """A field of every supported type."""
 
     whole: int  # how many
     number: float = 0.5  # how much
@@ -210,5 +210,5 @@ def test_configs_are_read_without_torch() -> None:
 def test_annotations_are_taken_apart_in_one_place() -> None:
     source = Path(fields.__file__).parents[1]
     readers = {path.relative_to(source) for path in source.rglob("*.py") if "get_origin" in path.read_text("utf-8")}
-    pydantic = Path("serving/shapes.py")  # types that locate a mistake in a request
+    pydantic = Path("serving/shapes.py")  # types that locate mistakes in requests
     assert readers == {Path("base/arguments.py"), pydantic}

@@ -1,4 +1,4 @@
-"""benchmarks/finetune.py: every task makes its steps, and the table has a ratio for each peer."""
+"""benchmarks/finetune.py: every task makes its steps, and the table has a ratio for each other library."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The cost of a call besides the forward pass: nothing that grows with the model, and no second read of the weights."""
+"""The cost of a call besides the forward pass does not grow with the model and does not include another read of the
+weights."""
 
 import copy
 import sys
@@ -30,7 +31,7 @@ def made(lm: LanguageModel, layers: int = 2, vocabulary: int = 0, context: int =
 
 
 def num_calls(run: Callable[[], object]) -> int:
-    """The Python functions that a call enters outside of the forward pass."""
+    """The number of Python functions called outside the forward pass."""
     count, inside = 0, 0
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -63,7 +64,8 @@ def calls_of(lm: LanguageModel) -> Iterator[int]:
 @pytest.mark.parametrize("larger", [{"layers": 6}, {"vocabulary": 5000}, {"context": 4096}], ids=str)
 def test_a_call_does_as_much_beside_the_forward_pass_of_any_model(lm: LanguageModel, larger: dict[str, int]) -> None:
     small, large = made(lm), made(lm, **larger)
-    assert [*calls_of(small)] == pytest.approx([*calls_of(large)], abs=8)  # a text may need other pieces
+    # another vocabulary may split the text into other pieces
+    assert [*calls_of(small)] == pytest.approx([*calls_of(large)], abs=8)
 
 
 def test_calls_neither_describe_the_model_again_nor_read_its_weights(lm: LanguageModel) -> None:

@@ -39,14 +39,14 @@ SHARDS = {
 }
 SEES = {"model_type": "qwen3_vl", "text_config": {"model_type": "qwen3_vl_text", "num_hidden_layers": 2}}
 PREDICTS = {"model_type": "deepseek_v3", "num_hidden_layers": 2}
-WEIGHTS = {  # tensors of the decoder, of an encoder, of layers for multi-token prediction
+WEIGHTS = {  # config, a tensor that is read, and a tensor of an encoder or of a multi-token prediction layer
     "sees": (SEES, "model.language_model.layers.1.mlp.up_proj.weight", "model.visual.blocks.7.attn.qkv.weight"),
     "predicts": (PREDICTS, "model.layers.1.mlp.up_proj.weight", "model.layers.2.eh_proj.weight"),
 }
 
 
 def sharded(config: object, *tensors: str) -> dict[str, bytes]:
-    """A model with each of its tensors in a file of its own."""
+    """A model with each tensor in a separate file."""
     weight_map = {tensor: f"model-0000{i}-of-00002.safetensors" for i, tensor in enumerate(tensors, 1)}
     files = {"config.json": config, "model.safetensors.index.json": {"weight_map": weight_map}}
     return {
@@ -89,7 +89,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def start(hub: Hub, tmp_path_factory) -> Iterator[Callable[..., Lookups]]:
-    """Starts a process that looks up names; all of them have the same cache."""
+    """Starts a process that looks up names; all of these processes share one cache."""
     home, started = tmp_path_factory.mktemp("user") / "home", []
 
     def begin(endpoint: str = hub.url, room: int = 0, **environment: str) -> Lookups:

@@ -1,7 +1,7 @@
-"""Imports descend: a folder imports only folders before it in the order of the data, and modules form no circles.
+"""Imports are layered: a folder imports only folders before it in ORDER, and modules have no import cycles.
 
-Imports inside functions and imports for types count too. The names of a public module, such as `onward.training`, do
-not: they are imported when a program uses them, and no module of ours does.
+Imports inside functions and imports for types also count. The names of a public module, such as `onward.training`, do
+not count: they are imported when a program uses them, and Onward's own modules do not use them.
 """
 
 import ast
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src"
-ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import those before it
+ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import the folders before it
     *("base", "config", "kernels", "model", "transforms", "parallel", "tracing", "compiled"),
     *("families", "hub", "text", "data", "checkpoint", "generation", "evaluation", "planning", "training"),
     "inspection",
@@ -46,7 +46,7 @@ def tree_of(path: Path) -> ast.Module:
 
 
 def without_names(tree: ast.Module) -> ast.Module:
-    """A public module, whose statement `if TYPE_CHECKING: NAMES else: ... lazily(__name__)` has the names."""
+    """A public module without the names in its statement `if TYPE_CHECKING: NAMES else: ... lazily(__name__)`."""
     nodes = (node.orelse if isinstance(node, ast.If) else [node] for node in tree.body)
     return ast.Module([node for several in nodes for node in several], [])
 
@@ -103,7 +103,7 @@ def test_import_by_name_is_found(tmp_path: Path) -> None:
 
 
 def rank(module: str) -> int:
-    """The place of a module's folder in the order; the package itself and its command come last."""
+    """The index of a module's folder in ORDER; the package itself and its command come last."""
     folder = module.split(".")[1] if "." in module else ""
     return ORDER.index(folder) if folder in ORDER else len(ORDER)
 
@@ -140,7 +140,7 @@ COMMANDS = "onward.cli.commands."
 
 
 def commands_of(modules: set[str]) -> set[str]:
-    """The commands that a set of modules belongs to; a command of several files is a folder."""
+    """The commands that a set of modules belongs to; a command with several files is a folder."""
     return {module.removeprefix(COMMANDS).split(".")[0] for module in modules if module.startswith(COMMANDS)}
 
 

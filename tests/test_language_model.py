@@ -1,4 +1,4 @@
-"""Models with their tokenizers: they generate, score, evaluate, and are saved."""
+"""Models with their tokenizers: generation, scoring, evaluation and saving."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The memory that a process may use, and the freed memory that it keeps."""
+"""The memory limit of a process, and the freed memory that it keeps."""
 
 import dataclasses
 import os
@@ -19,11 +19,11 @@ from onward.base import limits
 from onward.base.limits import keep_freed_memory
 from onward.training.run import room
 
-PAGES = 16_384  # of the tensor below
+PAGES = 16_384  # number of pages of the tensor below
 
 
 def faults_of_another() -> int:
-    """The page faults of making one more tensor of 64 MiB."""
+    """The number of page faults when one more tensor of 64 MiB is made."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.ones(1 << 24)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -32,7 +32,7 @@ def faults_of_another() -> int:
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told to keep freed memory")
 def test_memory_that_is_freed_is_used_again_without_page_faults() -> None:
     keep_freed_memory()
-    for _ in range(20):  # glibc finds a place that an aligned tensor fits into again after some
+    for _ in range(20):  # glibc needs some allocations before it reuses memory for an aligned tensor
         torch.ones(1 << 24)
     assert faults_of_another() < PAGES / 100
 
@@ -69,7 +69,7 @@ def test_memory_is_that_of_the_narrowest_group_upwards(
     (tmp_path / "cgroup").write_text(f"7:pids:/\n{line}\n")
     (tmp_path / "mountinfo").write_text(other + mount)
     monkeypatch.setattr(limits, "PROCESS", tmp_path)
-    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 20)  # pages of 1 MiB, and as many: 1 TiB
+    monkeypatch.setattr(os, "sysconf", lambda name: 1 << 20)  # page size 1 MiB, and 1 Mi pages: 1 TiB
     assert limits.memory_size() == expected * GIB
 
 
@@ -84,7 +84,7 @@ def test_a_run_beyond_the_memory_is_refused_and_one_near_it_says_so(tmp_path: Pa
     config = RunConfig(sources=("x",), out=str(tmp_path), preset="mini")
     decoder, cpu = config.decoder(4096), torch.device("cpu")
     monkeypatch.setattr(room, "resident_memory", lambda: 0)
-    for size, batch, expected in [(10**10, 8, []), (10**8, 64, [r"needs about .* may use 100.0 MB"])]:
+    for size, batch, expected in [(10**10, 8, []), (10**8, 64, [r"needs about .* uses more than 100.0 MB"])]:
         monkeypatch.setattr(room, "memory_size", lambda size=size: size)
         found = room.check_room(dataclasses.replace(config, batch_size=batch), decoder, cpu)
         assert len(found) == len(expected)

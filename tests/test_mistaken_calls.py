@@ -1,4 +1,4 @@
-"""Wrong arguments of the library's functions are refused in one sentence."""
+"""Wrong arguments of public functions are refused in one sentence."""
 
 from collections.abc import Callable
 from dataclasses import replace

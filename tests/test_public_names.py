@@ -34,11 +34,11 @@ def test_importing_onward_does_not_import_torch_and_all_names_are_there() -> Non
 
 
 def test_every_part_that_users_can_choose_is_a_public_name() -> None:
-    families()  # these define parts that are not
+    families()  # families define parts that are not public
     types = [*Part.__subclasses__(), *DecoderPart.__subclasses__()]
     types.remove(DecoderPart)
     kinds = (kind for base in types for kind in (base, *base.choices().values()))
-    # neither training nor the example of a page
+    # excludes training and parts defined by examples
     decoders = tuple(f"onward.{folder}." for folder in ("config", "families"))
     names = {kind.__name__ for kind in kinds if kind.__module__.startswith(decoders)}
     assert "Rotary" in names
@@ -74,7 +74,7 @@ def test_every_name_of_onward_on_a_page_is_a_public_name_or_in_its_module() -> N
     assert "load" in named
     assert {first for first in (name.split(".")[0] for name in named) if first not in modules} <= {
         *onward.__all__,
-        *["ai", "json", "py", "service"],  # of an address, of files
+        *["ai", "json", "py", "service"],  # pieces of an address, and suffixes of files
     }
 
 

@@ -1,4 +1,4 @@
-"""The interface for programs: public names and their signatures change only by decision."""
+"""The public API: names and signatures change only on purpose."""
 
 import ast
 import importlib
@@ -16,13 +16,13 @@ from docs.site import public
 
 ROOT = Path(__file__).parents[1]
 WRITE = "python -m docs.site.public"
-TWICE = {"Completion"}  # names of two things each
+TWICE = {"Completion"}  # names with two meanings each
 PAGES = [
     *(ROOT / "README.md", ROOT / "CONTRIBUTING.md"),
     *(path for folder in ("docs", "docs/learn") for path in (ROOT / folder).glob("*.md")),
     *(ROOT / "examples").glob("*.py"),
 ]
-INNER = {"families.md": 'ARCHITECTURES = {"lucid"'}  # a file of the folder families/, which is inner itself
+INNER = {"families.md": 'ARCHITECTURES = {"lucid"'}  # a file in the folder families/, which is itself internal
 
 
 def test_public_signatures_change_only_with_an_entry_in_the_changelog() -> None:

@@ -1,4 +1,5 @@
-"""The documentation as a site: all links hold, every command and public name has a page, and a browser shows it."""
+"""The documentation as a site: all links work, every command and public name has a page, and pages display in a
+browser."""
 
 import html
 import os
@@ -24,7 +25,7 @@ OVERFLOWING = """() => [...document.querySelectorAll("article *")].filter(e => {
 
 
 class Page(HTMLParser):
-    """The ids, the links and the addresses of files of a page."""
+    """The ids, the links and the file addresses of a page."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ def test_help_becomes_prose_lists_and_a_block_for_each_example() -> None:
 def test_only_pages_pictures_notebooks_and_what_the_theme_needs_are_published(site: Path) -> None:
     files = [path.relative_to(site) for path in site.rglob("*") if path.is_file()]
     kinds = {
-        "assets": {".css", ".js", ".png", ""},  # of the theme; LICENSE has no ending
+        "assets": {".css", ".js", ".png", ""},  # files of the theme; LICENSE has no suffix
         "code": {".html"},
         "commands": {".html"},
         "options": {".html"},
@@ -166,7 +167,7 @@ def test_pages_fit_the_window_and_axe_finds_nothing(
     page, faults = context.new_page(), list[str]()
     page.on("console", lambda message: message.type == "error" and faults.append(message.text))
     page.on("pageerror", lambda error: faults.append(str(error)))
-    missing = lambda request: request.failure != "net::ERR_ABORTED"  # as the next page was opened
+    missing = lambda request: request.failure != "net::ERR_ABORTED"  # canceled because the next page was opened
     page.on("requestfailed", lambda request: missing(request) and faults.append(request.url))
     others = [f"learn/{chapter.path.stem}" for chapter in chapters()]
     names = dict.fromkeys([*EACH, *(WIDE if width == 390 else ()), *others[scheme == "dark" :: 4]])

@@ -1,4 +1,4 @@
-"""An unknown name is answered with the known one that was meant."""
+"""For an unknown name, the message suggests the known name that was probably meant."""
 
 import pytest
 
@@ -54,7 +54,8 @@ def test_synonyms_lead_to_names_that_exist() -> None:
         "quantize",
         *("q", "k", "v", "gate", "up", "down"),
         *("number", "json_schema"),
-    }  # of `onward generate`; weights of a block; rewards
+    }  # options of `onward generate`; weights of a block; rewards
     assert {*SYNONYMS.values()} <= options | kinds | elsewhere
-    of_commands = {"context", "length", "completion_length", "new", "dtype", "to"}  # of chat, finetune, bench, convert
+    # options of chat, finetune, bench, convert
+    of_commands = {"context", "length", "completion_length", "new", "dtype", "to"}
     assert {name for names in OTHERWISE.values() for name in names} <= options | of_commands

@@ -1,10 +1,10 @@
-"""The code that a reader passes through on each way is no longer than written here (see `support.walks`)."""
+"""The code behind each operation is no longer than the limits here (see `support.walks`)."""
 
 from pathlib import Path
 
 from support.walks import counted
 
-MOST = {  # lines and files, as in docs/ARCHITECTURE.md: who makes a way longer writes it down
+MOST = {  # lines and files, as in docs/ARCHITECTURE.md: update both if an operation needs more code
     "forward pass": (1972, 14),
     "forward pass, kernels off": (1855, 13),
     "engine step": (1224, 7),

@@ -1,4 +1,4 @@
-"""Initializations of adapters: the values, the training and the files of PEFT."""
+"""Initializations of adapters: values, training and files are the same as PEFT's."""
 
 import copy
 import warnings
@@ -43,7 +43,8 @@ TARGETS = ["q_proj", "v_proj", "down_proj"]
 OURS = ("attn.q", "attn.v", "mlp.down")
 TOKENS = torch.randint(40, (4, 24), generator=torch.Generator().manual_seed(0))
 LABELS = TOKENS.masked_fill(torch.arange(24) < 9, -100)  # a prompt of nine tokens
-CASES: dict[str, tuple[Initialization, dict[str, Any], dict[str, Any]]] = {  # ours, PEFT's keys, further fields
+# Onward's initialization, PEFT's keys, further fields
+CASES: dict[str, tuple[Initialization, dict[str, Any], dict[str, Any]]] = {
     "pissa": (PiSSA(), {"init_lora_weights": "pissa"}, {}),
     "pissa, rsLoRA and DoRA": (PiSSA(), {"init_lora_weights": "pissa"}, {"rslora": True, "dora": True}),
     "pissa, randomized": (PiSSA(iterations=32), {"init_lora_weights": "pissa"}, {}),
@@ -52,7 +53,7 @@ CASES: dict[str, tuple[Initialization, dict[str, Any], dict[str, Any]]] = {  # o
     "eva, rsLoRA": (EVA(rho=3), {"init_lora_weights": "eva", "eva_config": peft.EvaConfig(rho=3)}, {"rslora": True}),
     "eva, equal ranks": (EVA(rho=1), {"init_lora_weights": "eva", "eva_config": peft.EvaConfig(rho=1)}, {}),
 }
-TOLERANCES = {"pissa, randomized": 2e-3, "eva, equal ranks": 1e-2}  # where an SVD is randomized
+TOLERANCES = {"pissa, randomized": 2e-3, "eva, equal ranks": 1e-2}  # for randomized SVDs
 
 
 @pytest.fixture(scope="module")
@@ -99,14 +100,14 @@ def ours_with(base: Path, init: Initialization, fields: dict[str, Any]) -> tuple
 
 
 def cycled() -> Any:
-    """The batches of `batches`, again and again, as `explained_variance` reads them."""
+    """The batches of `batches`, repeated, in the form that `explained_variance` reads."""
     for _ in range(100):
         for batch in batches():
             yield batch["input_ids"], None, batch["labels"] != -100
 
 
 def train(model: Any) -> None:
-    """Three steps of SGD, in which the sign of a singular vector makes no difference."""
+    """Three steps of SGD, which do not depend on the signs of singular vectors."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.3)
     for _ in range(3):
         optimizer.zero_grad()
@@ -170,7 +171,7 @@ FURTHER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", FURTHER)
 def test_an_adapter_of_peft_is_trained_further_as_peft_does(case: str, tmp_path: Path) -> None:
-    """On a base with biases, whose head is the embedding."""
+    """The base has biases and a tied head."""
     torch.manual_seed(0)
     hf = LlamaConfig(**SIZES, num_attention_heads=2, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
     publish(hf, tmp_path / "base")
@@ -188,7 +189,7 @@ def test_an_adapter_of_peft_is_trained_further_as_peft_does(case: str, tmp_path:
 
 
 def test_lora_plus_makes_the_steps_of_peft(base: Path, tmp_path: Path) -> None:
-    """With DoRA, whose magnitudes are vectors."""
+    """Uses DoRA, because its magnitudes are vectors."""
     ours, hf = load_model(base)
     lora = LoRA(rank=3, targets=OURS, dora=True, b_rate=16)
     add_lora(ours, lora)

@@ -1,4 +1,4 @@
-"""Adapters as PEFT folders: the same logits in both directions, for the names of every kind of family."""
+"""Adapters as PEFT folders: the same logits in both directions, for every naming scheme of the families."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ PAIRS += (
 
 
 def trained(folder: Path, lora: LoRA) -> tuple[Decoder, dict[str, Any]]:
-    """A model with adapters that change it."""
+    """A model with adapters that change its outputs."""
     model, hf = load_model(folder)
     torch.manual_seed(1)
     add_lora(model, lora)
@@ -126,7 +126,8 @@ def test_target_parameters_of_peft_have_its_logits(family: str, targets: list[st
 
 
 def per_expert(base: Path, folder: Path, ranks: tuple[int, int] = (2, 2), **keys: Any) -> Path:
-    """An adapter of Mixtral that adapts each expert's layers, as before transformers 5; of two ranks in turn."""
+    """An adapter of Mixtral for each expert's own layers, as before transformers 5; the ranks alternate between
+    `ranks`."""
     _, hf = load_model(base)
     tensors = {}
     torch.manual_seed(2)
@@ -185,7 +186,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def poems(lm: Path) -> Path:
-    """An adapter of that model."""
+    """An adapter for the model in `base`."""
     model = onward.load(lm)
     model.model = trained(lm, LoRA(rank=2))[0]
     onward.save_adapter(model, lm.parent / "poems", lm)

@@ -1,5 +1,4 @@
-"""A config.json is honored key by key: a key that nothing reads is named once, and a changed model causes a new
-message."""
+"""Each key of a config.json is used, or reported once if nothing reads it; a changed model causes a new message."""
 
 import json
 import warnings
@@ -24,7 +23,7 @@ LLAMA, GPT2 = DECODERS["llama"], DECODERS["gpt2"]
 
 
 def warned_of(hf: dict[str, Any]) -> list[str]:
-    """The keys that reading a config.json warns of."""
+    """The keys in the warnings when a config.json is read."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         read(hf)

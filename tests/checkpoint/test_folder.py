@@ -1,4 +1,4 @@
-"""A folder gives back the model bit for bit; a damaged folder is refused in one sentence; a full disk damages
+"""A saved folder loads bit-for-bit identical; a damaged folder is refused with one sentence; a full disk damages
 nothing."""
 
 import json

@@ -1,4 +1,4 @@
-"""Files with one value changed: the model works and is finite, or one sentence names the file and the key.
+"""Files with one changed value: either the model works and is finite, or one sentence names the file and the key.
 
 Each fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """
@@ -34,7 +34,7 @@ COUNTS = pytest.mark.parametrize("count", [80, pytest.param(10_000, marks=pytest
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder of each family, and one of a decoder that no family expresses."""
+    """A folder for each family, and one for a decoder that no family can express."""
     root = tmp_path_factory.mktemp("families")
     for name, hf in FIRSTS.items():
         save_model(decoder(read(hf)[1]), root / name, hf)
@@ -43,7 +43,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def paths(table: dict[str, Any], *before: str) -> Iterator[tuple[str, ...]]:
-    """The keys of a table, and of the tables in it."""
+    """The paths of all values in a dict, including nested dicts."""
     for key, value in table.items():
         yield (*before, key)
         if isinstance(value, dict):
@@ -87,10 +87,12 @@ def test_changed_config_works_or_is_refused_by_file_and_key(folders: dict[str, P
         file.write_text(json.dumps(changed(json.loads(before), path, value)))
         try:
             said = outcome(folders[name])
-            named = path[-1] in said or not said.startswith(str(file))  # else it names a tensor
+            # a message without the path of config.json names a tensor
+            named = path[-1] in said or not said.startswith(str(file))
             if said and not named:
                 file.write_text(json.dumps(changed(json.loads(before), path, REMOVED)))
-                named = outcome(folders[name]) == said  # the default is refused too: the cause is another key
+                # the default gives the same message, so another key is the cause
+                named = outcome(folders[name]) == said
             if said and ("config.json" not in said or "\n" in said or not named):
                 failures.append((name, path, value, said))
         except Exception as error:  # any other exception is a failure too
@@ -109,7 +111,7 @@ def damaged(data: bytes, choose: random.Random) -> bytes:
     if kind == 0:
         return data[: choose.randrange(len(data))]
     if kind == 1:
-        place = choose.randrange(8 + size)  # in an element it may be a finite number that overflows in a matmul
+        place = choose.randrange(8 + size)  # a changed element may stay finite and overflow in a matmul
         return data[:place] + bytes([choose.randrange(256)]) + data[place + 1 :]
     if kind == 2:
         start, _ = table[name]["data_offsets"]
@@ -145,7 +147,7 @@ def test_damaged_weights_work_or_are_refused_by_file(folders: dict[str, Path], c
 
 
 def tokenizer_files(folder: Path, story: str) -> None:
-    """A tokenizer.json of ours, and in `gpt2` the two files that GPT-2 has."""
+    """A tokenizer.json written by Onward and, in `gpt2`, the two tokenizer files of GPT-2."""
     tokenizer = train_tokenizer("bpe:300", [story])
     tokenizer.save(folder)
     (folder / "gpt2").mkdir()
@@ -171,7 +173,7 @@ def test_damaged_tokenizer_works_or_is_refused_by_file(tmp_path: Path, story: st
         except UserError as error:
             if str(file.parent) not in str(error) or "\n" in str(error):
                 failures.append((seed, file.name, str(error)))
-        except BaseException as error:  # a panic of the library is no Exception
+        except BaseException as error:  # a panic in the Rust library is not an Exception
             failures.append((seed, file.name, repr(error)))
         finally:
             file.write_bytes(before)

@@ -1,4 +1,4 @@
-"""The architectures of llama.cpp that are read, and those that store numbers of a model outside its tensors."""
+"""The llama.cpp architectures that Onward reads, and those with numbers of the model outside its tensors."""
 
 import json
 import os
@@ -28,7 +28,7 @@ from support.llama_cpp import logprobs
 
 
 def rewritten(path: Path, architecture: str, **keys: object) -> Path:
-    """A file under the name of another architecture, with further keys."""
+    """A copy of a file with the name of another architecture and additional keys."""
     header = read_header(path)
     renamed = {
         re.sub(rf"^{re.escape(header.architecture)}\.", f"{architecture}.", k): v for k, v in header.keys.items()
@@ -85,7 +85,7 @@ def test_a_model_that_also_sees_is_read_as_its_decoder(name: str, tmp_path: Path
     path = rewritten(tmp_path / "x.gguf", name, rope__dimension_sections=sections, n_deepstack_layers=0)
     [tokens] = token_ids(model.config, 1, LENGTH).tolist()
     wanted = onward.load(path).model(torch.tensor([tokens]))[0].log_softmax(-1)
-    without_epsilon = name == "qwen2vl"  # llama.cpp does not read its epsilon
+    without_epsilon = name == "qwen2vl"  # llama.cpp ignores the epsilon of this architecture
     assert (logprobs(path, tokens, LENGTH) - wanted).abs().max() < (5e-3 if without_epsilon else 2e-5)
 
 

@@ -24,7 +24,7 @@ from support.gguf import COMPUTED
 from support.vocabularies import CONTROLS, PIECES, write_pieces
 
 F32 = TYPES[CODES["F32"]]
-KEYS: dict[str, dict[str, Any]] = {  # by architecture, without its name before them
+KEYS: dict[str, dict[str, Any]] = {  # by architecture, without the architecture's name as prefix
     "falcon": {"tensor_data_layout": "jploski"},
     "starcoder2": {"attention.layer_norm_rms_epsilon": 1e-5, "attention.layer_norm_epsilon": 1e-5},
     "stablelm": {"use_parallel_residual": False},
@@ -89,7 +89,7 @@ def with_added(tokens: Sequence[AddedToken], folder: Path) -> Tokenizer:
 PHI3 = [AddedToken("</s>", rstrip=True, normalized=False), AddedToken("<|endoftext|>", normalized=False)]
 PHI3 += [AddedToken(text, rstrip=True, normalized=False) for text in ("<|user|>", "<|end|>")]
 PLAIN = [AddedToken(token.content, normalized=False) for token in PHI3]
-NAMES = [  # a name, the added tokens, the name in the file
+NAMES = [  # name of the model, added tokens, name in the file
     ("tiny-phi3-mine", [], "tiny-phi 3-mine"),
     ("Phi-3-mini", [], "Phi 3-mini"),
     ("PHI-3", PLAIN, "PHI 3"),
@@ -103,7 +103,7 @@ NAMES = [  # a name, the added tokens, the name in the file
 @pytest.mark.parametrize(("name", "added", "wanted"), NAMES)
 def test_name_that_llama_cpp_acts_upon_fits_the_tokenizer(name: str, added, wanted: str, tmp_path: Path) -> None:
     assert general_name(name, with_added(added, tmp_path)) == wanted
-    assert len(CONTROLS) == 3  # without <|endoftext|>, which llama.cpp looks up for a name with phi3
+    assert len(CONTROLS) == 3  # no <|endoftext|>, which llama.cpp looks up if the name contains phi3
 
 
 def test_file_name_with_phi3_makes_a_file_that_loads(tmp_path: Path) -> None:

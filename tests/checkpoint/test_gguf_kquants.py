@@ -1,4 +1,5 @@
-"""K types: quantized blocks are near the numbers, files of theirs no worse than llama.cpp's, and importance helps."""
+"""K-quants: quantized blocks are close to the original values, files are no worse than llama.cpp's, and an importance
+matrix helps."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from onward.cli import main
 from support.gguf_files import tensor
 from support.llama_cpp import quantize
 
-KINDS = {"Q4_K": 0.08, "Q5_K": 0.04, "Q6_K": 0.021}  # the largest error of normal numbers, root mean square
+KINDS = {"Q4_K": 0.08, "Q5_K": 0.04, "Q6_K": 0.021}  # maximum root mean square error for normally distributed numbers
 DTYPES: tuple[Literal["q4_k_m", "q5_k_m", "q6_k"], ...] = ("q4_k_m", "q5_k_m", "q6_k")
 
 
@@ -57,7 +58,7 @@ def lm() -> LanguageModel:
 
 
 def error_of_file(lm: LanguageModel, path: Path) -> float:
-    """The mean square error of a file's matrices, relative to their numbers."""
+    """The mean squared error of a file's matrices, relative to their mean square."""
     model, _ = load_model(path, torch.float32)
     pairs = [(p, q) for p, q in zip(model.parameters(), lm.model.parameters()) if p.ndim > 1]
     return sum(float((p - q).square().sum() / q.square().sum()) for p, q in pairs) / len(pairs)

@@ -1,5 +1,5 @@
-"""LoRA adapters as GGUF files: llama.cpp computes the same with the base and the adapter; an adapter that it would
-ignore in part is refused."""
+"""LoRA adapters as GGUF files: llama.cpp computes the same results with the base and the adapter; an adapter that
+llama.cpp would ignore in part is refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ from support.llama_cpp import logprobs
 
 BLOCKS = LoRA(rank=2, targets=("attn", "mlp"))
 CASES = {
-    "llama": LoRA(rank=2, targets=("attn", "mlp", "embed", "head")),  # queries and keys are reordered
+    "llama": LoRA(rank=2, targets=("attn", "mlp", "embed", "head")),  # rows of queries and keys are reordered
     "qwen3": replace(BLOCKS, alpha=7.0),
     "gpt2": BLOCKS,  # queries, keys and values are one tensor
     "gptneox": LoRA(rank=2, targets=("attn.q", "attn.v")),

@@ -1,4 +1,4 @@
-"""GGUF files are read: every type of block to the bit, large headers, parts; hostile files give an error of one
+"""Reading GGUF files: every block type bit for bit, large headers, split files; malicious files give an error of one
 sentence."""
 
 import hashlib
@@ -33,7 +33,7 @@ from support.gguf_files import split_in_two, tensor
 from support.limits import limited
 
 READ = {kind.name: kind for kind in TYPES.values() if kind.dequantize}
-DIGESTS = {  # of the numbers that gguf.quants 0.19 gives for the same bytes
+DIGESTS = {  # digests of the values that gguf.quants 0.19 gives for the same bytes
     "Q4_0": "cebce73ae42dedf3",
     "Q4_1": "d440a0a88627bf63",
     "Q5_0": "18b65525911d1131",
@@ -49,7 +49,7 @@ MISSING = "the package gguf is not installed: blocks are compared with stored di
 
 
 def random_blocks(name: str, blocks: int = 300) -> np.ndarray:
-    """Random bytes of blocks whose numbers are all finite."""
+    """Random bytes of blocks whose values are all finite."""
     kind = READ[name]
     raw = np.random.default_rng(kind.bytes).integers(0, 256, (blocks, kind.bytes), dtype=np.uint8)
     values = kind.decode(raw.reshape(-1)).view(blocks, -1)
@@ -270,7 +270,7 @@ def test_types_that_are_not_read_are_named_with_a_way_out(file: Path, tmp_path: 
         text("output.weight") + struct.pack("<IQQI", 2, 16, 13, 30),
     )
     (tmp_path / "x.gguf").write_bytes(content)
-    load_model(tmp_path / "x.gguf")  # a mixture of types is one model
+    load_model(tmp_path / "x.gguf")  # a file with mixed types loads
     quantized = struct.pack("<IQQI", 2, 256, 13, 10)
     (tmp_path / "y.gguf").write_bytes(content.replace(struct.pack("<IQQI", 2, 16, 13, 30), quantized) + bytes(2000))
     with pytest.raises(
@@ -286,7 +286,7 @@ def test_damaged_gguf_works_or_is_refused_by_file(count: int, file: Path, tmp_pa
     draw, failures = random.Random(0), []
     for number in range(count):
         content = bytearray(whole)
-        for _ in range(draw.randint(1, 3)):  # most fields that can be damaged are in the header
+        for _ in range(draw.randint(1, 3)):  # most damageable fields are in the header
             at = draw.randrange(4, len(content) - 17_000)
             content[at : at + draw.randint(0, 2)] = draw.randbytes(draw.randint(0, 2))
         path.write_bytes(content[: draw.choice([len(content), draw.randrange(len(content))])])

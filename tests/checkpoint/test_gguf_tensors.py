@@ -24,7 +24,7 @@ from support.gguf import small
 from support.limits import limited
 
 ROOM = 200 << 20
-MOST = 1 << 22  # bytes of tensors that a case is given
+MOST = 1 << 22  # maximum number of tensor bytes in a case
 QUANTIZED = [CODES[name] for name, kind in CODES.items() if TYPES[kind].dequantize]
 SIZES = [0, 0, 1, 2, 3, 32, 256, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 Infos = dict[str, tuple[list[int], int]]  # name -> shape, type
@@ -40,7 +40,7 @@ def header(tmp_path_factory: pytest.TempPathFactory) -> Header:
 
 
 def write(path: Path, header: Header, infos: Infos, draw: random.Random) -> Path:
-    """A file with the keys of a header and with these tensors, of random bytes."""
+    """A file with the keys of a header and these tensors, filled with random bytes."""
     table, start = b"", 0
     for name, (shape, code) in infos.items():
         table += text(name) + struct.pack(f"<I{len(shape)}Q", len(shape), *shape[::-1])
@@ -86,7 +86,7 @@ def test_changed_tensors_work_or_are_refused_by_file(count: int, header: Header,
         path = write(tmp_path / "changed.gguf", header, changed(quantized(header, draw), draw), draw)
         try:
             with limited(5, ROOM), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # random bytes are not finite
+                warnings.simplefilter("ignore")  # random bytes may give non-finite values
                 load_model(path, allow_nonfinite=True)
         except UserError as error:
             if "\n" in str(error) or "changed.gguf" not in str(error):

@@ -1,4 +1,4 @@
-"""Keys and tensors of a GGUF header that change the model: honored as llama.cpp does, refused or named."""
+"""Keys and tensors of a GGUF header that change the model: used as in llama.cpp, refused, or named in a warning."""
 
 import re
 import warnings
@@ -33,7 +33,7 @@ def written(case: str, path: Path) -> Path:
     return path
 
 
-SCALED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], Any]] = {  # keys, tensors, the scaling
+SCALED: dict[str, tuple[dict[str, Any], dict[str, torch.Tensor], Any]] = {  # keys, tensors, expected scaling
     "linear": ({"rope.scaling.factor": 2.0}, {}, LinearScaling(2.0)),
     "none, with a factor": ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, {}, None),
     "a magnitude alone": (
@@ -79,7 +79,8 @@ def test_scaling_of_a_file_is_that_of_llama_cpp(case: str, tmp_path: Path) -> No
     assert (logprobs(path, tokens, LENGTH) - ours).abs().max() < 2e-5
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor], str]] = {  # case, keys, tensors, message
+# case, keys, tensors, expected message
+REFUSED: dict[str, tuple[str, dict[str, Any], dict[str, torch.Tensor], str]] = {
     "YaRN beside factors": (
         "llama",
         {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0},

@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF files: the tokens that end answers, and how texts are split, as llama.cpp has both."""
+"""Tokenizers in GGUF files: the tokens that end answers, and the splitting of texts, are the same as in llama.cpp."""
 
 import json
 import warnings
@@ -26,7 +26,7 @@ LETTERS = list(BYTE_OF)
 
 
 def file_of(path: Path, **keys: Any) -> Path:
-    """A GGUF file of a vocabulary alone."""
+    """A GGUF file with only a vocabulary."""
     named = {f"tokenizer.ggml.{name}": value for name, value in keys.items()}
     write_gguf(path, {"general.architecture": "llama", **named}, {}, [])
     return path
@@ -39,7 +39,7 @@ def vocabulary(*extra: str, **keys: Any) -> dict[str, Any]:
 
 
 HARMONY = "<|start|>", "<|end|>", "<|return|>", "<|call|>"
-ENDS: list[tuple[Sequence[str], dict[str, int], list[str]]] = [  # more tokens, roles, the tokens that end answers
+ENDS: list[tuple[Sequence[str], dict[str, int], list[str]]] = [  # additional tokens, roles, the tokens that end answers
     (["<|im_end|>"], {"eos": 0}, [LETTERS[0], "<|im_end|>"]),
     (["<|end|>", "<|eot_id|>", "<end_of_turn>"], {"eos": 256}, ["<|end|>", "<|eot_id|>", "<end_of_turn>"]),
     (["<a>", "<b>", "<c>"], {"eos": 256, "eot": 257, "eom": 258}, ["<a>", "<b>", "<c>"]),
@@ -112,7 +112,7 @@ def test_ends_of_answers_are_in_the_file_or_said(extra, ends, roles, said: str, 
 
 @pytest.fixture(scope="module")
 def merged() -> dict[str, Any]:
-    """A byte-level vocabulary whose merges cross the bounds of words, so that each split shows in the tokens."""
+    """A byte-level vocabulary with merges across word boundaries, so that each split changes the tokens."""
     inner = Inner(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     trainer = trainers.BpeTrainer(vocab_size=1200, initial_alphabet=sorted(LETTERS), show_progress=False)
@@ -135,7 +135,7 @@ TEXTS = [
         "`a` $5 ~b^c|d",
     ),
 ]
-FIRST = {splits: name for name, splits in reversed(PRE.items())}  # each way of splitting once
+FIRST = {splits: name for name, splits in reversed(PRE.items())}  # one name for each way of splitting
 
 
 @pytest.mark.parametrize("name", [name for name in FIRST.values() if name not in APPROXIMATED])
@@ -171,7 +171,7 @@ def test_a_file_without_a_way_of_splitting_has_the_default_one_and_says_so(tmp_p
 
 
 def raw(**keys: Any) -> dict[str, Any]:
-    """The keys of a vocabulary whose merges are over the text itself, with spaces as U+2581."""
+    """The keys of a vocabulary whose merges apply to the text itself (not to bytes), with spaces as U+2581."""
     letters = [
         "<unk>",
         "<bos>",

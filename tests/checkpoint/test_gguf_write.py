@@ -1,5 +1,5 @@
-"""Models go to GGUF and back bit for bit, llama.cpp computes the same results, and models that it cannot compute are
-refused."""
+"""Models written to GGUF load bit-for-bit identical, llama.cpp computes the same results, and models that llama.cpp
+cannot compute are refused."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from support.llama_cpp import PARTS, awkward_texts, logprobs, opened, quantize
 
 
 def written(case: str, path: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    """The model of a case, which is written to a file."""
+    """Write the model of a case to a file, and return it."""
     model = decoder(COMPUTED[case], dtype)
     model_type = ARCHITECTURES[case.split(":")[0]].families[0]
     write_model(model, plan(model, None, family=model_type), path)
@@ -45,18 +45,18 @@ def test_a_model_comes_back_bit_for_bit(case: str, dtype: torch.dtype, tmp_path:
     model = written(case, tmp_path / "x.gguf", dtype)
     assert read_header(tmp_path / "x.gguf").architecture == case.split(":")[0]
     back, _ = load_model(tmp_path / "x.gguf")
-    found = replace(back.config, tied=model.config.tied)  # some hold a copy of the embedding as head
+    found = replace(back.config, tied=model.config.tied)  # some files store a copy of the embedding as head
     assert differences(comparable(model.config), comparable(found)) == []
     parameters = dict(back.named_parameters())
     for name, parameter in model.named_parameters():
         assert parameters[name].dtype == dtype
-        shifted = getattr(model.config.norm, "offset", 0.0) and name.endswith("norm.weight")  # are written plus 1
-        shifted = shifted or name.endswith("a_log")  # is written as an exponential
+        shifted = getattr(model.config.norm, "offset", 0.0) and name.endswith("norm.weight")  # stored with 1 added
+        shifted = shifted or name.endswith("a_log")  # stored as an exponential
         torch.testing.assert_close(parameters[name], parameter, rtol=0, atol=2e-7 if shifted else 0)
 
 
 def gelu_of_a_table(x: torch.Tensor) -> torch.Tensor:
-    """GELU as llama.cpp looks it up on a CPU, in a table of fp16."""
+    """GELU as llama.cpp computes it on a CPU, with a lookup table in fp16."""
     y = torch.nn.functional.gelu(x.half().float(), approximate="tanh").half().float()
     return torch.where(x <= -10, 0.0, torch.where(x >= 10, x, y))
 
@@ -69,7 +69,7 @@ def test_llama_cpp_computes_the_same_distributions(case: str, tmp_path: Path, mo
     [tokens] = token_ids(model.config, 1, LENGTH).tolist()
     wanted = model(torch.tensor([tokens]))[0].log_softmax(-1)
     got = logprobs(tmp_path / "x.gguf", tokens, LENGTH)
-    tanh = "gelu" in str(model.config.mlp)  # numbers that fp16 rounds to either side
+    tanh = "gelu" in str(model.config.mlp)  # GELU is looked up in an fp16 table: rounding may differ
     stateful = "GatedDelta" in str(model.config.attention)
     assert (got - wanted).abs().max() < (5e-3 if tanh else 5e-5 if stateful else 2e-5)
 
@@ -94,7 +94,7 @@ def test_a_difference_that_is_accepted_is_named_and_small(accept: Any, tmp_path:
     with pytest.raises(UserError, match=f"accept the difference with --accept {accept}$"):
         onward.save(lm, tmp_path / "x.gguf")
     onward.save(lm, tmp_path / "x.gguf", accept=[accept])
-    [tokens] = token_ids(lm.model.config, 1, 8).tolist()  # as many as the window has
+    [tokens] = token_ids(lm.model.config, 1, 8).tolist()  # as many tokens as the window
     wanted = lm.model(torch.tensor([tokens]))[0].log_softmax(-1)
     assert (logprobs(tmp_path / "x.gguf", tokens, LENGTH) - wanted).abs().max() < 1e-2
     other = onward.LanguageModel(decoder(REFUSED["ALiBi"][0]))
@@ -127,7 +127,8 @@ def test_quantized_weights_are_those_of_llama_cpp(dtype: str, shared: Path, tmp_
     lm = onward.load(shared / "stories260K")
     onward.save(lm, tmp_path / "ours.gguf", dtype=dtype)  # type: ignore[arg-type]
     kinds = {info.type.name for info in read_header(tmp_path / "ours.gguf").tensors.values()}
-    assert kinds == {"F32", "F16", "Q8_0", dtype.upper()}  # F16 where rows are no multiple of a block; the head is Q8_0
+    # F16 if rows are not a multiple of a block; Q8_0 for the head
+    assert kinds == {"F32", "F16", "Q8_0", dtype.upper()}
     back = onward.load(tmp_path / "ours.gguf", torch.float32)
     [tokens] = token_ids(lm.model.config, 1, LENGTH).tolist()
     wanted = lm.model(torch.tensor([tokens]))[0].log_softmax(-1)
@@ -135,7 +136,8 @@ def test_quantized_weights_are_those_of_llama_cpp(dtype: str, shared: Path, tmp_
     divergence = lambda found: (wanted.exp() * (wanted - found)).sum(-1).mean().item()
     assert divergence(ours) < {"q8_0": 1e-3, "q4_0": 0.5}[dtype]
     theirs = logprobs(tmp_path / "ours.gguf", tokens, LENGTH)
-    assert abs(divergence(theirs) - divergence(ours)) < 0.1 * divergence(ours) + 1e-3  # its activations are int8
+    # llama.cpp quantizes activations to int8
+    assert abs(divergence(theirs) - divergence(ours)) < 0.1 * divergence(ours) + 1e-3
 
 
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0"])
@@ -167,7 +169,7 @@ def tokenizers(shared: Path) -> dict[str, Tokenizer]:
 )
 def test_tokens_of_awkward_texts_are_the_same_in_llama_cpp(name: str, tokenizers, tmp_path: Path) -> None:
     tokenizer, texts = tokenizers[name], awkward_texts()
-    rows = tokenizer.vocab_size + 3  # three without a token
+    rows = tokenizer.vocab_size + 3  # three rows without a token
     model = Decoder(onward.DecoderConfig(rows, d_model=32, n_layers=1, n_heads=2, context_length=64))
     tokenizer.templates["default"] = "{{ messages }}"
     onward.save(onward.LanguageModel(model, tokenizer), tmp_path / "x.gguf")
@@ -178,7 +180,7 @@ def test_tokens_of_awkward_texts_are_the_same_in_llama_cpp(name: str, tokenizers
     assert (back.bos_id, back.eos_id, back.templates) == (tokenizer.bos_id, tokenizer.eos_id, tokenizer.templates)
     with opened(tmp_path / "x.gguf", 64) as model:
         found = [model.tokenize(text.encode(), add_bos=True, special=False) for text in texts]
-    if name == "char":  # llama.cpp drops characters without a token
+    if name == "char":  # llama.cpp drops characters that have no token
         wanted = [[i for i in ids if i != tokenizer.unknown_id] for ids in wanted]
     assert found == wanted
 
@@ -283,19 +285,21 @@ def test_tensors_equal_those_of_the_converter_of_llama_cpp(name: str, tokenizers
     model = decoder(replace(COMPUTED[name], vocab_size=tokenizer.vocab_size))
     onward.save(onward.LanguageModel(model, tokenizer, hf), tmp_path / "folder")
     table = json.loads((tmp_path / "folder" / "config.json").read_text())
-    (tmp_path / "folder" / "config.json").write_text(json.dumps({"n_ctx": LENGTH} | table))  # it reads GPT-2's old key
+    # the converter reads GPT-2's old key
+    (tmp_path / "folder" / "config.json").write_text(json.dumps({"n_ctx": LENGTH} | table))
     onward.save(onward.load(tmp_path / "folder"), tmp_path / "ours.gguf")
     words = [str(tmp_path / "folder"), "--outfile", str(tmp_path / "theirs.gguf"), "--outtype", "f32"]
     subprocess.run([sys.executable, str(source), *words], check=True, capture_output=True)
     ours, theirs = (read_header(tmp_path / f"{whose}.gguf") for whose in ("ours", "theirs"))
-    copied = {"output.weight"} if name == "olmo2" else set()  # llama.cpp needs it, and the converter leaves it out
+    # llama.cpp needs output.weight, but the converter omits it
+    copied = {"output.weight"} if name == "olmo2" else set()
     assert ours.tensors.keys() - copied == theirs.tensors.keys()
     for its, info in theirs.tensors.items():
         own = ours.tensors[its]
         assert (own.shape, own.type) == (info.shape, info.type), its
         assert numbers_of(own) == numbers_of(info), its
     different = {key for key in ours.keys if key in theirs.keys and ours.keys[key] != theirs.keys[key]}
-    known = {  # not the model's: Falcon's context is a constant there, some widths are assumed
+    known = {  # not from the model: the converter uses a constant context for Falcon, and assumes some widths
         *(f"{name}.{key}" for key in ("context_length", "feed_forward_length", "rope.dimension_count")),
         "general.name",
     }

@@ -1,4 +1,4 @@
-"""A malicious folder gives an error of one sentence, or a model, in little time and memory."""
+"""A malicious folder gives either an error of one sentence or a model, in little time and memory."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ from support.decoders import DECODERS, config, decoder
 from support.limits import limited
 
 pytestmark = pytest.mark.filterwarnings("ignore:config.json has keys")
-ROOM = 400 << 20  # bytes that may be allocated in addition to the present allocations
+ROOM = 400 << 20  # maximum bytes to allocate in addition to the current allocations
 INDEX = "model.safetensors.index.json"
 
 
 def refusal(folder: Path) -> str:
-    """The one sentence that a folder is refused in."""
+    """The one-sentence error with which a folder is refused."""
     with limited(5, ROOM), pytest.raises(UserError) as error:
         load_model(folder)
     assert "\n" not in str(error.value)
@@ -89,7 +89,7 @@ def test_empty_shapes_are_refused_by_name(name: str, shape: tuple[int, ...], tmp
     table = json.loads(data[8 : 8 + length])
     end = len(data) - 8 - length
     table[name] = tensor(shape=shape, offsets=(end, end))
-    if name != "extra":  # the 64 bytes it had go to another
+    if name != "extra":  # another tensor gets the 64 bytes
         table["other"] = tensor(shape=(16,), offsets=read_offsets(data, name))
     path.write_bytes(header(table, data[8 + length :]))
     assert name in refusal(tmp_path)
@@ -163,12 +163,12 @@ def test_pickle_beside_safetensors_is_ignored(tmp_path: Path) -> None:
     load_model(tmp_path)
 
 
-# ---------------------------------------------------------------- whatever is in the files, a model or a sentence
+# ---------------------------------------------------------------- any content: a model or a one-sentence error
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A valid folder of one file, one of shards, and one of experts."""
+    """Three valid folders: with one weights file, with shards, and with experts."""
     root = tmp_path_factory.mktemp("valid")
     save_model(decoder(DECODERS["gpt2"]), root / "one")
     save_model(decoder(DECODERS["llama"]), root / "shards", shard_bytes=9000)
@@ -221,7 +221,7 @@ def test_a_few_changed_bytes(folders: dict[str, Path], kind: str, data: st.DataO
 
 
 def mutated(value: Any, data: st.DataObject) -> Any:
-    """One value, somewhere inside, exchanged, removed or doubled."""
+    """The JSON value with one nested value replaced, removed or duplicated."""
     if isinstance(value, dict) and value and data.draw(st.integers(0, 9)):
         key = data.draw(st.sampled_from(sorted(value)))
         match data.draw(st.sampled_from(["inside", "inside", "inside", "removed", "renamed"])):

@@ -1,4 +1,4 @@
-"""Weights that are read one at a time are those of the loaded model."""
+"""Weights that are read one at a time equal those of the loaded model."""
 
 from pathlib import Path
 

@@ -48,7 +48,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 
 def peak(shape: str, sizes: dict[str, Any], dtype: str, folder: Path, quantize: str = "None") -> float:
-    """New memory at the highest, as a share of the bytes of the weights."""
+    """Peak of newly allocated memory, as a multiple of the bytes of the weights."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         pytest.skip("needs /proc to measure")
     torch.manual_seed(0)
@@ -75,7 +75,7 @@ def test_small_model_is_never_in_memory_twice(shape: str, tmp_path: Path) -> Non
 
 @pytest.mark.long
 def test_plain_weights_are_not_in_memory_beside_the_quantized_ones(tmp_path: Path) -> None:
-    assert peak("plain", SMALL, "None", tmp_path, repr("int8")) < 1.6  # the plain ones are 4 times as many bytes
+    assert peak("plain", SMALL, "None", tmp_path, repr("int8")) < 1.6  # unquantized weights take 4 times as many bytes
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""Weights of several dtypes are loaded as the dtype of most elements, with a warning that names the others."""
+"""Weights of several dtypes are loaded in the dtype of most elements, with a warning that names the other dtypes."""
 
 import warnings
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Modelfiles: the chat template of a model in Go's language, where it is a fixed text around each message."""
+"""Modelfiles: chat templates that put a fixed text around each message are translated to Go templates."""
 
 import re
 from pathlib import Path
@@ -30,7 +30,7 @@ def test_the_template_of_a_modelfile_renders_the_same(name: str) -> None:
     tokenizer = with_template(onward.train_tokenizer("bpe:300", ["Once upon a time"]), name)
     template = go_template(tokenizer)
     text = modelfile(Path("x.gguf"), DECODERS["llama"], tokenizer)
-    if name in ("mistral", "gemma"):  # their system message is a part of the first one of the user
+    if name in ("mistral", "gemma"):  # their system message is part of the first user message
         assert template == ""
         assert "TEMPLATE" not in text
         return

@@ -1,4 +1,4 @@
-"""Whatever a file calls its tensors and however it lays them out, the model is the same."""
+"""The model does not depend on the names and the layout of the tensors in a file."""
 
 import shutil
 from collections.abc import Callable
@@ -32,7 +32,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
 
 
 def saved(shape: str, folder: Path, dtype: torch.dtype = torch.float32, **changes: int) -> Decoder:
-    """A small random model, written as its family does."""
+    """A small random model, saved as in its family."""
     hf = SHAPES[shape].to_dict() | changes
     model = decoder(read(hf)[1], dtype)
     save_model(model, folder, hf)
@@ -75,7 +75,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, Tensor]], dict[str, Tensor]]]]
     "masks and no prefix": ("gpt2", lambda t: without_base("transformer.")(t) | {"h.0.attn.bias": torch.ones(4)}),
     "the frequencies of old files": ("llama", lambda t: t | {"model.layers.0.rotary_emb.inv_freq": torch.ones(2)}),
     "the embedding again, as the head": ("gpt2", lambda t: t | {"lm_head.weight": t["transformer.wte.weight"].clone()}),
-    "tensors at odd places": ("llama", lambda t: t),  # safetensors' writer packs them
+    "tensors at odd places": ("llama", lambda t: t),  # written by safetensors' own writer, without gaps
     "other tensors at odd places": ("gpt2", lambda t: t),
     "stacked tensors at odd places": ("mixtral", lambda t: t),
     "fused tensors at odd places": ("phi3", lambda t: t),
@@ -108,7 +108,8 @@ def test_loading_in_a_dtype_equals_casting_the_model(shape: str, dtype: torch.dt
     assert_same(got, model.to(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)  # of one dtype it would stay mapped
+# other dtypes than the file's, since weights in the same dtype stay mapped
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_casting_in_pieces_equals_casting_the_whole(dtype: torch.dtype, tmp_path: Path) -> None:
     model = saved("llama", tmp_path, vocab_size=300_000).to(dtype)
     assert model.embed.weight.nbytes > COPY_BYTES

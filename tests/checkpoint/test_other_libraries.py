@@ -1,7 +1,7 @@
-"""Weights that another library quantized and wrote are read as this library itself dequantizes them.
+"""Weights that another library quantized and saved are read with the values that this library itself dequantizes.
 
-Most of these libraries are not among the test dependencies, and a test is skipped where its library is missing:
-bitsandbytes, mlx, autoawq and gptqmodel. docs/interchange.md says which versions were compared.
+Most of these libraries (bitsandbytes, mlx, autoawq and gptqmodel) are not test dependencies; a test is skipped if its
+library is missing. docs/interchange.md says which versions were compared.
 """
 
 import copy
@@ -39,7 +39,7 @@ def check(
         save_file(
             {f"layer.{name}": tensor.contiguous() for name, tensor in stored.items()}, folder / "model.safetensors"
         )
-    config = json.loads(json.dumps(config))  # as config.json has it
+    config = json.loads(json.dumps(config))  # as read from config.json
     weight = dequantized(config, stored_tensors(folder))["layer.weight"]
     assert weight.shape == list(meant.shape)
     for rows in [(0, len(meant)), (3, 4), (5, 15), (len(meant) - 3, len(meant))]:
@@ -56,7 +56,7 @@ def test_four_bits_of_bitsandbytes(kind: str, double: bool, shape: tuple[int, in
     layer.weight = bnb.nn.Params4bit(weight, requires_grad=False, quant_type=kind, compress_statistics=double)
     layer.to("cpu")  # quantizes
     state = layer.weight.quant_state
-    one_row = copy.copy(state)  # version 0.50.2 is wrong on CPUs where blocks cross rows
+    one_row = copy.copy(state)  # version 0.50.2 is wrong on CPUs if blocks cross rows
     one_row.shape, one_row.dtype = (1, weight.numel()), torch.float32
     meant = bnb.functional.dequantize_4bit(layer.weight.data, one_row).view(shape)
     config = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": kind}
@@ -147,7 +147,7 @@ def test_gptqmodel(
     group = torch.arange(inputs) // size
     group = group[torch.randperm(inputs)] if order else group
     scales, zeros = grid(layer.weight.data[:, group.argsort(stable=True)], size, bits, symmetric=symmetric)
-    assert symmetric or (zeros == 0).any()  # whose subtraction borrows
+    assert symmetric or (zeros == 0).any()  # zero points of 0, for which subtracting 1 borrows
     packed.pack_original(layer, scales, zeros, group.int())
     packed.post_init()
     packed.scales = packed.scales.float()
@@ -198,5 +198,5 @@ def test_compressed_tensors(form: str, shape: tuple[int, int], tmp_path: Path) -
         "weights": {key: str(v) if key == "scale_dtype" else v for key, v in options.items()},
     }
     config = {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
-    rounded = 2**-7 if form == "nvfp4" else 1e-6  # the library gives bf16 for it
+    rounded = 2**-7 if form == "nvfp4" else 1e-6  # the library returns bf16 for nvfp4
     check(tmp_path, {"quantization_config": config}, meant, stored, rounded)

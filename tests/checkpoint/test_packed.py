@@ -1,4 +1,4 @@
-"""Quantized models in folders: saved and loaded to the same bits, in a format that transformers reads too."""
+"""Quantized models in folders: saved and loaded bit for bit, in a format that transformers also reads."""
 
 import re
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from support.decoders import DECODERS, decoder
 from support.families import CASES, NAMES
 
 FIRST = {name: next(hf for case, hf in CASES.items() if case.startswith(f"{name}: ")) for name in NAMES}
-TRANSPOSED = {"openai_gpt"}  # whose files hold matrices (I, O); a GPT-2 is saved as gpt_bigcode, which has them (O, I)
+TRANSPOSED = {"openai_gpt"}  # files with matrices (I, O); a GPT-2 is saved as gpt_bigcode, with matrices (O, I)
 WIDE = DecoderConfig(vocab_size=40, d_model=64, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=100)
 TOKENS = torch.arange(12)[None]
 
@@ -119,7 +119,7 @@ Edit = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
 
 def other_groups(tensors: dict[str, Tensor], hf: dict[str, Any]) -> None:
-    """Scales for each 16 inputs in fp16, as others publish them."""
+    """Scales for each 16 inputs in fp16, as other tools write them."""
     for name in [name for name in tensors if name.endswith("_scale") and tensors[name].size(1) > 1]:
         tensors[name] = tensors[name].half().repeat_interleave(2, 1)
 
@@ -207,7 +207,7 @@ def test_a_failed_save_keeps_the_former_folder(tmp_path: Path) -> None:
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     model = decoder(WIDE)
     quantize_model(model, "int4")
-    model.blocks[1].attn.q.codes = None  # an error while tensors are written
+    model.blocks[1].attn.q.codes = None  # causes an error while tensors are written
     with pytest.raises(AttributeError):
         save_model(model, tmp_path)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before

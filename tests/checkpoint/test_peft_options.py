@@ -1,4 +1,4 @@
-"""Every key of PEFT's LoraConfig, at every value: the logits of PEFT, or a sentence that names the key.
+"""Every key of PEFT's LoraConfig, with every value: either the logits of PEFT or an error that names the key.
 
 The fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """
@@ -116,7 +116,7 @@ def quiet() -> Any:
 @torch.no_grad()
 def written(base: Path, folder: Path, seed: int, **options: Any) -> torch.Tensor:
     """The logits of a model with an adapter of random tensors, which PEFT makes with these options and saves in a
-    folder. An adapter that PEFT cannot make raises its own exception."""
+    folder. If PEFT cannot make the adapter, PEFT's exception is raised."""
     torch.manual_seed(seed)
     theirs = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), peft.LoraConfig(**options)).eval()
     for parameter in theirs.parameters():
@@ -151,7 +151,8 @@ def test_an_adapter_of_any_options_has_the_logits_of_peft_or_is_refused(
     count: int, bases: dict[str, Path], tmp_path: Path
 ) -> None:
     failures, compared = list[tuple[object, ...]](), 0
-    # 125 trains tokens of a module by its name; 6461 has a pattern for a layer that is targeted as a parameter
+    # seed 125 trains tokens of a module by its name; seed 6461 has a pattern for a layer that is targeted as a
+    # parameter
     for seed in [*range(count), 125, 6461]:
         choose = random.Random(seed)
         name = choose.choice([*BASES])
@@ -204,7 +205,7 @@ def test_a_key_that_onward_lacks_is_refused_by_name(
     key: str, value: Any, bases: dict[str, Path], plain: Path, tmp_path: Path
 ) -> None:
     if value == {}:
-        value = {"beta": 1e-4}  # as PEFT writes it
+        value = {"beta": 1e-4}  # a value as PEFT writes it
     model, hf = load_model(bases["llama"])
     with pytest.raises(UserError, match=f"adapter_config.json has {key} "):
         load_adapter(model, with_keys(plain, tmp_path / "adapter", **{key: value}), hf)

@@ -1,4 +1,4 @@
-"""Pickles are read only on request, as weights only, and other code in them never runs."""
+"""Pickles are read only on request, only as weights, and other code in them never runs."""
 
 from collections import OrderedDict
 from pathlib import Path
@@ -59,7 +59,8 @@ HOSTILE = {
 @pytest.mark.parametrize("case", HOSTILE)
 def test_what_is_no_table_of_weights_is_refused_and_never_run(case: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("onward.checkpoint.pickles.limit_memory", lambda more: None)  # of the process of the tests
+    # do not limit the memory of the test process
+    monkeypatch.setattr("onward.checkpoint.pickles.limit_memory", lambda more: None)
     pickled(HOSTILE[case], tmp_path / "pytorch_model.bin")
     assert read([str(tmp_path), str(tmp_path / "pytorch_model.bin")]) == 2
     error = capsys.readouterr().err

@@ -1,4 +1,5 @@
-"""Quantized files are read as the numbers that their formats define, and such a model is saved without quantization."""
+"""Quantized files are read as the values that their formats define, and the loaded model is saved without
+quantization."""
 
 import json
 from pathlib import Path
@@ -37,8 +38,8 @@ def random_mxfp4(experts: int, rows: int, groups: int) -> tuple[Tensor, Tensor]:
 
 
 def mxfp4_in_fp64(blocks: Tensor, scales: Tensor) -> Tensor:
-    """The numbers (experts, rows, groups * 32), by the definition of E2M1 and E8M0."""
-    halves = torch.stack([blocks % 16, blocks // 16], -1).flatten(-2).double()  # the low half is first
+    """The values (experts, rows, groups * 32), by the definitions of E2M1 and E8M0."""
+    halves = torch.stack([blocks % 16, blocks // 16], -1).flatten(-2).double()  # the low nibble is first
     sign, exponent, mantissa = 1 - 2 * (halves // 8), halves // 2 % 4, halves % 2
     magnitude = torch.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2 ** (exponent - 1))
     return (sign * magnitude * 2 ** (scales.double() - 127)[..., None]).flatten(-2)
@@ -104,7 +105,7 @@ def test_fp8_of_stacked_experts_has_blocks_in_each_expert(dtype: torch.dtype, tm
 
 
 def quantize_to_fp8(folder: Path) -> dict[str, Tensor]:
-    """Quantize every matrix of a folder except the embedding; return the numbers that its tensors now represent."""
+    """Quantize every matrix of a folder except the embedding; return the values that its tensors now represent."""
     meant = {}
     tensors = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -149,7 +150,7 @@ def test_an_mxfp4_folder_gives_the_logits_of_transformers(tmp_path: Path) -> Non
     for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
         experts, columns, rows = tensors.pop(name).shape
         blocks, scales = random_mxfp4(experts, rows, columns // 32)
-        scales = scales // 10 + 110  # numbers of a usual size
+        scales = scales // 10 + 110  # values of a realistic size
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         parameters[name].copy_(convert_moe_packed_tensors(blocks, scales))
     assert sum(name.endswith("_blocks") for name in tensors) == 4

@@ -1,4 +1,4 @@
-"""Each format of quantized weights means the numbers of its public description, and folders in it load."""
+"""Each format of quantized weights is decoded as in its public description, and folders in this format load."""
 
 import json
 import math
@@ -45,7 +45,7 @@ TOKENS = torch.arange(12)[None]
 
 
 def words(codes: Tensor, bits: int, dim: int) -> Tensor:
-    """Codes packed into int32 along a dim, from the lowest bits on."""
+    """Codes packed into int32 along a dimension, starting at the lowest bits."""
     per = 32 // bits
     parts = codes.long().movedim(dim, 0).unflatten(0, (-1, per))
     packed = sum(parts[:, i] << bits * i for i in range(per))
@@ -102,7 +102,7 @@ def compressed(form: str, make_stored: Callable[[int, int], Stored], **weights: 
         if "weight_global_scale" not in local:
             return stored, theirs
         meant = nvfp4_in_fp64(*(local[key] for key in ("weight_packed", "weight_scale", "weight_global_scale")))
-        torch.testing.assert_close(theirs, meant, rtol=2**-6, atol=0)  # theirs is in bf16
+        torch.testing.assert_close(theirs, meant, rtol=2**-6, atol=0)  # the library's result is in bf16
         return stored, meant
 
     groups = {"group_0": {"targets": ["Linear"], "weights": weights, "input_activations": None}}
@@ -151,7 +151,7 @@ def mxfp4(outputs: int, inputs: int) -> Stored:
 
 
 def modelopt_nvfp4() -> Case:
-    """ModelOpt stores the inverse of the factor of compressed-tensors, and other names."""
+    """ModelOpt's variant: the inverse of compressed-tensors' global scale, and other names."""
     _, make = compressed(
         "nvfp4-pack-quantized", nvfp4, num_bits=4, type="float", strategy="tensor_group", group_size=16
     )
@@ -261,12 +261,12 @@ def test_any_rows_of_a_weight_are_those_of_the_definition(case: str, tmp_path: P
 
 
 def plain(config: dict[str, Any]) -> dict[str, Any]:
-    """As config.json has it."""
+    """The config as read from config.json."""
     return json.loads(json.dumps(config, default=str))
 
 
 def write(folder: Path, case: Case, hf: dict[str, Any] | None = None) -> Path:
-    """Two folders of one model: quantized, and with the numbers that it represents."""
+    """Two folders of one model: quantized, and with the dequantized values."""
     torch.manual_seed(0)
     quantization, make = case
     save_model(decoder(read(hf)[1] if hf else WIDE), folder / "meant", hf)

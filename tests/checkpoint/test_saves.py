@@ -1,4 +1,4 @@
-"""Whatever happens to a writer, its disk or its files, a good save is left."""
+"""Whatever happens to the saving process, its disk or its files, a good save remains."""
 
 import hashlib
 import json
@@ -40,7 +40,7 @@ def save(saver: Saver, step: int) -> None:
 
 
 def saved(run: Path, steps: int = 2, keep: int = 9) -> Path:
-    """A run folder with some saves, the last of them the best."""
+    """A run folder with some saves; the last one is the best."""
     run.mkdir(exist_ok=True)
     saver = Saver(run, keep)
     for step in range(1, steps + 1):
@@ -69,13 +69,13 @@ def assert_loads(run: Path, step: int) -> list[str]:
 def test_the_last_and_the_best_are_kept_and_never_more(keep: int, best: list[bool], tmp_path_factory: Any) -> None:
     run, steps, top = tmp_path_factory.mktemp("run"), [], []
     for step, is_best in zip(range(8, 99), best):
-        saver = Saver(run, keep)  # a new saver, as another process would have
+        saver = Saver(run, keep)  # a new Saver, as in another process
         save(saver, step)
         steps.append(step)
         if is_best:
             saver.best(step, -step)
             top = [step]
-        saver.best(1000, -1000)  # was never saved
+        saver.best(1000, -1000)  # a step that was never saved
         saver.finish()
         assert [p.name for p in saves(run)] == [f"step-{n:07}" for n in sorted({*steps[-keep:], *top})]
         assert saver.pop_failure() is None
@@ -141,7 +141,7 @@ def test_no_byte_can_change_unnoticed(file: str, where: float, change: int, two:
 
     harm(saves(run)[-1] / file, damage)
     state = newest_state(run, CPU)
-    if not (file == "checksums.json" and state.progress["step"] == 2):  # white space for white space
+    if not (file == "checksums.json" and state.progress["step"] == 2):  # unless one space character replaced another
         assert len(state.messages) == 1
     assert_loads(run, state.progress["step"])
 
@@ -196,7 +196,7 @@ def test_removed_run_folder_is_reported_and_not_made_again(run: Path) -> None:
 
 
 def save_on(run: Path, started: Any) -> None:
-    """Save without end, from the step after the newest on."""
+    """Save in an endless loop, starting at the step after the newest save."""
     torch.set_num_threads(1)
     step, saver = newest_state(run, CPU).progress["step"], Saver(run, 2)
     while True:
@@ -205,12 +205,13 @@ def save_on(run: Path, started: Any) -> None:
         if step % 3 == 0:
             saver.best(step, -step)
         if not started.is_set():
-            saver.finish()  # the first takes longest
+            saver.finish()  # the first save takes longest
             started.set()
 
 
 def kills(run: Path, count: int) -> Iterator[int]:
-    """Saves by processes that are killed at random moments; yields how many pieces each has left lying about."""
+    """Save in processes that are killed at random moments; yields the number of temporary files that each left
+    behind."""
     context, moments = multiprocessing.get_context("forkserver"), random.Random(0)
     context.set_forkserver_preload(["onward.checkpoint.saves.saver", "torch._dynamo", "hypothesis", "pytest"])
     for _ in range(count):
@@ -237,7 +238,7 @@ def test_killed_writer_leaves_a_complete_save(count: int, tmp_path: Path) -> Non
         assert assert_loads(run, newest) == []
         assert read_json(run / "checkpoints/best.json")["step"] <= newest
         again = Saver(run, 2)
-        save(again, newest)  # the file exists, and is no longer written
+        save(again, newest)  # the files of this step exist and are not written again
         again.finish()
         assert not list(run.rglob(".*"))
         last = newest

@@ -1,4 +1,5 @@
-"""Large models are written as shards with an index; a save that is stopped never leaves a folder that loads wrong."""
+"""Large models are written as shards with an index; an interrupted save never leaves a folder that loads
+incorrectly."""
 
 import json
 import os

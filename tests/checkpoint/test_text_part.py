@@ -1,4 +1,4 @@
-"""The text decoder of a model that also sees images or hears, whatever the names around it."""
+"""The text decoder of a multimodal model loads, whatever the prefixes of its names."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ LLAMA = LlamaConfig(
     max_position_embeddings=12,
 ).to_dict()
 OLD, NEW = "language_model.model.", "model.language_model."
-LAYOUTS = {  # beginnings of names: of the decoder, of its head
+LAYOUTS = {  # prefixes of names: of the decoder, of its head
     "before transformers 4.52": (OLD, "language_model.lm_head."),
     "after": (NEW, "lm_head."),
     "written twice": ("model.language_model.model.", "lm_head."),
@@ -92,7 +92,7 @@ def test_text_decoder_is_read_from_any_layout_and_saved_as_its_family(layout: st
 
 
 def with_adapters(old: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As in Phi-4-multimodal: each matrix, and the factors that change it for images and sound."""
+    """Tensors as in Phi-4-multimodal: each matrix, and adapters for images and sound."""
     new = {}
     for name, tensor in old.items():
         if "_proj." in name:
@@ -150,7 +150,7 @@ def test_quantization_is_inherited(tmp_path: Path) -> None:
         torch.testing.assert_close(load_model(tmp_path)[0](tokens), model.eval()(tokens))
 
 
-HEADS = {  # as the defaults of transformers do not divide the width
+HEADS = {  # transformers' defaults do not divide the width
     "qwen3_omni_moe_text": {"num_attention_heads": 32},
     "glm4v_moe_text": {"num_attention_heads": 64},
 }

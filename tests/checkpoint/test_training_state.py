@@ -26,8 +26,8 @@ CONFIGS = DECODERS | {"mixtral": DecoderConfig(13, 16, 2, 4, context_length=12, 
 
 
 class Counting(torch.optim.Optimizer):
-    """An optimizer like those of some libraries: it keeps whole numbers as well as tensors, and adapts a number of its
-    groups."""
+    """An optimizer like those of some libraries: its state has integers as well as tensors, and it changes a number in
+    its groups."""
 
     def __init__(self, parameters: list[Tensor]) -> None:
         super().__init__(parameters, {"lr": 0.1, "d": 0.3})
@@ -44,7 +44,7 @@ class Counting(torch.optim.Optimizer):
 
 
 def frozen_matrix(model: Decoder) -> tuple[str, Tensor]:
-    """The first matrix of the first block, by its name: the one that is not trained."""
+    """The name and the tensor of the first matrix of the first block, which is not trained."""
     return next((name, p) for name, p in model.named_parameters() if name.startswith("blocks.0.") and p.ndim == 2)
 
 

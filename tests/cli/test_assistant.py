@@ -1,4 +1,4 @@
-"""`onward assistant`: from documents to an adapter and its evaluation; and the parts of it."""
+"""`onward assistant`, from documents to an adapter and its evaluation, and its steps."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_question_is_found_in_a_reply() -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a context for a paragraph of bytes."""
+    """A tiny byte-level model whose context fits a paragraph."""
     tokenizer = onward.train_tokenizer("byte", [])
     config = onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2, context_length=512)
     folder = tmp_path_factory.mktemp("base") / "base"
@@ -87,7 +87,7 @@ def test_assistant_is_made_of_a_folder_continues_and_refuses_other_options(
     assert "Cats 1" in (tmp_path / "out/answers.html").read_text()
     row = json.loads((tmp_path / "out/held-out.jsonl").read_text())
     assert row["messages"][1]["content"].endswith(f"Source: {tmp_path / 'docs/1.html'}#Cats 1")
-    assert main(words) == 0  # everything except the evaluation is done
+    assert main(words) == 0  # everything except the evaluation has been done before
     assert json.loads(capsys.readouterr().out)["training"] == result["training"]
     assert main([*words, "--lora", "4"]) == 2
     assert "was begun with another lora: give the same values, or another --out" in capsys.readouterr().err

@@ -16,7 +16,7 @@ from support.disk import with_room_for
 
 @pytest.fixture
 def place(story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with all kinds of texts, which is the current one."""
+    """A working directory with all kinds of texts."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(story_file, "story.txt")
     Path("empty.txt").write_text("")
@@ -32,7 +32,7 @@ def place(story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def files() -> dict[Path, int]:
-    """All files with the times of their last change, without the lock of a run, which names its last holder."""
+    """All files with their modification times, except the lock of a run, which names its last holder."""
     return {p: p.stat().st_mtime_ns for p in Path().rglob("*") if p.is_file() and p.name != "train.lock"}
 
 
@@ -77,7 +77,7 @@ TRAIN = {
     "story.txt --time soon": "--time is 'soon'",
     "story.txt --preset huge": "preset is 'huge'",
     "story.txt --preset llama2-7b": "did you mean llama-2-7b",
-    "story.txt --preset gemma-2-2b --model.attention.window 8": "model.attention is several parts",
+    "story.txt --preset gemma-2-2b --model.attention.window 8": "model.attention consists of several parts",
     "story.txt --device tpu": "--device is 'tpu': choose auto",
     "story.txt --tokenizer nope": "tokenizer is 'nope'",
     "story.txt --tokenizer bpe:3": "above 256",
@@ -154,7 +154,7 @@ OTHERS = {
     "generate RUN Once --max-new-tokens 999": "maximum context length is 32",
     "generate RUN Once --temprature 1": "did you mean --temperature",
     "train --resume RUN": "has finished its 60 steps",
-    "train story.txt --out RUN --steps 3": "holds a run already",
+    "train story.txt --out RUN --steps 3": "already contains a run",
 }
 
 
@@ -165,7 +165,7 @@ def test_the_other_commands_refuse(words: str, place: Path, tiny_run: Path, caps
 
 
 def broken(kind: str, folder: Path) -> None:
-    """Spoil the weights of a model in one way."""
+    """Damage the weights of a model in one way."""
     path = folder / "model.safetensors"
     if kind == "truncated":
         path.write_bytes(path.read_bytes()[:-100])
@@ -208,7 +208,7 @@ def test_a_broken_checkpoint_is_refused_by_name(
         assert message in refused(words, capsys)
 
 
-FULL = {  # space on the disk, options, the file that cannot be written
+FULL = {  # free disk space, options, expected message
     "the model": (20_000, "--steps 4 --preset tiny", "onward: saving step 0 in runs/full failed"),
     "the metrics, which wait, and then the report": (
         20_000,

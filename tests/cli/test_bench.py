@@ -49,11 +49,11 @@ def test_bytes_operations_and_shares_follow_from_the_model() -> None:
     model = onward.Decoder(TINY).eval()
     found = speed.measure(model, "float32", 2, prompt=16, new=8, seconds=100, limits=LIMITS)
     length, table = 16 + 8 / 2, 64 * 32
-    cache = 4 * 2 * 2 * 2 * 8 * length  # bytes, keys and values, layers, heads, width
+    cache = 4 * 2 * 2 * 2 * 8 * length  # bytes per number, keys and values, layers, heads, head size
     read = 4 * (parameters(TINY) - table) + 2 * cache
     assert found.bytes_per_token == pytest.approx(read / 2)
     assert found.bandwidth_share == pytest.approx(found.decode / 2 * read / 1e10)
-    operations = 2 * (parameters(TINY) - table - 5 * 32) + 4 * 2 * 32 * length  # 5 norms multiply no matrix
+    operations = 2 * (parameters(TINY) - table - 5 * 32) + 4 * 2 * 32 * length  # the 5 norms have no matrix products
     assert found.intensity == pytest.approx(2 * operations / read)
 
 

@@ -1,4 +1,4 @@
-"""onward chat: a conversation that remembers, can be taken back, and is not ended by Ctrl-C."""
+"""onward chat: the conversation is remembered, turns can be undone, and Ctrl-C does not end it."""
 
 import io
 import json
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(lines: str, folder: Path, *words: str, monkeypatch: pytest.MonkeyPatch, capsys, status: int = 0) -> str:
-    """The output when these lines come from a pipe."""
+    """The output for these lines from a pipe."""
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert main(["chat", str(folder), *words]) == status
     return capsys.readouterr().out
@@ -126,7 +126,7 @@ def test_a_conversation_that_gets_too_long_loses_its_beginning_and_says_so(folde
     assert captured.err == "the context is full, so the oldest turns are dropped: 1\n" * 8
     lm = onward.load(folder)
     rows = captured.out.splitlines()
-    for row in rows[1:]:  # with the system prompt, each time
+    for row in rows[1:]:  # each request contains the system prompt
         one = [{"role": "system", "content": "hm"}, {"role": "user", "content": "a" * 40}]
         assert row == lm.chat(one, regex="[a-z]{20}", **HOW)
 
@@ -142,7 +142,7 @@ def test_what_was_read_before_is_not_read_again(changes: dict, tmp_path: Path, c
         read.clear()
         conversation.answer(message)
         new = len(message) + 4 + 60
-        assert sum(read) <= new + 16  # up to a block is read again
+        assert sum(read) <= new + 16  # up to one block is computed again
         assert len(conversation.turns) == 2 * turn + 2
     plain = lm.chat(conversation.turns[:-1], regex=options.regex, **HOW | {"max_new_tokens": 60})
     assert conversation.turns[-1]["content"] == plain
@@ -174,7 +174,8 @@ def test_ctrl_c_stops_the_answer_which_is_kept_and_the_program_goes_on(tmp_path:
         process.stdin.write(b"/set min-new-tokens 0\n/set max-new-tokens 5\nwhy\n/exit\n")
         out, error = process.communicate()
     assert process.returncode == 0
-    assert error in (b"", b"the answer was cut after 5 tokens: see --max-new-tokens\n")  # the second answer
+    # a message about the second answer
+    assert error in (b"", b"the answer was cut after 5 tokens: see --max-new-tokens\n")
     first, second = (begun + out).decode().splitlines()
     assert 0 < len(first) < 90_000
     assert 0 <= len(second) <= 5
@@ -200,14 +201,15 @@ def test_on_a_terminal_it_asks_ctrl_c_asks_again_and_ctrl_d_leaves(folder: Path)
         until(b"> ")
         interrupt = lambda: process.send_signal(signal.SIGINT)
         interrupt()
-        until(b"(Ctrl-D or /exit leaves)", interrupt)  # one that comes before the terminal is asked waits for a key
+        # an interrupt before the prompt appears takes effect at the next key
+        until(b"(Ctrl-D or /exit leaves)", interrupt)
         until(b"> ")
         os.write(ours, b"/set top_p 7\n")
         until(b"> ")
         os.write(ours, b"hello\n")
         until(b"hello\r\n")
         until(b"> ")
-        for _ in range(60):  # one that comes before the terminal is asked is lost
+        for _ in range(60):  # a Ctrl-D before the prompt appears is lost
             os.write(ours, b"\x04")
             with suppress(subprocess.TimeoutExpired):
                 process.wait(1)

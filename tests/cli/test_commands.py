@@ -42,7 +42,7 @@ def test_onward_alone_prints_the_way_of_the_data_and_a_command_for_each_step(cap
     assert onward("--version", capsys=capsys).startswith("onward 0.")
 
 
-MISTAKEN = {  # the typed words, and the suggestion in the message
+MISTAKEN = {  # the typed command, and the expected suggestion
     "server": "did you mean serve?",
     "export": "did you mean convert?",
     "generate RUN The --tokens 4": "did you mean --max-new-tokens?",
@@ -165,7 +165,7 @@ def test_evaluating_a_run_gives_the_figures_of_its_last_evaluation(
     assert {"copying", "brackets", "arithmetic", "mapping, 8 examples"} <= tasks.keys()
     assert all(0 <= row["score"] <= 1 and row["error"] >= 0 for row in tasks.values())
     if validation == "other.txt":
-        assert result["bytes"] == Path("other.txt").stat().st_size - 1  # the first character is not predicted
+        assert result["bytes"] == Path("other.txt").stat().st_size - 1  # the first character is not scored
         named = json.loads(onward("evaluate", "run", validation, "--json", capsys=capsys))
         assert (named["stride"], named["tokens"]) == (result["stride"], result["tokens"])
     assert json.loads(onward("evaluate", "run", "--stride", "8", "--json", capsys=capsys))["loss"] != result["loss"]

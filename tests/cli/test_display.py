@@ -36,8 +36,8 @@ def test_time_left_is_that_of_steps_not_of_what_comes_before_them(
     now = 1000.0
     monkeypatch.setattr("onward.cli.shared.display.perf_counter", lambda: now)
     display = Display(run)
-    for step in 15, 11, 12, 13, 14:  # after a resume, and a rollback
-        now += 300 if step == 15 else 2  # compiling, and validating again
+    for step in 15, 11, 12, 13, 14:  # first step after a resume, then a rollback
+        now += 300 if step == 15 else 2  # 300 s with compilation; later steps take 2 s
         display.show(Step(step, 3.0, 1e-3, 1.0, 100, 0.1))
     assert display.figures()["time left"] == "0:52"
 

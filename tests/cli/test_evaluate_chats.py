@@ -1,4 +1,5 @@
-"""The loss of models on the answers of chats, as fine-tuning's validation has it; and answers side by side."""
+"""The loss of models on the answers of chats equals that of fine-tuning's validation; answers are shown side by
+side."""
 
 import json
 import math
@@ -22,7 +23,7 @@ WORDS = {"cat": "an animal", "oak": "a tall old tree", "rose": "a red flower", "
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A base, an adapter on it that has learned to answer, both merged, and their chats."""
+    """A base model, an adapter trained to answer, the merged model, and the chats."""
     folder = tmp_path_factory.mktemp("chats")
     talks = [[("user", f"{word}?"), ("assistant", f"It is {answer}.")] for word, answer in WORDS.items()]
     rows = [{"messages": [{"role": role, "content": text} for role, text in talk]} for talk in talks]
@@ -49,7 +50,8 @@ def test_loss_on_answers_is_that_of_validation_and_models_are_compared(folder: P
     assert lora["loss"] == pytest.approx(json.loads((folder / "lora/result.json").read_text())["loss"], abs=1e-5)
     assert merged["loss"] == pytest.approx(lora["loss"], abs=1e-5)
     assert base["examples"] == 4
-    assert base["tokens"] == sum(len(f"It is {answer}.") + 2 for answer in WORDS.values())  # a space, and the end
+    # plus the leading space and the end token
+    assert base["tokens"] == sum(len(f"It is {answer}.") + 2 for answer in WORDS.values())
     assert found["differences"][0]["difference"] == pytest.approx(lora["loss"] - base["loss"], abs=1e-6)
     assert 0 < found["differences"][0]["standard_error"] < base["standard_error"] + lora["standard_error"]
 
@@ -105,7 +107,7 @@ def test_judge_is_asked_in_both_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     with judge_server(monkeypatch) as server:
         server.replies = [(200, reply)]
         verdicts = preferred(pairs, f"http://127.0.0.1:{server.server_port}/v1", "m")
-        server.replies = [(200, "A")]  # always the first: no preference
+        server.replies = [(200, "A")]  # the judge always prefers the first answer, which counts as a tie
         assert preferred(pairs[:1], f"http://127.0.0.1:{server.server_port}/v1", "m") == [0.5]
     assert verdicts == [1.0, 0.0, 0.5]
     assert win_rate(verdicts) == {"win_rate": 0.5, "standard_error": pytest.approx(0.5 / math.sqrt(3)), "ties": 1.0}

@@ -1,5 +1,5 @@
-"""The mesh that `onward evaluate` chooses in several processes: replicas where a device can hold a whole model, else
-the smallest tensor axis with which each process's part fits."""
+"""The mesh that `onward evaluate` chooses in several processes: replicas if a whole model fits on a device, else the
+smallest tensor axis for which each process's part fits."""
 
 import re
 from dataclasses import replace
@@ -33,7 +33,7 @@ def saved(folder: Path, config: DecoderConfig) -> str:
 
 
 def choose(monkeypatch: pytest.MonkeyPatch, memory: float, model: str, *sources: str, **options: Any) -> str:
-    """The mesh of four processes whose devices have so many bytes of memory."""
+    """The mesh chosen for four processes whose devices have `memory` bytes."""
     monkeypatch.setattr(choice, "device_bytes", lambda device: int(memory))
     mesh, said = chosen(Options(model=model, sources=sources, device="cpu", **options), 4)
     assert said.partition(":")[0] == (f"mesh {mesh}" if mesh.divides else "")

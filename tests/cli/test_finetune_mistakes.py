@@ -1,4 +1,5 @@
-"""Wrong commands and data files of fine-tuning: one sentence, exit status 2, no traceback, and no run is begun."""
+"""Wrong fine-tuning commands and data files give one sentence, exit status 2 and no traceback, and no run is
+started."""
 
 import json
 from pathlib import Path
@@ -18,7 +19,7 @@ JUDGED, KIND = {"prompt": "2?", "completion": "3", "label": 1}, {"text": "2", "l
 GRPO, PLAIN = "--method grpo --reward", "--template plain"
 turns = lambda *pairs: {"conversations": [{"from": name, "value": value} for name, value in pairs]}
 ASKED = turns(("human", "2?"), ("gpt", "3"))
-Case = tuple[Any, str, str]  # a row or several or bytes, further options, and a part of the sentence
+Case = tuple[Any, str, str]  # a row, several rows or bytes; further options; and a part of the message
 
 DATA: dict[str, Case] = {
     "an empty file": (b"", "", "data.jsonl is empty: name a file with text"),
@@ -193,8 +194,8 @@ METHODS: dict[str, Case] = {
         "--reward exact",
         "--reward is not an option of sft, but of cispo, grpo, gspo, online_",
     ),
-    "no reward": (PROMPT, "--method ppo", "reward is missing, which ppo needs"),
-    "no judge": (PROMPT, "--method online_dpo", "reward is missing, which online_dpo needs"),
+    "no reward": (PROMPT, "--method ppo", "ppo needs a reward"),
+    "no judge": (PROMPT, "--method online_dpo", "online_dpo needs a reward"),
     "one sample": (
         PROMPT,
         "--method online_dpo --reward exact --samples 1",
@@ -209,7 +210,7 @@ METHODS: dict[str, Case] = {
     "no turns of the model": (PROMPT, f"{GRPO} exact --environment calculator(turns=0)", "turns is 0: it must be"),
     "no file of an environment": (PROMPT, f"{GRPO} exact --environment none.py:f", "there is no file none.py"),
     "a role without a template": (PROMPT, f"{GRPO} exact --environment calculator(role=tool)", "environment.role is"),
-    "no teacher": (TEXT, "--method distill", "teacher is missing, which distill needs"),
+    "no teacher": (TEXT, "--method distill", "distill needs a teacher"),
     "another vocabulary": (TEXT, "--method distill --teacher other", "another vocabulary"),
     "an adapter as teacher": (
         TEXT,
@@ -239,7 +240,7 @@ REWARDS: dict[str, Case] = {
     "no schema": (PROMPT, f"{GRPO} json_schema(file='schema.json')", "there is no file schema.json: give"),
     "no file of a reward": (PROMPT, f"{GRPO} none.py:f", "there is no file none.py: give FILE.py:FUNCTION"),
     "no function of a file": (PROMPT, f"{GRPO} mine.py:raise", "mine.py has no function 'raise': did you mean raises"),
-    "a model without rewards": (PROMPT, GRPO + " {base}", "a model without rewards"),
+    "a model without rewards": (PROMPT, GRPO + " {base}", "no reward head"),
     "an address without http": (PROMPT, f"{GRPO} pairwise(url='localhost',model=m)", "give an address such as http"),
     "a prompt without answers": (PROMPT, f"{GRPO} pairwise(url='http://a',model=m,prompt='?')", "write {first} where"),
 }
@@ -251,7 +252,7 @@ OTHERS: dict[str, Case] = {
     "a rank of text": (TEXT, "--lora big", "--lora is 'big', which is not a known kind of Adapters"),
     "alpha NaN": (TEXT, "--lora lora(alpha=nan)", "alpha is nan: it must be a number"),
     "all dropped": (TEXT, "--lora lora(dropout=1)", "dropout is 1.0: it must be a number from 0"),
-    "dropout with pairs": (PAIR, "--method dpo --lora lora(dropout=0.1)", "dpo, which computes without dropout"),
+    "dropout with pairs": (PAIR, "--method dpo --lora lora(dropout=0.1)", "dpo, which uses no dropout"),
     "a quantized base": (TEXT, "", "quantized weights, which are not trained: train adapters"),
     "quantized without adapters": (
         TEXT,
@@ -259,7 +260,7 @@ OTHERS: dict[str, Case] = {
         "--quantize is 'int8' without adapters to train: give lora",
     ),
     "three bits": (TEXT, "--lora 4 --quantize int3", "--quantize is 'int3': did you mean int8"),
-    "a first adapter that is none": (TEXT, "--lora 4 --first frozen", "base is not: leave it out"),
+    "a first adapter that is none": (TEXT, "--lora 4 --first frozen", "base is not an adapter: leave it out"),
     "a first adapter alone": (TEXT, "--first merged", "without adapters on top of it: give lora, or leave it out"),
     "a length below 0 tokens": (TEXT, "--length -1", "--length is -1: it must be a whole number"),
     "a length beyond the context": (
@@ -278,12 +279,12 @@ OTHERS: dict[str, Case] = {
     "an unknown optimizer": (TEXT, "--optimizer adamm", "--optimizer is 'adamm': choose adamw, muon"),
     "no column": (TEXT, "--columns text=txt", "line 1: it has no column 'txt': did you mean text"),
     "a column twice": (TEXT, "--columns text=text,text=id", "columns names two columns for text: name one"),
-    "an option of onward train": (TEXT, "--config fine.toml", "encoding is not read by a run on examples"),
+    "an option of onward train": (TEXT, "--config fine.toml", "encoding is not an option of runs on examples"),
     "a field of another method in a file": (TEXT, "--config method.toml", "method.sft.beta is not a known option"),
     "no module": (TEXT, "--import none_such", "there is no module none_such: --import takes the name"),
     "show and json": (TEXT, "--show 1 --json", "prints examples and exits, with --json"),
     "show nothing": (TEXT, "--show 0", "--show is 0: give the number of examples to print, at least 1"),
-    "the folder of a model": (TEXT, "--out {base}", "base holds a model, which a run would overwrite: choose another"),
+    "the folder of a model": (TEXT, "--out {base}", "base contains a model, which a run would overwrite: choose"),
     "a file as folder": (TEXT, "--out data.jsonl", "cannot write data.jsonl: File exists; choose another --out"),
     "no further data": (TEXT, "none.jsonl", "none.jsonl does not exist: name a file"),
     "a further picture": (TEXT, "open.jinja", "open.jinja is not a table: give .jsonl, .json, .csv, .parquet"),
@@ -315,7 +316,7 @@ def place(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def times_of_files(*folders: Path) -> dict[Path, int]:
-    """When each file was changed, but for Python's own, which it writes beside the modules that it imports."""
+    """The modification time of each file, except Python's bytecode caches."""
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path: path.stat().st_mtime_ns for path in files if path.parent.name != "__pycache__"}
 
@@ -348,7 +349,8 @@ def test_mistakes_are_one_sentence_and_no_run_is_begun(
     assert last.startswith("onward: ")
     assert sentence in last
     assert "Traceback" not in said.err
-    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):  # which are called in the run alone
+    # rewards that are called only during the run
+    if case in ("a reward that raises", "a reward of NaN", "a reward of too few"):
         assert not Path("run/result.json").exists()
         return
     assert said.err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""A newcomer who types a term, or a command without its arguments, gets a helpful message."""
+"""A term from the glossary, or a command without its arguments, gives a helpful message."""
 
 import pytest
 

@@ -17,7 +17,7 @@ def nothing_compiled() -> None:
 
 
 def numbers_compiled() -> list[int]:
-    """How many kernels of products and of draws were compiled."""
+    """The numbers of compiled kernels for products and for draws."""
     return [kernel.cache_info().misses for kernel in (products.products, draws.draws)]
 
 

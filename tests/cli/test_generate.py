@@ -32,7 +32,7 @@ def said(tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 
 
 def numbered(answers: Iterable[str]) -> str:
-    """The output of several answers, each with its prompt."""
+    """The expected output for several answers, each with its prompt."""
     texts = list(answers)
     return "".join(f"[{i}/{len(texts)}]\n{text}\n" for i, text in enumerate(texts, 1))
 
@@ -108,7 +108,7 @@ def test_prompts_come_from_standard_input_and_from_another_field(said, monkeypat
 
 
 class Watched(Engine):
-    """An engine of a model that calls a function before each step."""
+    """An engine that calls a function before each step."""
 
     def __init__(self, lm: LanguageModel, watch: Callable[[Engine], object]) -> None:
         super().__init__(lm.model, stop_token_ids=lm.stop_token_ids, allowed=lm.allowed())
@@ -179,7 +179,7 @@ def test_logprobs_are_a_table_and_exact_in_json(said, lm: LanguageModel) -> None
     [row] = rows(said(*words, "--json")[0])
     assert [one["token"] for one in row["logprobs"]] == row["tokens"] == answer.tokens
     for one, chance in zip(row["logprobs"], answer.logprobs):
-        near = lambda value: pytest.approx(value, abs=1e-5)  # steps may be compiled in one of the two
+        near = lambda value: pytest.approx(value, abs=1e-5)  # only one of the two may run compiled steps
         assert one["logprob"] == near(chance.logprob)
         assert [a["token"] for a in one["alternatives"]] == [token for token, _ in chance.alternatives]
         assert [a["logprob"] for a in one["alternatives"]] == near([value for _, value in chance.alternatives])
@@ -292,7 +292,7 @@ def test_finished_answers_are_printed_before_an_interruption(
         if not engine.scheduler.waiting and len(engine.scheduler.active) == 1:
             raise KeyboardInterrupt
 
-    prompts = ["The"] * 17  # one more than there are rows
+    prompts = ["The"] * 17  # one more prompt than the engine has rows
     with pytest.raises(KeyboardInterrupt):
         sample(lm, prompts, replace(OPTIONS, json=True), Watched(lm, break_off))
     assert [row["text"] for row in rows(capsys.readouterr().out)] == lm.generate(prompts[:16], 9, seed=1)

@@ -26,7 +26,7 @@ SMALL += " --model.n-layers 1 --model.n-heads 2 --model.context-length 16"
 
 @contextmanager
 def training(story_file: Path, run: Path) -> Iterator[Forked]:
-    """A run that has made its first steps."""
+    """A run that has completed its first steps."""
     process = Forked(main, ["train", str(story_file), "--out", str(run), *SMALL.split()])
     try:
         metrics = run / "metrics.jsonl"

@@ -42,7 +42,7 @@ def test_a_chapter_becomes_a_page_that_needs_no_other_file(tmp_path: Path) -> No
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The file of the only chapter of a course, in the folder in which it runs."""
+    """The file of a course's only chapter, in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("onward.learn.chapters.PAGES", tmp_path)
     chapters.cache_clear()

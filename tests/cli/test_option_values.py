@@ -34,7 +34,7 @@ COMMANDS = {
     "data": "prepare STORY --out prepared",
     "train": f"STORY --out run {SMALL}",
 }
-SLOW = {"--compile", "--import"}  # a minute each time; modules of this machine
+SLOW = {"--compile", "--import"}  # one takes a minute; the other imports modules of this machine
 
 
 def options(command: str) -> list[Argument]:
@@ -65,7 +65,7 @@ def test_odd_value_of_an_option_works_or_is_refused(
         try:
             with limited(SECONDS, ROOM):
                 status = main(words if option.is_switch else [*words, value])
-        except BaseException as error:  # SystemExit is one, too
+        except BaseException as error:  # includes SystemExit
             failures.append((seed, words[0], option.flag, value[:60], repr(error)))
             continue
         out, err = capsys.readouterr()

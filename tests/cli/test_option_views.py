@@ -63,7 +63,7 @@ REFUSED = {
 
 @pytest.fixture
 def where(tiny_run: Path, story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """The placeholders and their paths; the current folder is empty."""
+    """The placeholders and their paths; the working directory is empty."""
     monkeypatch.chdir(tmp_path)
     return {"RUN": str(tiny_run), "STORY": str(story_file), "RUNS": str(tiny_run.parent)}
 
@@ -97,7 +97,7 @@ def test_declared_options_exist(command: str) -> None:
     assert declared <= names
 
 
-CASES = [  # commands of each view, which succeed as they are
+CASES = [  # commands for each view, which succeed without further options
     *(f"inspect RUN The_cat_sat {view}" for view in ("attention", "next", "lens", "tokens", "positions", "neurons")),
     "inspect RUN The_cat_sat patch --corrupted The_dog_sat",
     "inspect RUN heads",
@@ -132,7 +132,7 @@ CASES = [  # commands of each view, which succeed as they are
     "report RUN --out page.html --text The_cat_sat_on_the_mat",
     "card RUN --out card.md",
 ]
-VALUES = {  # by option, where one of its type would be refused
+VALUES = {  # by option, if a generic value of its type would be refused
     "out": "made/x.svg",
     "theme": "dark",
     "corrupted": "The_dog_sat",
@@ -167,19 +167,19 @@ VALUES = {  # by option, where one of its type would be refused
     "name": "me/x",
     "rope": "linear:2",
 }
-# seconds each, or files that lack
+# these take seconds each, or need files that do not exist here
 SLOW = {"compile", "imports", "adapter_folder", "revision", "tuned", "near", "gopher"}
 
 
 @dataclass
 class Reads:
-    """The fields of options that a command has read since they were made."""
+    """The names of the options that a command has read."""
 
     names: set[str]
 
 
 def recording(cls: type, reads: Reads) -> type:
-    """A dataclass like `cls` that notes which of its fields are read, except by a copy."""
+    """A dataclass like `cls` that records which of its fields are read, except when it is copied."""
     own = {field.name for field in fields(cls)}
 
     def get(self: Any, name: str) -> Any:
@@ -201,7 +201,7 @@ def options_of(command: str) -> list[Argument]:
 
 
 def value_of(option: Argument) -> list[str]:
-    """Words that give an option a value other than its default."""
+    """Command-line words that set an option to a value other than its default."""
     if option.is_switch:
         return [option.flag if not option.default else f"--no-{option.flag[2:]}"]
     kind = option.kind.args[0] if option.many else option.kind
@@ -215,7 +215,7 @@ def value_of(option: Argument) -> list[str]:
 
 @pytest.fixture
 def fast_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A doctor that examines nothing, in this process."""
+    """Replace the doctor's checks, which run in another process, by an empty result."""
     from onward.inspection.doctor import isolated
 
     monkeypatch.setattr(isolated, "examine_apart", lambda *_: [])

@@ -151,7 +151,7 @@ class OwnPosition(Position, kind="own_position"):
 
 @pytest.fixture
 def own_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module with a part in the current folder."""
+    """The name of a module in the working directory that defines a part."""
     from onward import Position
 
     monkeypatch.setattr(Position, "kinds", dict(Position.kinds))
@@ -174,7 +174,7 @@ def test_a_folder_with_a_part_of_ones_own_names_the_import_that_it_needs(
     words = ["--import", own_module, "--out", "run", *TINY.split(), "--model.position", "own_position"]
     assert main(["train", str(story_file), *words, "--model.position.strength", "0.25"]) == 0
     assert f"other.txt --import {own_module}" in capsys.readouterr().err, "in the commands that follow"
-    Path("run/result.json").unlink()  # so that it can be resumed
+    Path("run/result.json").unlink()  # lets the run be resumed
     for command in "generate run The --n 1", "evaluate run", "report run", "models run", "train --resume run":
         del sys.modules[own_module], Position.kinds["own_position"]
         assert main(command.split()) == 2

@@ -19,7 +19,7 @@ from support.decoders import DECODERS, decoder
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model that is no run."""
+    """The folder of a model that is not a run."""
     folder = tmp_path_factory.mktemp("models") / "llama"
     onward.save(onward.LanguageModel(decoder(DECODERS["llama"]), onward.train_tokenizer("byte", [])), folder)
     return folder

@@ -1,4 +1,4 @@
-"""onward quantize: a folder that is read to the same bits, the error of each layer, and mistakes in one sentence."""
+"""onward quantize: a folder that loads bit-for-bit identical, the error of each layer, and mistakes in one sentence."""
 
 import json
 from pathlib import Path

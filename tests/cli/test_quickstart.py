@@ -54,7 +54,8 @@ def test_quickstart_with_an_assistant_answers_after_each_stage(
 
 
 def quickstart(folder: Path) -> tuple[int, str, str]:
-    """Run a short quickstart with an assistant in this process: its status, standard output and standard error."""
+    """Run a short quickstart with an assistant in this process; return its exit status, standard output and standard
+    error."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         status = main(["quickstart", "--time", "2s", "--assistant", "--json", "--out", str(folder)])
     return status, out.getvalue(), err.getvalue()

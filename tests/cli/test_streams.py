@@ -1,4 +1,5 @@
-"""Standard streams that are closed, full, gone or ASCII: one sentence, no traceback, no success with lost output."""
+"""Standard streams that are closed, full, broken or ASCII: one sentence, no traceback, and no exit status 0 if output
+was lost."""
 
 import os
 import random
@@ -14,7 +15,7 @@ SMALL += " --model.n-heads 2 --model.context-length 16 --validate-every 100"
 
 
 def shell(line: str, tiny_run: Path, story_file: Path, place: Path, **more: str) -> subprocess.CompletedProcess[str]:
-    """Run a line of bash in which `onward` is the command, MODEL a model and STORY a text."""
+    """Run a line of bash in which `onward` is the command, and MODEL and STORY are paths of a model and a text."""
     where = {"MODEL": str(tiny_run), "STORY": str(story_file)}
     script = f'onward() {{ {COMMAND} "$@"; }}\n{line}'
     environment = os.environ | where | more
@@ -47,7 +48,7 @@ LINES = {
 }
 
 
-QUICK = [  # the others are long
+QUICK = [  # the other cases are marked `long`
     "onward evaluate $MODEL - <&-",
     "onward evaluate $MODEL $STORY >&-",
     "onward chat $MODEL <&-",
@@ -124,14 +125,15 @@ ENCODINGS = ["utf-8", "ascii", "latin-1", "ascii:strict"]
 
 
 def outcome(seed: int, tiny_run: Path, story_file: Path, folder: Path) -> tuple[str, int, str, bool]:
-    """A random line; its exit status, its standard error, and whether it ended as it must."""
+    """Run a random command line; return it, its exit status, its standard error, and whether it ended correctly."""
     some = random.Random(seed)
     command, source, target, errors = (some.choice(choices) for choices in (COMMANDS, INPUTS, OUTPUTS, ERRORS))
     line = f"onward {command} {source} {errors} {target}; exit ${{PIPESTATUS[0]}}"
     (place := folder / str(seed)).mkdir()
     found = shell(line, tiny_run, story_file, place, PYTHONIOENCODING=some.choice(ENCODINGS))
     silent = "Traceback" not in found.stderr and "Exception ignored" not in found.stderr
-    lost = target in (">&-", ">/dev/full") and not command.startswith(("train", "chat"))  # output that it has
+    # except commands that need no standard output
+    lost = target in (">&-", ">/dev/full") and not command.startswith(("train", "chat"))
     said = bool(errors) or any(text.startswith("onward: ") for text in found.stderr.splitlines())
     ended = {0: not lost, 2: said}.get(found.returncode, False)
     return line, found.returncode, found.stderr, silent and ended

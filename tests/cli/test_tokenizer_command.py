@@ -110,7 +110,7 @@ def test_user_errors_are_one_sentence_and_write_no_files(words, message, story_f
 
 @pytest.mark.parametrize("delay", [0.3, 1.5])
 def test_ctrl_c_stops_training(delay: float, tmp_path: Path) -> None:
-    """Also during the merges of the library, which take much longer than reading 400,000 words."""
+    """Also while the library computes merges, which takes much longer than reading 400,000 words."""
     draw = random.Random(0)
     words = ["".join(draw.choices("abcdefghij", k=draw.randint(5, 15))) for _ in range(400_000)]
     (tmp_path / "words.txt").write_text("\n".join(words))

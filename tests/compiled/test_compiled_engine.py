@@ -1,5 +1,5 @@
-"""An engine gives the same answers with compiled and plain steps, for requests that arrive, leave and are constrained
-at any time."""
+"""An engine gives the same answers with compiled and plain steps, for requests that arrive and end at any time, with
+and without constraints."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def random_config(random: Random) -> DecoderConfig:
 
 @dataclass
 class Steps:
-    """A constraint: tokens may rise by at most `most`, modulo the vocabulary, and end after `last`."""
+    """A constraint: each token exceeds the previous one by at most `most`, modulo the vocabulary size; the answer ends
+    after `last`."""
 
     most: int
     last: int
@@ -121,8 +122,8 @@ def random_request(random: Random) -> Request:
 
 
 def answers(model: Decoder, seed: int, compile_after: int | None) -> list[tuple[list[int], str]]:
-    """An engine's answers to the requests of a seed, some of which arrive late, are equal, or are cancelled; a paged
-    cache is so small that requests are preempted."""
+    """An engine's answers to random requests from a seed; some requests arrive late, share a prompt, or are cancelled,
+    and a paged cache is so small that requests are preempted."""
     random, cache, draft = Random(seed), None, None
     if random.random() < 0.5:
         cache = BlockManager(PagedKVCache(model.config, ROWS, LENGTH, 6, blocks=16, block_size=4, keep=4))
@@ -146,7 +147,7 @@ def answers(model: Decoder, seed: int, compile_after: int | None) -> list[tuple[
 
 
 def assert_answers_are_equal(seed: int) -> int:
-    """Returns the number of tokens, 0 where the steps of the model are not compiled."""
+    """Returns the number of tokens, or 0 if the steps of the model cannot be compiled."""
     model = decoder(random_config(Random(seed)))
     plain = answers(model, seed, None)
     assert answers(model, seed, 0) == plain

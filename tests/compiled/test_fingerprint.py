@@ -1,4 +1,4 @@
-"""Models that are edited between and during answers: steps that are compiled and prompts read before never lag."""
+"""Models that are edited between and during answers: compiled steps and cached prompts never use outdated weights."""
 
 import gc
 import random
@@ -258,7 +258,8 @@ def test_random_edits_between_and_during_answers_are_never_missed(cases: int, tm
 
 
 def edited_at_random(seed: int, folder: Path) -> None:
-    """Each engine has its own caches and steps for all of the edits; a new plain engine gives the expected answers."""
+    """Each engine keeps its caches and compiled steps through all edits; a new plain engine gives the expected
+    answers."""
     draw, model = random.Random(seed), model_of()
     kept: list[Kept] = [make(model, folder) for make in (blocks, conversation, files)]
     memory = {name: EDITS[name] for name in EDITS if name not in ("adapters", "a block less")}
@@ -279,7 +280,7 @@ def edited_at_random(seed: int, folder: Path) -> None:
 
 
 def test_method_that_nothing_calls_keeps_compiled_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers adds one to torch.nn.Module while it loads a model."""
+    """transformers adds such a method to torch.nn.Module while it loads a model."""
     model = decoder(DECODERS["llama"])
     monkeypatch.setattr(nn.Module, "smart_apply", lambda self, function: self.smart_apply(function), raising=False)
     assert Snapshot(model).compilable

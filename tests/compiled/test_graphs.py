@@ -22,7 +22,7 @@ CUDA = pytest.mark.skipif(device().type != "cuda", reason="needs a GPU: pytest -
 
 
 def repeated(step: Callable[[], Tensor]) -> Replay:
-    """Replaces `captured` on devices without graphs."""
+    """Replaces `captured` on devices without CUDA graphs."""
     result = step().clone()
     return lambda: result.copy_(step())
 
@@ -51,7 +51,7 @@ def test_graphs_of_all_lengths_give_the_logits_of_plain_steps(
 
 @pytest.mark.long
 def test_fused_steps_give_the_logits_of_plain_ones_and_are_compiled_as_a_whole():
-    from torch._dynamo.utils import counters  # which takes a second to import
+    from torch._dynamo.utils import counters  # the import takes a second
 
     counters.clear()
     check_graphs("llama", contiguous, fused=True)
@@ -60,7 +60,7 @@ def test_fused_steps_give_the_logits_of_plain_ones_and_are_compiled_as_a_whole()
 
 
 def check_graphs(name: str, manager: Callable[[DecoderConfig], CacheManager], *, fused: bool) -> None:
-    """Decode beyond the slots of the first graph."""
+    """Check decoding beyond the cache slots of the first graph."""
     torch.manual_seed(0)
     model = on_device(Decoder(replace(DECODERS[name], context_length=600)).eval())
     managers = [manager(model.config) for _ in range(2)]
@@ -80,7 +80,7 @@ def check_graphs(name: str, manager: Callable[[DecoderConfig], CacheManager], *,
 
 
 class Reads(TorchDispatchMode):
-    """Fails where a value of a tensor is read, which a capture cannot."""
+    """Fails if the value of a tensor is read, which is impossible during a capture."""
 
     def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
         assert function not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)

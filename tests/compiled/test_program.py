@@ -32,8 +32,8 @@ from onward.transforms.lora import adapters_of
 from support.adapters import LORA, stirred
 from support.decoders import DECODERS
 
-REFUSED = {  # reasons not to compile a step
-    "scaled turns": "pow with a tensor as its parameter",  # of a scaling by the length
+REFUSED = {  # reasons why a step is not compiled
+    "scaled turns": "pow with a tensor as its parameter",  # for RoPE scaling that depends on the length
     "indexers": "attention that reads the cache as a tensor",
     "own parts": "a layer that reads its states as tensors",
 }
@@ -47,13 +47,13 @@ def model_of(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decod
 
 
 def check_steps(config: DecoderConfig, dtype: torch.dtype, quantized: bool = False) -> None:
-    """Compiled steps of three rows, some of which are rolled back, equal plain steps."""
+    """Compiled steps of three rows, with some tokens rolled back, equal plain steps."""
     model = model_of(config, dtype)
     caches = [KVCache(model.config, 3, 24, 3, keep=8, quantized=quantized, dtype=dtype) for _ in range(2)]
     programs = {width: compile_step(model, caches[0], (3, width)) for width in (1, 3)}
     steps = [*((n, 1) for n in range(7)), (7, 3), (10, 1), (10, 1), (8, 3), (5, 1), (6, 1)]
     with torch.inference_mode():
-        for cache in caches:  # the second row is a token ahead
+        for cache in caches:  # the second row is one token ahead
             model(torch.tensor([[1]]), torch.tensor([[0]]), cache.view(1, 2))
         for step, width in steps:
             tokens = torch.randint(0, model.config.vocab_size, (3, width))
@@ -95,7 +95,7 @@ def test_a_step_that_cannot_be_compiled_names_the_operation(name: str):
 def answers(
     model: Decoder, compile_after: int | None, seeds: int = 5, adapters: Sequence[str | None] = (None,)
 ) -> list[list[int]]:
-    """The answers of an engine with three rows to requests of several lengths and options, with these adapters in
+    """The answers of an engine with three rows to requests of several lengths and options, which use `adapters` in
     turn."""
     engine = Engine(model, rows=3, compile_after=compile_after)
     requests = [
@@ -117,7 +117,7 @@ def answers(
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "gpt-oss", "deepseek"])
 def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
-    model = model_of(replace(DECODERS[name], context_length=300))  # the cache grows
+    model = model_of(replace(DECODERS[name], context_length=300))  # long enough for the cache to grow
     plain = answers(model, None)
     assert answers(model, 0) == plain
     free = POOLS[model].free
@@ -126,7 +126,7 @@ def test_engine_gives_the_same_tokens_compiled_or_not(name: str):
     assert sum(map(len, free.values())) == 3
 
 
-ADAPTERS = {  # of a model, and the adapters that requests use
+ADAPTERS = {  # settings of the model's adapters, and the adapters that requests use
     "one of two": (LORA, ("one",)),
     "two and none": (LORA, ("one", None, "", "two")),
     "dora": (LoRA(rank=3, targets=("blocks",), dora=True), ("two", "one")),
@@ -166,7 +166,7 @@ def test_compiled_steps_with_adapters_equal_plain_ones(names: list[str], dtype: 
         program = compile_step(model, caches[0], (3, 2))
     with torch.inference_mode():
         for step in range(0, 12, 2):
-            names = names[1:] + names[:1]  # rows use adapters other than those of the compiled step
+            names = names[1:] + names[:1]  # rows use other adapters than when the step was compiled
             tokens, positions = torch.randint(0, LLAMA.vocab_size, (3, 2)), step + torch.arange(2).expand(3, -1)
             with chosen.use(names):
                 logits, plain = program.run(tokens, positions, caches[0], 24), model(tokens, positions, caches[1])
@@ -219,7 +219,7 @@ def test_engine_with_a_cache_gives_the_same_tokens_compiled_or_not(
     name: str, cache: Callable[[DecoderConfig], CacheManager], compiled: int
 ):
     model = model_of(replace(DECODERS[name], context_length=64))
-    answers(model, 0)  # makes programs of a contiguous cache, which must not be used
+    answers(model, 0)  # compiles programs for a contiguous cache, which must not be used
     before = sum(map(len, POOLS[model].free.values()))
     given = []
     for compile_after in 0, None:
@@ -249,7 +249,7 @@ def test_hooks_see_every_step():
     answers(model, 0)
     hook = model.blocks[1].register_forward_hook(lambda *_: calls.append(1))
     answers(model, 0, seeds=1)
-    assert len(calls) == 10  # the prompt, and nine steps
+    assert len(calls) == 10  # one prefill and nine decoding steps
     hook.remove()
     answers(model, 0, seeds=1)
     assert len(calls) == 10

@@ -1,4 +1,4 @@
-"""A compiled step repeats its recording only where that is all that the step does."""
+"""A step is compiled only if replaying its recorded operations reproduces everything that the step does."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ from support.decoders import DECODERS
 
 Function = Callable[[Tensor], Any]
 MATRICES = torch.arange(2 * 8 * 83).cos().view(2, 8, 83)
-REFUSED: dict[str, tuple[Function, str]] = {  # functions of x (B, T, D), and what the refusal names
+REFUSED: dict[str, tuple[Function, str]] = {  # functions of x (B, T, D), and part of the refusal
     "item": (lambda x: x * x.sum().item(), "_local_scalar_dense, which reads a value"),
     "float": (lambda x: x * float(x[0, 0, 0]), "_local_scalar_dense, which reads a value"),
     "if": (lambda x: x * 2 if x.flatten()[0] else x, "_local_scalar_dense, which reads a value"),
@@ -64,7 +64,7 @@ EQUAL: dict[str, Function] = {
 
 
 def compiled(function: Function) -> tuple[Program, KVCache, Tensor]:
-    """A function of embedded tokens as a program."""
+    """Compile a function of embedded tokens as a Program."""
     torch.manual_seed(0)
     weight = torch.randn(10, 8)
     cache = KVCache(Decoder(DECODERS["llama"]).config, 2, 8)

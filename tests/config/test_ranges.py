@@ -1,5 +1,5 @@
-"""Every number of a decoder, a run or a request has a range, which holds for values from Python, from text and from
-files."""
+"""Every number of a decoder, a run or a request has a range, which is checked for values from Python, from text and
+from files."""
 
 import math
 from fractions import Fraction
@@ -34,7 +34,7 @@ from onward.families import modules
 
 from support.decoders import config
 
-modules()  # which define further parts
+modules()  # these modules define further parts
 SLOTS: tuple[Any, ...] = Position, Attention, FeedForward, Norm, Block, Routing, Scaling
 PARTS = [part for slot in SLOTS for part in slot.kinds.values() if part.__module__.startswith("onward.")]
 
@@ -44,7 +44,7 @@ def numeric(kind: Any) -> bool:
 
 
 CONFIGS = DecoderConfig, RunConfig, GenerationOptions
-WITHOUT = "model", "logit_bias", "seed"  # tables, and a seed may be any integer
+WITHOUT = "model", "logit_bias", "seed"  # model and logit_bias are tables; a seed may be any integer
 NUMBERS = [
     (cls, name)
     for cls in (*CONFIGS, *PARTS)

@@ -1,4 +1,4 @@
-"""The corpus that is part of Python, and corpora that are downloaded."""
+"""The built-in corpus made from Python's documentation, and downloaded corpora."""
 
 import hashlib
 import pwd
@@ -20,7 +20,7 @@ from onward.data.prose import paragraphs, runs, words
 CONTENT = b"".join(b"line %d of a corpus\n" % i for i in range(20_000))
 
 
-EMBEDDED = "4c6d5356b6a93d22370106724d7f5429545a7596dca2f941bf102240d5fc7afb"  # of a build of Python 3.11.7
+EMBEDDED = "4c6d5356b6a93d22370106724d7f5429545a7596dca2f941bf102240d5fc7afb"  # checksum for a build of Python 3.11.7
 HELD_OUT = "224c89978dc70faa5f49c49b45ed5f635205cdc47168f5c5047d9e10b5648c6a"
 
 
@@ -53,7 +53,7 @@ def test_held_out_pages_are_the_last_tenth_of_the_embedded_corpus() -> None:
 
 
 def embedded_comments() -> tuple[str, ...]:
-    """The documents of embedded-train that are not pages of embedded."""
+    """The documents of embedded-train that are not pages of the corpus embedded."""
     return corpora.embedded_train().documents[len(corpora.split_pages()[0]) :]
 
 
@@ -80,11 +80,11 @@ def test_modules_are_read_without_tests_and_unreadable_files(tmp_path: Path) -> 
 
 
 class Server(SimpleNamespace):
-    """How the server of CONTENT behaves, and the ranges of bytes that clients have requested."""
+    """The behavior of the server of CONTENT, and the byte ranges that clients have requested."""
 
     content: bytes = CONTENT
-    resumes: bool = True  # whether it honors a range
-    cut: int | None = None  # bytes after which it closes the connection
+    resumes: bool = True  # whether it supports range requests
+    cut: int | None = None  # number of bytes after which it closes the connection
     ranges: list[str | None]
     corpus: corpora.Download
 

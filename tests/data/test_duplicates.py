@@ -19,14 +19,14 @@ from onward.data.duplicates import (
 )
 
 WORDS = 400  # of a text
-ABOVE = -0.1, -0.05, 0.0, 0.02, 0.05  # similarities of pairs, relative to that of `near`
+ABOVE = -0.1, -0.05, 0.0, 0.02, 0.05  # similarities of pairs, relative to the threshold `near`
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
 
 
 def signatures(similarity: float, pairs: int, words: count) -> np.ndarray:
     """Signatures of pairs of texts whose word 5-grams have this Jaccard similarity, (pairs, 2, PERMUTATIONS)."""
     grams = WORDS - 4
-    shared = round(2 * grams * similarity / (1 + similarity)) + 4  # words that both texts begin with
+    shared = round(2 * grams * similarity / (1 + similarity)) + 4  # number of words that both texts begin with
     new = lambda number: " ".join(str(word) for word in islice(words, number))
     found = []
     for _ in range(pairs):
@@ -36,8 +36,9 @@ def signatures(similarity: float, pairs: int, words: count) -> np.ndarray:
 
 
 def measure(near: float, pairs: int, folder: Path) -> list[float]:
-    """The share of pairs that `near` finds: of each similarity in ABOVE, and of those whose signatures agree in at
-    least the fraction `near` of their columns. None whose signatures agree in less may be found."""
+    """The shares of pairs that `near` finds: one share for each similarity in ABOVE, and one for the pairs whose
+    signatures agree in at least the fraction `near` of their columns. Pairs whose signatures agree in fewer columns
+    must not be found."""
     words = count()
     made = np.concatenate([signatures(near + above, pairs, words) for above in ABOVE])
     documents = len(made) * 2

@@ -1,4 +1,4 @@
-"""Examples: which tokens are trained, and rows that neither cut nor mix them."""
+"""Examples: which tokens are trained, and packing into rows that neither cuts nor mixes examples."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ TALKS = {
 
 
 def trained_text(names: Tokenizer, sequence: TokenSequence) -> str:
-    """The trained tokens as text, with their control tokens."""
+    """The trained tokens as text, including control tokens."""
     kept = [token for token, trained in zip(sequence.tokens, sequence.trained) if trained]
     return names.inner.decode(kept, skip_special_tokens=False)
 

@@ -124,7 +124,7 @@ def test_text_is_extracted_from(case: str, tmp_path: Path) -> None:
 
 
 def pdf(path: Path, *pages: str) -> None:
-    """A file with a line of text for each line of a page; an empty page has none."""
+    """Write a PDF file with a line of text for each line of a page; an empty page has no text."""
     writer = pypdf.PdfWriter()
     font = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
     name = pypdf.generic.NameObject
@@ -175,7 +175,7 @@ def test_documents_are_refused_by_name(case: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """Four pages with the same menu and imprint, which no element marks."""
+    """Four pages with the same menu and imprint, neither marked by an HTML element."""
     (tmp_path / "site/deep").mkdir(parents=True)
     for i in range(4):
         lines = f"<div>Home | News</div><h2>Parameters</h2><p>Fact {i}<pre>same()</pre><div>Imprint</div>"

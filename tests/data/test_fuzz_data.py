@@ -1,4 +1,4 @@
-"""Files of data that are damaged, odd or hostile: they are read, or one sentence names the file.
+"""Data files that are damaged, unusual or malicious: they are read, or one sentence names the file.
 
 The fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """
@@ -90,7 +90,7 @@ def parquet(table: Any, **options: Any) -> bytes:
 
 
 def content(random: Random, suffix: str) -> bytes:
-    """A file that can be read."""
+    """The content of a readable file."""
     texts = [text(random, 20) for _ in range(random.randint(1, 9))]
     match suffix:
         case ".jsonl":
@@ -102,7 +102,7 @@ def content(random: Random, suffix: str) -> bytes:
 
 
 def damage(random: Random, content: bytes) -> bytes:
-    """The content with its end cut, or some bytes inserted, changed, removed, repeated or overwritten."""
+    """The content, truncated or with some bytes inserted, changed, removed, repeated or overwritten."""
     for _ in range(random.randint(1, 3)):
         at, end = sorted(random.randrange(len(content) + 1) for _ in range(2))
         middle, rest = content[at:end], content[end:]
@@ -133,7 +133,7 @@ def random_bytes(random: Random, folder: Path) -> Case:
 
 
 def damaged(random: Random, folder: Path) -> Case:
-    """A file that is damaged before or after it was compressed."""
+    """A file that is damaged before or after compression."""
     suffix, compression = random.choice(FORMATS), random.choice(list(COMPRESS))
     first, second = random.choice([(damage, bytes_of), (bytes_of, damage), (damage, damage)])
     path = folder / f"d{suffix}{compression}"
@@ -169,7 +169,7 @@ def odd_encoding(random: Random, folder: Path) -> Case:
     path, written = folder / f"e{random.choice(FORMATS[:2])}", text(random)
     try:
         path.write_bytes(written.encode(random.choice(ENCODINGS), "replace"))
-    except (LookupError, ValueError, TypeError):  # no encoding of text
+    except (LookupError, ValueError, TypeError):  # not a text encoding
         path.write_bytes(random.choice([b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf", b""]) + written.encode())
     return path, {"encoding": random.choice(ENCODINGS)}
 
@@ -214,7 +214,7 @@ def link(random: Random, folder: Path) -> Case:
 
 
 def pipe(random: Random, folder: Path) -> Case:
-    """A pipe by its name, or in a folder."""
+    """A named pipe, given by its path or by its folder."""
     suffix, compression = random.choice(FORMATS), random.choice(list(COMPRESS))
     os.mkfifo(path := folder / f"p{suffix}{compression}")
     if random.random() < 0.2:
@@ -227,7 +227,7 @@ def pipe(random: Random, folder: Path) -> Case:
 def write_to_pipe(path: Path, content: bytes) -> None:
     try:
         path.write_bytes(content)
-    except BrokenPipeError:  # the reader has found an error
+    except BrokenPipeError:  # the reader has stopped after an error
         pass
 
 
@@ -261,7 +261,7 @@ def outcome(source: str, options: dict[str, Any], out: Path | None) -> str:
         warnings.simplefilter("ignore")
         if out:
             return refusal_of(lambda: prepare([source], BYTE, out, workers=1, reading=Reading(**options)))
-        return refusal_of(lambda: "".join(documents([source], **options)).encode())  # no lone surrogate
+        return refusal_of(lambda: "".join(documents([source], **options)).encode())  # fails for lone surrogates
 
 
 def refusal_of(read: Callable[[], object]) -> str:
@@ -293,7 +293,7 @@ def test_any_file_of_data_is_read_or_refused_by_its_name(count: int, tmp_path: P
 
 
 def paths(value: Any, *before: str | int) -> Iterator[tuple[str | int, ...]]:
-    """The keys and indices of the values of tables and lists."""
+    """The paths (keys and indices) of all values in nested dicts and lists."""
     for key, inside in (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     ):
@@ -316,5 +316,5 @@ def test_any_value_in_the_index_of_tokens_works_or_is_refused_by_its_file(tmp_pa
                 if refusal := refusal_of(functools.partial(read, out)):
                     assert str(out) in refusal
                     refused.add(keys)
-    unread = "version", "tokenizer", "files", "size", "listing"  # facts for the user
+    unread = "version", "tokenizer", "files", "size", "listing"  # information for the user, not read by Onward
     assert refused >= {keys for keys in paths(index) if keys[0] == "settings" or keys[-1] not in unread}

@@ -1,4 +1,4 @@
-"""Layouts of published data: each row becomes one record, equal to TRL's conversion where TRL has one."""
+"""Layouts of published data: each row becomes one record, which equals TRL's conversion if TRL has one."""
 
 import csv
 import gzip
@@ -29,7 +29,7 @@ NO = {"role": "assistant", "content": "5"}
 PAIR, PARTS = {"prompt": "2?", "chosen": "3", "rejected": "5"}, [{"type": "text", "text": text} for text in "2?"]
 JUDGED, ANSWERED = {"prompt": "2?", "completion": "3", "label": 1}, {"prompt": "2?", "completion": "3"}
 turn = lambda name, text: {"from": name, "value": text}
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # the layout, a row, and its record
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # name of the layout, a row, expected record
     "sharegpt": (
         "ShareGPT conversations",
         {"conversations": [turn("system", "Be!"), turn("human", "2?"), turn("gpt", "3")], "id": 7},
@@ -127,20 +127,21 @@ def test_conversion_equals_that_of_trl(case: str) -> None:
     utils = pytest.importorskip("trl.data_utils", reason="needs TRL: pip install trl")
     _, row, record = CASES[case]
     if "conversations" in row:
-        theirs = utils.maybe_convert_to_chatml({"conversations": deepcopy(row["conversations"])})  # which renames them
-        talk = [{**one, "role": ROLES[one["role"]]} for one in theirs["messages"]]  # TRL keeps the names of roles
+        # TRL renames the column
+        theirs = utils.maybe_convert_to_chatml({"conversations": deepcopy(row["conversations"])})
+        talk = [{**one, "role": ROLES[one["role"]]} for one in theirs["messages"]]  # TRL keeps the role names
         assert record["messages"] == talk
         return
     theirs = utils.maybe_extract_prompt(dict(row))
     if isinstance(row["chosen"], str):
         assert {name: record[name] for name in ("prompt", "chosen", "rejected")} == theirs
-    else:  # the form of pairs splits messages
+    else:  # Onward splits the messages of pairs later, in `pair`
         from onward.data.forms import pair
 
         assert dict(zip(("prompt", "chosen", "rejected"), pair(record))) == theirs
 
 
-FORMS: dict[str, Any] = {  # the conversational formats that TRL documents, and the form that reads each
+FORMS: dict[str, Any] = {  # the conversational formats in TRL's documentation, and the function that reads each
     "messages": ({"messages": [system, user, answer]}, supervised),
     "prompts": ({"prompt": [user]}, prompted),
     "completions": ({"prompt": [system, user], "completion": [answer]}, supervised),
@@ -160,7 +161,7 @@ def test_conversations_become_the_texts_that_trl_makes_of_them(case: str, tmp_pa
     tokenizer.save(tmp_path)
     named = AutoTokenizer.from_pretrained(tmp_path)
     theirs = utils.apply_chat_template(utils.maybe_extract_prompt(deepcopy(row)), named)
-    other = {"prompt": [{**user, "content": "5?"}], "completion": [answer], "label": False}  # which KTO needs
+    other = {"prompt": [{**user, "content": "5?"}], "completion": [answer], "label": False}  # KTO needs two labels
     rows = [Record(one, "") for one in (row, other)]
     example, *_ = form(Encoder(tokenizer), map(converted, rows if form is judged else rows[:1]))
     text = lambda tokens: tokenizer.inner.decode(tokens, skip_special_tokens=False)
@@ -240,7 +241,7 @@ def test_columns_are_renamed_and_others_kept(tmp_path: Path) -> None:
 
 
 IMAGE = {"role": "user", "content": [{"type": "text", "text": "See"}, {"type": "image_url", "image_url": {"url": "x"}}]}
-WRONG: dict[str, tuple[str, str, str]] = {  # a file, its content, and the sentence after its name
+WRONG: dict[str, tuple[str, str, str]] = {  # file name, content, expected message after the file name
     "an unknown speaker": (
         "a.jsonl",
         '{"conversations": [{"from": "humn", "value": "2?"}]}',

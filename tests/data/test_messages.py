@@ -41,7 +41,8 @@ def test_keys_that_arrow_fills_with_nulls_are_absent(tmp_path: Path) -> None:
     assert record.values == {"messages": bare, "tools": tools}
 
 
-ALIASES: list[tuple[dict[str, Any], dict[str, Any]]] = [  # a turn as others write it, and the message
+# a turn in the format of another tool, and the expected message
+ALIASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({"from": "human", "value": "2?"}, user),
     ({"from": "human", "content": "2?"}, user),
     ({"role": "human", "content": "2?"}, user),

@@ -1,5 +1,5 @@
-"""Mixtures of data sets: shares by weights, also by weights that change over a run, packing across sets, and a
-validation loss of each."""
+"""Mixtures of data sets: shares by constant weights or weights that change over a run, packing across sets, and a
+validation loss for each set."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from support.runs import assert_same_adapters, metrics
 
 
 def table(count: int, first: int) -> Examples:
-    """Examples of one token each, numbered from `first`, each with a number."""
+    """Examples of one token each, with token ids from `first` on and a margin each."""
     tokens = np.arange(first, first + count, dtype=np.uint32)
     return Examples(tokens, np.ones(count, bool), np.arange(1, count + 1), 1, {"margin": tokens * 1.0})
 
@@ -68,7 +68,7 @@ def test_a_run_on_a_mixture_packs_across_sets_and_validates_each(tmp_path: Path)
     [last] = [row for row in metrics(tmp_path / "run") if "validation_loss" in row][-1:]
     both = [last["set_loss/ones"], last["set_loss/twos"]]
     assert min(both) <= last["validation_loss"] <= max(both)
-    with pytest.raises(UserError, match="Cannot weight the sources, because kto reads them as one: leave out weights"):
+    with pytest.raises(UserError, match="Cannot weight the sources, because kto reads all sources together: leave"):
         config(base, files[0], tmp_path / "other", method="kto", weights=(1.0,))
 
 
@@ -88,7 +88,8 @@ def test_each_source_has_had_its_changing_share_up_to_every_window(
     sources, ranks = mixture.locate(np.arange(2 * total))
     fine = (np.arange(10_000) + 0.5) / 10_000
     values = np.array([np.interp(fine, *np.array(points_of(weight)).T) for weight in weights])
-    due = np.cumsum(values / values.sum(0), 1) * total / len(fine)  # of each source, up to a share of the run
+    # expected windows of each source up to each point of the run
+    due = np.cumsum(values / values.sum(0), 1) * total / len(fine)
     for source in range(len(weights)):
         own = sources == source
         count = int(own[:total].sum())

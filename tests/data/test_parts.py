@@ -1,4 +1,4 @@
-"""Parts that several machines prepare are joined to the folder that one machine writes."""
+"""Parts prepared by several machines are joined into the same folder that one machine writes."""
 
 import json
 import shutil
@@ -26,8 +26,7 @@ CLEANINGS = {
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory, story: str) -> list[str]:
-    """Documents, some of which are equal or similar, in different units and sources; a document of many units occurs
-    twice."""
+    """Documents in several units and sources; some are equal or similar, and a document of many units occurs twice."""
     place = tmp_path_factory.mktemp("corpus")
     (place / "many").mkdir()
     for i in range(8):

@@ -1,4 +1,4 @@
-"""Preparation of texts into shards: complete, independent of the number of workers, without preparing a unit twice."""
+"""Preparation of texts into shards: complete, independent of the number of workers, and with no unit prepared twice."""
 
 import gzip
 import json
@@ -28,11 +28,12 @@ from support.grids import first
 
 BYTE = train_tokenizer("byte", [])
 ALL = Cleaning(exact=False)  # keeps all documents
-SMALL = PieceSizes(piece_chars=3000, block_bytes=500, serial_bytes=0)  # many pieces, and worker processes for any size
+# many pieces, and worker processes even for little text
+SMALL = PieceSizes(piece_chars=3000, block_bytes=500, serial_bytes=0)
 
 
 def texts(folder: Path) -> list[list[str]]:
-    """The documents of each source, from their tokens."""
+    """The documents of each source, decoded from their tokens."""
     data, found = load_tokens(folder, verify="sha256"), []
     for tokens in data.sources:
         starts = [*tokens.starts(0, len(tokens)).tolist(), len(tokens)]
@@ -52,7 +53,7 @@ def lines(path: Path, *texts: str) -> str:
 
 @pytest.fixture
 def corpus(tmp_path: Path, story: str) -> list[str]:
-    """Sources of several kinds, each of several pieces of SMALL."""
+    """Sources of several kinds, each with several pieces of the sizes in SMALL."""
     place = tmp_path / "corpus"
     (place / "many").mkdir(parents=True)
     for i in range(40):
@@ -104,7 +105,7 @@ def test_killed_preparation_continues_without_redoing_a_unit(corpus: list[str], 
     done: dict[Path, int] = {}
     for until in "inspecting 0.3", "inspecting 0.8", "encoding 0.3", "encoding 0.8":
         assert subprocess.run([*command, until, *corpus]).returncode == -signal.SIGKILL
-        time.sleep(0.3)  # until its workers have exited
+        time.sleep(0.3)  # wait until the workers have exited
         written = [path for path in parts.glob("[0-9]*") if path.suffix in (".npz", ".json")]
         now = {path: path.stat().st_mtime_ns for path in written}
         assert done.items() < now.items(), "a finished unit was written again"
@@ -118,7 +119,7 @@ def worker_ids(process: int) -> list[int]:
     """The ids of the worker processes that a process has started."""
     found = []
     for thread in Path(f"/proc/{process}/task").iterdir():
-        with suppress(OSError):  # the thread or the worker has exited
+        with suppress(OSError):  # the thread or the worker may have exited
             for pid in (thread / "children").read_text().split():
                 if b"onward.base.workers" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(int(pid))

@@ -1,4 +1,4 @@
-"""Prose in Python source files: comments, paragraphs that are prose, and paragraphs that are new."""
+"""Prose in Python source files: finds comments, recognizes prose paragraphs, and removes repeated paragraphs."""
 
 import pytest
 

@@ -42,7 +42,7 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 
 
 def parquet(**columns: object) -> bytes:
-    """A .parquet file of these columns."""
+    """The content of a .parquet file with these columns."""
     pyarrow.parquet.write_table(pyarrow.table(columns), buffer := io.BytesIO())
     return buffer.getvalue()
 
@@ -160,7 +160,7 @@ def test_dictionary_encoded_column_is_read(tmp_path: Path) -> None:
     assert list(documents([str(path)])) == ["a", "b", "", "a"]
 
 
-BAD: dict[str, tuple[str, bytes | None, list[str]]] = {  # name, content, parts of the message
+BAD: dict[str, tuple[str, bytes | None, list[str]]] = {  # name, content, expected parts of the message
     "no such file": ("gone.txt", None, ["gone.txt does not exist"]),
     "a glob without a match": ("*.nothing", None, ["*.nothing does not exist"]),
     "a name too long": ("x" * 5000, None, ["does not exist"]),
@@ -265,7 +265,7 @@ def test_what_a_folder_skips_is_listed_by_reason(folder: Path) -> None:
 
 
 def piped(path: Path, content: bytes) -> str:
-    """A pipe into which a thread writes the content."""
+    """A pipe; a thread writes the content to it."""
     os.mkfifo(path)
     threading.Thread(target=path.write_bytes, args=[content], daemon=True).start()
     return str(path)
@@ -354,7 +354,7 @@ def test_any_bytes_are_documents_or_a_user_error(data: bytes, name: str, encodin
     except UserError:
         return
     for text in found:
-        text.encode()  # no lone surrogate
+        text.encode()  # fails for lone surrogates
 
 
 @given(st.binary())

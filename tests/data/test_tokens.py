@@ -15,7 +15,7 @@ from onward.data.prepare import Cleaning, prepare
 from onward.data.tokens import PASSAGE_CHARS, is_prepared
 
 CHAR = train_tokenizer("char", ["abc\n"])
-SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # the lengths of the documents of each source
+SOURCES = st.lists(st.lists(st.integers(1, 6), max_size=4), max_size=3)  # lengths of the documents of each source
 PLACE = st.integers(0, 40)
 
 

@@ -17,12 +17,12 @@ from support.finetuning import base_model, write_rows
 
 
 def example(prompt: int, *answers: list[int], source: str = "a") -> Example:
-    """A prompt of so many tokens, and answers to it."""
+    """An example with a prompt of `prompt` tokens and these answers."""
     sequences = [TokenSequence([1] * prompt + answer, [False] * prompt + [True] * len(answer)) for answer in answers]
     return Example(sequences, "line 1", source=source)
 
 
-CASES: dict[str, tuple[Example, str]] = {  # an example, and its form at a length of 5
+CASES: dict[str, tuple[Example, str]] = {  # an example, and its outcome at a maximum length of 5
     "fits": (example(3, [2, 3]), ""),
     "its end is cut": (example(3, [2, 3, 4]), "cut"),
     "its answer is cut off": (example(5, [2, 3]), "lost"),

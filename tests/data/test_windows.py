@@ -1,4 +1,4 @@
-"""Which window is sample i."""
+"""The window at each index of the training order."""
 
 import tracemalloc
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from onward.data.tokens import Span
 from onward.data.windows import SHIFTING, hashed, permuted, take
 
 SIZES = st.tuples(st.integers(2, 400), st.integers(1, 40)).filter(lambda s: s[0] > s[1])
-LENGTHS = st.lists(st.integers(1, 30), min_size=2, max_size=12)  # of documents, in tokens
+LENGTHS = st.lists(st.integers(1, 30), min_size=2, max_size=12)  # lengths of documents in tokens
 PACKS = st.sampled_from(["stream", "documents"])
 
 
@@ -27,7 +27,7 @@ def text(count: int, first: int = 0) -> Tokens:
 
 
 def sharded(lengths: Sequence[int], shard: int) -> Tokens:
-    """Documents of these lengths in shards of `shard` tokens, each token being its place."""
+    """Documents of these lengths in shards of `shard` tokens; each token id equals its index."""
     ids, ends, spans = np.arange(sum(lengths), dtype=np.uint32), np.cumsum(lengths), []
     for first in range(0, len(ids), shard):
         inside = ends[(ends > first) & (ends <= first + shard)] - first
@@ -143,7 +143,7 @@ def test_with_weights_each_source_has_its_own_epochs() -> None:
 
 
 def plain(lengths: Sequence[int], first: int, length: int) -> tuple[list[int], list[int], list[int]]:
-    """A window that begins at token `first`, token by token: tokens, targets, positions."""
+    """The tokens, targets and positions of a window that begins at token `first`, computed token by token."""
     document = [number for number, size in enumerate(lengths) for _ in range(size)]
     tokens, targets, positions = [], [], []
     for i in range(first, first + length):

@@ -1,4 +1,5 @@
-"""Contamination: equal to a search for each 13-gram, over sources, shards and parts; and what the command reports."""
+"""Contamination: the result equals a search for each 13-gram, over sources, shards and parts; and the command's
+report."""
 
 import json
 from pathlib import Path
@@ -15,12 +16,12 @@ from onward.evaluation.contamination import N, contaminated, rolling_hashes
 
 
 def plain(item: list[int], sources: list[list[int]]) -> bool:
-    """Whether an item shares N tokens in a row with a source, by comparing all of them."""
+    """Whether an item shares N consecutive tokens with a source, by comparing all N-grams."""
     grams = {tuple(item[i : i + N]) for i in range(len(item) - N + 1)}
     return any(tuple(one[i : i + N]) in grams for one in sources for i in range(len(one) - N + 1))
 
 
-token = st.integers(0, 2)  # few, so that there are many near misses
+token = st.integers(0, 2)  # a small vocabulary gives many near misses
 texts = st.lists(token, max_size=60)
 
 
@@ -28,7 +29,7 @@ texts = st.lists(token, max_size=60)
 def test_contamination_is_that_of_a_plain_search(
     sources: list[list[int]], items: list[list[int]], data: st.DataObject
 ) -> None:
-    for source in sources:  # a part of each source is an item as well
+    for source in sources:  # add a part of each source as an item
         start = data.draw(st.integers(0, len(source)))
         items = [*items, [7, *source[start : start + data.draw(st.integers(0, 20))], 8]]
     cut = data.draw(st.integers(0, 60))

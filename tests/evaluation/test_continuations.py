@@ -1,4 +1,4 @@
-"""Continuations that share the computation of a common prefix score as they do separately."""
+"""Continuations that share the computation of a common prefix get the same scores as separately."""
 
 import random
 
@@ -25,7 +25,7 @@ def pairs_of(config_size: int, seed: int) -> list[Pair]:
 
 @torch.inference_mode()
 def alone(model: Decoder, pair: Pair) -> Scored:
-    """The score of one pair by one call of the model, in fp64."""
+    """The score of one pair from a separate call of the model, in fp64."""
     length = model.config.context_length
     tokens = [*pair.context, *pair.continuation][-(length + 1) :]
     log_p = model(torch.tensor([tokens[:-1]]))[0].double().log_softmax(-1)[-len(pair.continuation) :]
@@ -69,7 +69,7 @@ def test_common_tokens_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [(1, 4), (4, 1), (16, 2)], "the beginning, the rest of four contexts, and sixteen continuations"
 
 
-BOUNDARIES = {  # context, continuation: the text of the continuation's tokens
+BOUNDARIES = {  # context, continuation, expected text of the continuation's tokens
     "plain": ("a b", " c", " c"),
     "a space at the end of the context": ("a b ", "c", " c"),
     "an empty context": ("", "abc", "abc"),

@@ -65,7 +65,7 @@ def random_model(kind: str) -> LanguageModel:
     tokenizer = onward.train_tokenizer(kind, [text])
     sizes: dict[str, Any] = {"d_model": 32, "n_layers": 2, "n_heads": 2, "context_length": 48}
     model = onward.Decoder(onward.DecoderConfig(tokenizer.vocab_size, **sizes))
-    model.head.weight.data *= 30  # so that probabilities differ
+    model.head.weight.data *= 30  # makes probabilities differ clearly
     return LanguageModel(model.double(), tokenizer)
 
 
@@ -76,7 +76,7 @@ def lm() -> LanguageModel:
 
 @torch.no_grad()
 def losses(lm: LanguageModel, text: str) -> tuple[list[int], list[float], list[bool]]:
-    """The last 48 tokens of a text, the loss of each but the first, and whether it is the likeliest."""
+    """The last 48 tokens of a text, and for each token except the first, its loss and whether it is the likeliest."""
     ids = [lm.text().eos_id, *lm.text().encode(text, special=False)]
     ids = ids[-48:]
     logits = lm.model(torch.tensor([ids]))[0, :-1]
@@ -131,7 +131,7 @@ def test_items_are_scored_as_the_formulas_say(name: str, lm: LanguageModel, bund
 
 def test_greedy_continuations_are_right(bundle: Path) -> None:
     lm, items = random_model("char"), items_of("next")
-    for i, item in enumerate(items):  # every other continuation is the likeliest character
+    for i, item in enumerate(items):  # in every other item, the continuation is the likeliest character
         tokens = lm.text().encode(f"{item['context'].strip()}\nAnswer:", special=False)
         tokens = tokens if lm.text().eos_id is None else [lm.text().eos_id, *tokens]
         order = lm.model(torch.tensor([tokens]))[0, -1].argsort(descending=True).tolist()

@@ -1,4 +1,5 @@
-"""lm-evaluation-harness on our engine: for each question, the result of its own transformers model."""
+"""lm-evaluation-harness with Onward's engine gives the same result for each question as the harness's own transformers
+model."""
 
 import json
 from functools import partialmethod
@@ -22,7 +23,7 @@ TEXT = "The cat sat on the mat. One day a dog came to the park, and the cat ran 
 
 @pytest.fixture(scope="module")
 def pair(tiny_run: Path, lm: LanguageModel) -> tuple[Any, Any]:
-    """The same folder as a model of ours and of transformers."""
+    """The same folder loaded as harness models of Onward and of transformers."""
     from lm_eval.models.huggingface import HFLM
 
     from onward.harness import HarnessModel
@@ -149,7 +150,7 @@ def test_adapters_and_gguf_files_are_evaluated(tiny_run: Path, tmp_path: Path) -
     assert ours != expected
 
 
-FILES = {  # the text of a .yaml file, and the sentence about it
+FILES = {  # text of a .yaml file, expected message
     "task: bad\n  dataset_path: json\n": "bad.yaml, line 2: mapping values are not allowed here",
     "task: bad\ndataset_path: json\ndoc_to_txt: a\n": "line 3: doc_to_txt is not a field of a task: did you mean",
     "- a\n": "bad.yaml defines no task",

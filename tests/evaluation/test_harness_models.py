@@ -1,5 +1,5 @@
-"""Families and vocabularies in lm-evaluation-harness: its own transformers model gives the same result for each
-question."""
+"""Families and vocabularies in lm-evaluation-harness: Onward gives the same result for each question as the harness's
+own transformers model."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from support.harness_pairs import CASES, LENGTH, TEXT, models_of
 lm_eval = pytest.importorskip("lm_eval", reason="needs the extra eval")
 
 WITH_TEMPLATE = [name for name in CASES if "chat_template" in CASES[name][3]]
-PAIRS = {  # the pitfalls of texts that are cut into tokens
+PAIRS = {  # pitfalls of splitting texts into tokens
     "a plain continuation": ("The cat", " sat on the mat"),
     "a space at the end of the context": ("The cat ", "sat on"),
     "two spaces at the end of the context": ("The cat  ", "sat"),
@@ -59,7 +59,7 @@ def test_log_likelihoods_of_texts_are_equal(pair: tuple[Any, Any]) -> None:
 
 @pytest.mark.filterwarnings("ignore::onward.harness.model.Truncated")
 def test_log_likelihoods_of_tokens_are_equal(pair: tuple[Any, Any]) -> None:
-    """Contexts of all lengths up to beyond the model's, with continuations of which some are the likeliest ones."""
+    """Contexts of many lengths, some beyond the model's context length; some continuations are the likeliest tokens."""
     ours, theirs = pair
     rng, vocabulary = random.Random(0), ours.lm.config.vocab_size
     requests = []
@@ -77,8 +77,8 @@ def test_log_likelihoods_of_tokens_are_equal(pair: tuple[Any, Any]) -> None:
 
 
 def test_rolling_log_likelihoods_are_equal(pair: tuple[Any, Any]) -> None:
-    # no text repeats itself: the library confuses windows whose tokens are equal and differ only in their split into
-    # two parts
+    # no text repeats itself, since the library confuses windows that have the same tokens but a different split into
+    # context and continuation
     rng = random.Random(0)
     texts = [("a",), (TEXT,), (" ".join(rng.sample(TEXT.split() * 9, 120)),), ("".join(rng.choices(TEXT, k=LENGTH)),)]
     ours, theirs = (
@@ -89,8 +89,8 @@ def test_rolling_log_likelihoods_are_equal(pair: tuple[Any, Any]) -> None:
 
 
 def test_windows_of_a_text_are_those_of_the_docs(pair: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten tokens in windows of four: only the first one begins with the token before texts, and each token is predicted
-    once."""
+    """Ten tokens in windows of four: only the first window begins with the beginning-of-text token, and each token is
+    predicted once."""
     ours = pair[0]
     monkeypatch.setattr(type(ours), "max_length", 4)
     monkeypatch.setattr(ours, "tok_encode", lambda text: list(range(10)))
@@ -146,7 +146,7 @@ def test_a_text_gets_one_token_at_its_beginning(name: str, tmp_path_factory: pyt
 
 
 def test_perplexity_of_a_file_is_that_of_wikitext(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A task as wikitext's on a file: word and byte perplexity are those of the library, and bits per byte ours."""
+    """A task like wikitext on a file: word and byte perplexity equal the library's, bits per byte equal Onward's."""
     pages = [TEXT * 2, "The cat ran home. " * 5]
     (tmp_path / "pages.jsonl").write_text("".join(json.dumps({"page": page}) + "\n" for page in pages))
     (tmp_path / "pages.yaml").write_text(
@@ -171,7 +171,8 @@ def test_perplexity_of_a_file_is_that_of_wikitext(tmp_path: Path, tmp_path_facto
 
 
 def test_our_loss_is_their_rolling_log_likelihood(pair: tuple[Any, Any]) -> None:
-    """For texts that fit into the context. The library also predicts a token that the tokenizer puts before texts."""
+    """The texts fit into the context. The library also predicts the beginning-of-text token, if the tokenizer adds
+    one."""
     ours, theirs = pair
     for text in "The cat sat on the mat.", "One day":
         (nats,) = theirs.loglikelihood_rolling(instances("loglikelihood_rolling", [(text,)]), disable_tqdm=True)

@@ -1,4 +1,4 @@
-"""In-context learning: probabilities from one model call each, and prompts of several kinds."""
+"""In-context learning: probabilities match a separate model call each, for several kinds of prompts."""
 
 import json
 import math
@@ -12,7 +12,7 @@ from onward.cli import main
 from onward.evaluation import alternatives, shots_of
 
 PROMPTS: dict[str, tuple[str, list[str], str, str, tuple[str, ...], str]] = {
-    # prompt, further examples, separator: question, examples, separator
+    # prompt, further examples, separator; expected question, examples, separator
     "semicolons": ("a → b; c → d; e →", [], "", "e →", ("a → b", "c → d"), "; "),
     "lines": ("a; b: c\nd:", [], "", "d:", ("a; b: c",), "\n"),
     "examples of a file come first": ("c → d; e → ", ["a → b"], "", "e →", ("a → b", "c → d"), "; "),
@@ -126,4 +126,5 @@ def test_a_wrong_prompt_is_one_sentence(name: str, tiny_run: Path, capsys: pytes
 
 def test_more_top_tokens_than_the_vocabulary_are_all_of_it(lm: LanguageModel) -> None:
     found = alternatives(lm.model, lm.text(), shots_of("The cat"), top=10**6)
-    assert sum(row[0] for row in found.probabilities) == pytest.approx(1, abs=0.05)  # pieces of one text count once
+    # tokens with the same text are listed once
+    assert sum(row[0] for row in found.probabilities) == pytest.approx(1, abs=0.05)

@@ -16,7 +16,8 @@ from onward.evaluation.score import evaluate, windows
 torch.manual_seed(0)
 CONFIG = DecoderConfig(vocab_size=30, d_model=32, n_layers=2, n_heads=4, context_length=12, position=Learned())
 MODEL = Decoder(CONFIG).double().eval()
-MANY = np.random.default_rng(0).integers(0, 30, 5000).astype(np.uint16)  # windows for more than one call of the model
+# enough windows for more than one call of the model
+MANY = np.random.default_rng(0).integers(0, 30, 5000).astype(np.uint16)
 TOKENS = MANY[:100]
 
 
@@ -32,7 +33,7 @@ def test_windows_predict_every_token_but_the_first_once(count: int, length: int,
 
 @torch.no_grad()
 def plain_nats(tokens: np.ndarray, stride: int) -> list[float]:
-    """Token by token, by the formula."""
+    """Compute the losses token by token, by the formula."""
     nats = []
     for start, first, end in windows(len(tokens), CONFIG.context_length, stride):
         logits = MODEL(torch.tensor(tokens[start : end - 1].astype(int))[None])[0].tolist()

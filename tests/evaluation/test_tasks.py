@@ -1,4 +1,5 @@
-"""Tasks: right answers are right by an independent rule, scores by hand, and wrong files and names are one sentence."""
+"""Tasks: right answers agree with an independent rule, scores with a calculation by hand; wrong files and names give
+one sentence."""
 
 import json
 import math
@@ -51,7 +52,7 @@ def mapped(question: Question) -> str | None:
     return shown.get(asked.removesuffix(":"))
 
 
-RULES: dict[str, Callable[[Question], str | None]] = {  # the right answer, found another way
+RULES: dict[str, Callable[[Question], str | None]] = {  # functions that find the right answer independently
     "copying": copied,
     "copying(words=4)": copied,
     "brackets": closes,
@@ -133,7 +134,7 @@ def test_written_answers_are_compared(match: str, expected: str, tmp_path: Path)
     assert question.solved == f"q {expected}"
 
 
-FILES: dict[str, tuple[str, str, str]] = {  # name of the file, its text, and the message
+FILES: dict[str, tuple[str, str, str]] = {  # file name, text, expected message
     "no such file": ("absent", "", "cannot be read"),
     "empty": ("a.jsonl", " \n", "is empty"),
     "no JSON": ("a.jsonl", "{", "a.jsonl, line 1 is not JSON"),

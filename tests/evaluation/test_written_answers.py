@@ -1,4 +1,4 @@
-"""Written answers: metrics are those of the libraries, programs run in a sandbox, a judge grades."""
+"""Written answers: metrics equal those of the libraries, programs run in a sandbox, a judge grades."""
 
 import itertools
 import json
@@ -27,7 +27,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def graded(tmp_path: Path, match: Any) -> tuple[list[float], Any]:
-    """The grades of WRITTEN and their total, by a task."""
+    """The grades that a task gives to WRITTEN, and their total."""
     rows = [{"question": "q", "answer": some} for some in REFERENCES]
     task = Answers(str(write(tmp_path / "rows.jsonl", rows)), match)
     questions = task.questions(9)
@@ -67,7 +67,7 @@ def test_an_answer_may_be_one_of_several(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("samples", "right"), [(4, 0), (4, 1), (4, 3), (5, 5)])
 def test_pass_at_k_is_the_mean_over_all_draws(samples: int, right: int) -> None:
-    """Each set of k programs counts if one of them passes (Chen et al. 2021)."""
+    """A set of k programs counts as passed if one of them passes (Chen et al. 2021)."""
     for k in range(1, samples + 1):
         draws = [min(draw) < right for draw in itertools.combinations(range(samples), k)]
         assert pass_at(k, samples, right) == pytest.approx(sum(draws) / len(draws))

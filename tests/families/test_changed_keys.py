@@ -1,5 +1,5 @@
-"""A key of a config.json that changes the model is honored or refused, never ignored: each key of transformers' classes
-is changed, and keys of other families are added."""
+"""A config.json key that changes the model is used or refused, never ignored. The tests change each key of
+transformers' classes, and add keys of other families."""
 
 import json
 import warnings
@@ -21,11 +21,12 @@ from support.parity import LENGTH, stir
 
 FIRST = {hf.model_type: hf for hf in reversed(CASES.values())}
 OF_ALL = PreTrainedConfig().to_dict().keys() - {"tie_word_embeddings"}
-OWN = {"model_type", "vocab_size", "rope_parameters", "rope_scaling"}  # rotary positions: test_rope_keys.py
+# test_rope_keys.py covers the keys of rotary positions
+OWN = {"model_type", "vocab_size", "rope_parameters", "rope_scaling"}
 
 
 def changes(table: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(key, copy of a table with another value of this key)."""
+    """Yield (key, copy of a dict with another value for this key)."""
     for key, value in table.items():
         if key in OF_ALL | OWN:
             continue
@@ -57,7 +58,7 @@ def decoder(hf: dict[str, Any]) -> DecoderConfig | None:
 
 @torch.inference_mode()
 def logits(hf: dict[str, Any], weights: dict[str, torch.Tensor] | None = None) -> Any:
-    """transformers' model and its logits, or the exception where it has no such model."""
+    """transformers' model and its logits; None and the exception if transformers has no such model."""
     try:
         model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[hf["model_type"]].from_dict(dict(hf))).eval()
         if weights is None:
@@ -66,13 +67,13 @@ def logits(hf: dict[str, Any], weights: dict[str, torch.Tensor] | None = None) -
             model.load_state_dict(weights)
         tokens = torch.randint(hf["vocab_size"], (2, LENGTH), generator=torch.Generator().manual_seed(0))
         return model, model(tokens).logits
-    except Exception as error:  # each class checks its values in its own way
+    except Exception as error:  # each class raises its own kind of error for wrong values
         return None, error
 
 
 def ignored(case: PreTrainedConfig, *, harmless: bool) -> list[str]:
-    """The changes that Onward ignores and that change the logits of transformers; with `harmless`, keys that Onward
-    lists as harmless are changed too."""
+    """The changes that Onward ignores although they change transformers' logits; with `harmless`, keys that Onward
+    lists as harmless are changed, too."""
     hf = json.loads(json.dumps(case.to_dict()))
     config, found = decoder(hf), []
     model, plain = logits(hf)
@@ -114,7 +115,8 @@ FOREIGN: list[tuple[str, str, Any]] = [
     ("qwen3_moe", "scoring_func", "sigmoid"),
     ("deepseek_v3", "head_dim", 80),
 ]
-UNUSED: list[tuple[str, str, Any]] = [  # keys of published files, and other families' words for what every family has
+# keys in published files, and other families' names for features that every family has
+UNUSED: list[tuple[str, str, Any]] = [
     ("llama", "layer_types", FULL),
     ("llama", "embedding_multiplier", 1.0),
     ("llama", "layer_norm_eps", 1e-5),

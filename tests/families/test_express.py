@@ -1,5 +1,5 @@
-"""A decoder is saved in the format of a family only if that family accepts it, never because of an error in its
-file."""
+"""A decoder is saved in the format of a family only if that family accepts it; an error in the family's file is
+raised."""
 
 from itertools import islice
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""The ALiBi of the Falcon RW models, rounded as published, over more positions than bf16 tells apart."""
+"""The ALiBi of the Falcon RW models, rounded as published, over more positions than bf16 can distinguish."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ RW = FalconConfig(
     multi_query=False,
     parallel_attn=False,
     bias=True,
-    attn_implementation="sdpa",  # the eager path adds ALiBi twice
+    attn_implementation="sdpa",  # the eager implementation adds ALiBi twice
 )
 
 

@@ -1,4 +1,4 @@
-"""GPT-3: a GPT-2 with bands in every second layer."""
+"""GPT-3: a GPT-2 with banded attention in every second layer."""
 
 from dataclasses import replace
 from typing import Any

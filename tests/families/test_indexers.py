@@ -1,4 +1,4 @@
-"""Indexers: the tokens that a layer attends to, chosen beyond `top_k` tokens."""
+"""Indexers: choose the tokens that a layer attends to if there are more than `top_k`."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def test_greedy_tokens_beyond_the_chosen_number_are_those_of_transformers(tmp_pa
     theirs = publish(hf, tmp_path)
     prompt = torch.randint(31, (1, 9), generator=torch.Generator().manual_seed(0))
     engine = Engine(load_model(tmp_path)[0])
-    request = Request(prompt[0].tolist(), Sampling(temperature=0), 30)  # from the 16th on, steps would be compiled
+    request = Request(prompt[0].tolist(), Sampling(temperature=0), 30)  # steps from the 16th on would be compiled
     engine.add(request)
     engine.finish()
     wanted = theirs.generate(prompt, do_sample=False, max_new_tokens=30, eos_token_id=None, pad_token_id=0)
@@ -41,7 +41,7 @@ def test_flex_attention_sees_the_chosen_tokens_only() -> None:
     q, k, v = (torch.randn(2, 24, 1, 16, generator=generator) for _ in range(3))
     chosen = torch.rand(2, 24, 24, generator=generator).topk(5).indices
     mask = ChosenMask.of(AttentionMask(torch.arange(24)[None], torch.arange(24)[None], plain=True), chosen)
-    sees_one = mask.visible().any(-1)[..., None, None]  # a query whose chosen tokens are all later has no result
+    sees_one = mask.visible().any(-1)[..., None, None]  # a query without a visible chosen token has no result
     one, other = flex(q, k, v, mask, scale=0.3), reference(q, k, v, mask, scale=0.3)
     assert_close(one.where(sees_one, 0), other.where(sees_one, 0), 1e-5)
 

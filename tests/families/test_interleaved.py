@@ -1,4 +1,4 @@
-"""Rotary positions that turn neighbors are ours with the rows of the projections reordered."""
+"""Rotary positions that rotate neighboring elements equal Onward's with reordered rows of the projections."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ D, HEADS, E = 12, 3, 8
 
 
 def turn_neighbors(x: Tensor, positions: Tensor, rope_dim: int) -> Tensor:
-    """Number 2 i turns with number 2 i + 1, of x (B, T, H, E); the formula of RoFormer written out."""
+    """Rotate elements 2 i and 2 i + 1 of x (B, T, H, E) together, as in the formula of RoFormer."""
     y, angles = x.clone(), angles_at(positions, 10_000.0, rope_dim)[:, :, None]
     a, b = x[..., 0:rope_dim:2], x[..., 1:rope_dim:2]
     y[..., 0:rope_dim:2], y[..., 1:rope_dim:2] = (

@@ -60,7 +60,7 @@ def test_absent_routing_biases_are_none(tmp_path: Path) -> None:
 ONE_OF_EACH = {name.split(":")[0]: hf for name, hf in reversed(CASES.items())}
 
 
-@pytest.mark.parametrize("family", sorted(ONE_OF_EACH.keys() - {"dbrx"}))  # which has no tied form
+@pytest.mark.parametrize("family", sorted(ONE_OF_EACH.keys() - {"dbrx"}))  # dbrx cannot tie its head
 def test_tied_matrix_may_have_the_name_of_the_head(family: str, tmp_path: Path) -> None:
     hf = ONE_OF_EACH[family]
     theirs = publish(type(hf).from_dict({**hf.to_dict(), "tie_word_embeddings": True}), tmp_path)
@@ -88,7 +88,8 @@ def test_kimi_k2_is_deepseek_v3_and_saved_back_as_it_was(tmp_path: Path) -> None
 
 
 def test_convolutions_in_equal_parts_are_cut_into_those_of_the_layer(tmp_path: Path) -> None:
-    hf = OlmoHybridConfig(**OLMO_HYBRID, linear_key_head_dim=6, linear_value_head_dim=12)  # as in the released sizes
+    # the ratio of the released models
+    hf = OlmoHybridConfig(**OLMO_HYBRID, linear_key_head_dim=6, linear_value_head_dim=12)
     theirs = publish(hf, tmp_path / "theirs")
     ours, original = load_model(tmp_path / "theirs")
     assert_same_logits(ours, theirs)

@@ -1,4 +1,4 @@
-"""The steepness of MPT's ALiBi, which its StoryWriter changes and transformers passes over."""
+"""The maximum ALiBi bias of MPT, which MPT-StoryWriter changes and transformers ignores."""
 
 from pathlib import Path
 
@@ -23,4 +23,5 @@ def test_published_steepness_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         modeling_mpt, "build_mpt_alibi_tensor", lambda heads, length, _, device: build(heads, length, 4)
     )
     assert_same_logits(ours, theirs)
-    assert express(ours.config)["model_type"] == "onward"  # so that transformers does not read another model
+    # saved in Onward's format, since transformers would compute a different model
+    assert express(ours.config)["model_type"] == "onward"

@@ -1,4 +1,4 @@
-"""Published families: our logits equal those of transformers, whichever of the two wrote the folder."""
+"""Published families: Onward's logits equal those of transformers, whichever of the two wrote the folder."""
 
 import json
 import warnings
@@ -125,7 +125,7 @@ def test_the_fast_paths_of_a_family_equal_the_written_out_one(hf: PreTrainedConf
 
 
 def one_of_each() -> dict[str, PreTrainedConfig]:
-    """The first case of every file of the table."""
+    """The first case of every file in the table of cases."""
     firsts = {name.split(":")[0]: hf for name, hf in reversed(CASES.items())}
     return dict(sorted(firsts.items()))
 
@@ -187,7 +187,7 @@ EXPRESSED = {
     ],
     "smollm3": [DecoderConfig(**SIZES, position=(NoPosition(), Rotary()))],
     "granite": [DecoderConfig(**SIZES, block=PreNorm(residual_scale=0.5))],
-    "phi3": [DecoderConfig(**SIZES, position=Rotary(fraction=0.5), d_head=8)],  # heads of a Llama turn whole
+    "phi3": [DecoderConfig(**SIZES, position=Rotary(fraction=0.5), d_head=8)],  # a Llama rotates whole heads
     "opt": [DecoderConfig(**SIZES, **{**GPT2_PARTS, "position": Learned(offset=2)})],
     "deepseek_v2": [
         DecoderConfig(**SIZES, attention=LatentAttention(d_latent=8)),
@@ -250,7 +250,7 @@ def test_missing_keys_mean_the_defaults_of_transformers(model_type: str, changes
         default = CONFIG_MAPPING[model_type]()
         changes = {k: v for k, v in changes.items() if k in default.to_dict()} | NEEDED.get(model_type, {})
         full = type(default)(**changes).to_dict()
-    except (ValueError, StrictDataclassError):  # this family has no option for these heads
+    except (ValueError, StrictDataclassError):  # this family does not support these heads
         pytest.skip("transformers refuses it")
     assert read({"model_type": model_type, **changes})[1] == read(full)[1]
 

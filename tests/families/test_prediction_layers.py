@@ -1,5 +1,5 @@
-"""Layers for multi-token prediction in published names, as drafts of their own model, equal a formula: norms of the
-next token's embedding and of the hidden state, their projection, a block of transformers, the norm, the model's
+"""Multi-token prediction layers with published names, used as drafts of their own model, equal a formula: norms of the
+next token's embedding and of the hidden state, a projection of both, a block from transformers, a norm, and the model's
 head."""
 
 import copy
@@ -29,7 +29,7 @@ def first(family: str) -> str:
 
 APART = "mtp.layers.0", "mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm"
 ONES = "model.layers.{n}", ".enorm", ".hnorm", ".eh_proj", ".shared_head.norm"
-NAMES = {  # of the block, and of the others
+NAMES = {  # names of the block, and of the other modules
     "deepseek_v3: groups, a dense layer first": ONES,
     **{first(family): ONES for family in ("glm4_moe", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa")},
     **{first(family): APART for family in ("qwen3_next", "qwen3_5_text")},
@@ -37,7 +37,7 @@ NAMES = {  # of the block, and of the others
 
 
 def one_layer(hf: PretrainedConfig) -> PretrainedConfig:
-    """A model of one layer as the last of `hf`."""
+    """A config for one layer like the last layer of `hf`."""
     one = copy.deepcopy(hf)
     for types in "layer_types", "mlp_layer_types":
         if getattr(one, types, None):
@@ -47,8 +47,8 @@ def one_layer(hf: PretrainedConfig) -> PretrainedConfig:
 
 
 def with_layer(name: str, folder: Path) -> tuple[Any, Any, dict[str, torch.Tensor]]:
-    """Publish a model and its layer for prediction. Returns the model, another of that layer, and the tensors of the
-    layer that are not of its block."""
+    """Publish a model and its multi-token prediction layer. Returns the model, a model with only the block of that
+    layer, and the layer's tensors outside the block."""
     hf, names = CASES[name], NAMES[name]
     block, *rest = [part.format(n=hf.num_hidden_layers) for part in names]
     embedding, hidden, projection, norm = (block + part if part[0] == "." else part for part in rest)
@@ -60,7 +60,7 @@ def with_layer(name: str, folder: Path) -> tuple[Any, Any, dict[str, torch.Tenso
     own[f"{projection}.weight"] = torch.randn(d, 2 * d) / d**0.5
     stored |= {n.replace("model.layers.0", block): t for n, t in layer.items() if n.startswith("model.layers.0.")}
     stored |= own | {f"{norm}.weight": layer["model.norm.weight"].clone()}
-    if block.startswith("model"):  # which have copies of the embedding and the head
+    if block.startswith("model"):  # such files contain copies of the embedding and the head
         stored |= {f"{block}.embed_tokens.weight": stored["model.embed_tokens.weight"].clone()}
         stored |= {f"{block}.shared_head.head.weight": stored["lm_head.weight"].clone()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
@@ -69,7 +69,7 @@ def with_layer(name: str, folder: Path) -> tuple[Any, Any, dict[str, torch.Tenso
 
 @torch.no_grad()
 def formula(theirs: Any, one: Any, own: dict[str, torch.Tensor], tokens: torch.Tensor, offset: float) -> torch.Tensor:
-    """Logits for the token after each but the first of `tokens` (1, T)."""
+    """Logits for the token after each token of `tokens` (1, T) except the first."""
     e, h, projection = own.values()
     eps, d = theirs.config.rms_norm_eps, theirs.config.hidden_size
     embedded = F.rms_norm(theirs.model.embed_tokens(tokens[:, 1:]), (d,), e + offset, eps)

@@ -1,4 +1,4 @@
-"""Presets are the published releases, to the last parameter."""
+"""Presets have exactly as many parameters as the published releases."""
 
 from typing import Any
 
@@ -13,15 +13,15 @@ from onward.planning.parameters import parameters
 
 from support.families import CASES  # noqa: F401 (its files tell transformers of classes that it maps elsewhere)
 
-PARAMETERS = {  # known from the papers, the model cards or transformers
+PARAMETERS = {  # from the papers, the model cards or transformers
     "bloom-560m": 559_214_592,
     "bloom": 176_247_271_424,
     "command-r-35b": 34_980_831_232,
     "command-r-plus-104b": 103_810_674_688,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v2": 235_741_434_880,
-    "deepseek-v3": 671_026_404_352,  # and 14,848 corrections, which no gradient trains
-    "deepseek-v3.2": 671_026_404_352,  # and 850 M of indexers
+    "deepseek-v3": 671_026_404_352,  # plus 14,848 routing biases, which have no gradient
+    "deepseek-v3.2": 671_026_404_352,  # plus 850 M in indexers
     "falcon-7b": 6_921_720_704,
     "falcon-rw-1b": 1_311_625_216,
     "gemma-2b": 2_506_172_416,
@@ -129,7 +129,8 @@ def test_a_preset_has_the_parameters_that_transformers_counts(name: str) -> None
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(CONFIG_MAPPING[keys.pop("model_type")](**keys))
     trained = {name: p for name, p in theirs.named_parameters() if p.requires_grad and ".indexer." not in name}
-    assert parameters(preset.config) == sum(p.numel() for p in trained.values())  # an indexer's have no gradient
+    # the parameters of an indexer have no gradient
+    assert parameters(preset.config) == sum(p.numel() for p in trained.values())
     assert active_parameters(preset.config) <= parameters(preset.config)
 
 

@@ -1,4 +1,5 @@
-"""Families are found by being there: parts are known whatever was imported before, and configurations need no torch."""
+"""Families are discovered from their files: their parts are found whatever was imported before, and configurations do
+not import torch."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Folders as they are on the hub: supported tensors are read, and a message names the others."""
+"""Folders as they are on the hub: supported tensors are read, and a message names the other tensors."""
 
 from pathlib import Path
 

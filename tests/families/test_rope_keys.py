@@ -20,16 +20,17 @@ from support.families import CASES
 
 TYPES = {hf.model_type: hf for hf in reversed(CASES.values()) if getattr(hf, "rope_parameters", None)}
 LAYERED = {kind for kind, hf in TYPES.items() if "full_attention" in hf.rope_parameters}
-WITHOUT_SCALING = {"mellum", "cohere_compass_text", "laguna", "mimo_v2_flash", "beam"}  # which refuse rope_scaling
+# families that refuse rope_scaling
+WITHOUT_SCALING = {"mellum", "cohere_compass_text", "laguna", "mimo_v2_flash", "beam"}
 WITHOUT_SCALING |= {"cohere2_moe", "gemma4_text", "gemma4_unified_text"}
-WITH_QUERIES = {"mistral4", "ministral3"}  # whose tables have keys of the queries
+WITH_QUERIES = {"mistral4", "ministral3"}  # families whose tables also have keys for the scale of queries
 DRAWS = [(kind, seed) for kind in TYPES for seed in range(6)]
 DRAWS = [(kind, seed) for kind, seed in DRAWS if kind not in WITHOUT_SCALING or seed % 3 == 0]
 LENGTHS = 1, 40  # within and beyond every original context below
 
 
 def table(some: random.Random, kind: str, pairs: int) -> dict[str, Any]:
-    """A table of one kind of scaling with random values and some of its optional keys."""
+    """A random table for one kind of scaling, with some of its optional keys."""
     draw = some.uniform
     required: dict[str, dict[str, Any]] = {
         "linear": {"factor": draw(1, 8)},
@@ -50,8 +51,8 @@ def table(some: random.Random, kind: str, pairs: int) -> dict[str, Any]:
 
 
 def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A config.json with one of the tables or both, and one for transformers, which ignores the theta of
-    rope_parameters if there is a rope_scaling: there, rope_scaling has the theta."""
+    """A config.json with one or both of the tables, and an equivalent one for transformers: transformers ignores the
+    theta of rope_parameters if rope_scaling exists, so there rope_scaling contains the theta."""
     some = random.Random(f"{model_type} {seed}")
     hf = json.loads(json.dumps(TYPES[model_type].to_dict()))
     hf |= {"position_embedding_type": "rope"} if model_type == "granitemoehybrid" else {}
@@ -65,7 +66,7 @@ def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     )
     kinds += ["dynamic"] if rotated > 2 and model_type not in ("phi3", "phimoe") else []
     old, new = (table(some, some.choice(kinds), rotated // 2) for _ in range(2))
-    if model_type in LAYERED | WITHOUT_SCALING:  # newer classes want the key
+    if model_type in LAYERED | WITHOUT_SCALING:  # newer classes require this key
         new.setdefault("original_max_position_embeddings", 8)
     for one in old, new:
         if model_type in WITH_QUERIES:
@@ -77,11 +78,11 @@ def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
             one["partial_rotary_factor"] = part.d_rope / (part.d_nope + part.d_rope)
         if model_type == "phimoe":
             one |= dict.fromkeys(("short_mscale", "long_mscale"), some.uniform(0.5, 2))
-    theta, where = some.uniform(100, 1000), seed % 3  # the new key, the old one, both
+    theta, where = some.uniform(100, 1000), seed % 3  # 0: the new key, 1: the old key, 2: both
     parameters = {"rope_theta": theta, **some.choice([new, {"rope_type": "default"}] if where == 2 else [new])}
     if (fraction := rotary(config).fraction) != 1.0:
         parameters["partial_rotary_factor"] = fraction
-        if model_type not in ("laguna", "mimo_v2_flash"):  # which have it in the tables only
+        if model_type not in ("laguna", "mimo_v2_flash"):  # these families have the key only in the tables
             hf["rotary_pct" if model_type == "gpt_neox" else "partial_rotary_factor"] = fraction
     theirs = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters} | old
     if model_type in LAYERED:
@@ -94,7 +95,7 @@ def drawn(model_type: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def rotary(config: DecoderConfig) -> Rotary:
-    """The rotary positions of a layer without a window, if there is one."""
+    """The rotary positions of a layer, preferably one without a window."""
     layers = sorted(range(config.n_layers), key=lambda layer: getattr(at(config.attention, layer), "window", 0))
     return next(part for layer in layers if isinstance(part := at(config.position, layer), Rotary))
 
@@ -121,7 +122,7 @@ def test_tables_of_rotary_positions_mean_what_they_do_to_transformers(model_type
     for length in LENGTHS:
         compute = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
         wanted, magnitude = compute(theirs, "cpu", seq_len=length, layer_type=layer_type)
-        magnitude = parameters.get("short_mscale", magnitude)  # of phimoe, whose model takes it instead
+        magnitude = parameters.get("short_mscale", magnitude)  # phimoe's model uses short_mscale instead
         torch.testing.assert_close(frequencies(ours, len(wanted), length), wanted, rtol=1e-5, atol=0)
         assert (ours.scaling.magnitude if ours.scaling else 1.0) == pytest.approx(magnitude)
 

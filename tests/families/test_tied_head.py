@@ -1,4 +1,5 @@
-"""A head in the files that config.json ties to the embedding: dropped where it is equal, else kept with a warning."""
+"""A head in the files although config.json ties it to the embedding: dropped if it equals the embedding, else kept with
+a warning."""
 
 from pathlib import Path
 
@@ -19,13 +20,13 @@ FIRSTS = {name.split(":")[0]: hf for name, hf in reversed(CASES.items())}
 
 
 def publish_with_head(hf: PreTrainedConfig, folder: Path) -> None:
-    """A folder whose config.json ties the head, with a head of its own in the files."""
+    """Write a folder whose config.json ties the head although the files contain a different head."""
     untied = type(hf).from_dict({**hf.to_dict(), "tie_word_embeddings": False})
     publish(untied, folder)
     write_json(folder / "config.json", read_json(folder / "config.json") | {"tie_word_embeddings": True})
 
 
-TIED = {name: hf for name, hf in FIRSTS.items() if name != "dbrx"}  # which has no tied form
+TIED = {name: hf for name, hf in FIRSTS.items() if name != "dbrx"}  # dbrx cannot tie its head
 
 
 @pytest.mark.parametrize("hf", TIED.values(), ids=TIED.keys())

@@ -1,4 +1,4 @@
-"""Every model of transformers that answers in text is read, or refused with the part that is missing."""
+"""Every text-generation model of transformers is read, or refused with a message that names the unsupported part."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Families that transformers has only as the text decoder of a model that also sees images: our logits equal those of
-the complete model, and our files have its tensors."""
+"""Families that transformers has only as the text decoder of a multimodal model: Onward's logits equal those of the
+complete model, and Onward's files have the same tensors."""
 
 import json
 import re
@@ -60,7 +60,7 @@ def test_every_way_to_run_a_wrapped_family_gives_the_logits_of_the_plain_run(hf:
     assert_equals_the_plain_run(read(hf.get_text_config().to_dict())[1], way)
 
 
-OLD: list[dict[str, Any]] = [  # keys as in the files of releases, which transformers translates
+OLD: list[dict[str, Any]] = [  # keys as in released files; transformers renames them
     {
         "model_type": "step3p5",
         "num_hidden_layers": 5,

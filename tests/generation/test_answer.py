@@ -10,7 +10,7 @@ LETTERS = st.text("ab\n", min_size=1, max_size=4)
 
 
 def in_one_sweep(text: str, stops: list[str], include: bool) -> str:
-    """Character by character: cut before or, with `include`, after the stop text that is complete first."""
+    """The text up to the first complete stop text (including it with `include`), found character by character."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -24,7 +24,7 @@ def test_pieces_join_to_the_text_up_to_the_first_stop(pieces: list[str], stops: 
     for piece in pieces:
         said += stream.push(piece)
         whole = in_one_sweep("".join(pieces), stops, include)
-        assert whole.startswith(said)  # no text was returned that later had to be withdrawn
+        assert whole.startswith(said)  # returned text is never withdrawn later
         if stream.stopped:
             break
     said += "" if stream.stopped else stream.finish()
@@ -49,7 +49,7 @@ def test_overlapping_stop_texts() -> None:
 
 def test_stop_text_that_the_last_token_completes_ends_the_answer() -> None:
     tokenizer = train_tokenizer("byte", [])
-    half = tokenizer.encode("é")[0]  # half a character, which is held back until the end
+    half = tokenizer.encode("é")[0]  # the first byte of a character, held back until the end
     answer = Answer(tokenizer, stop=["\ufffd"], limit=2)
     assert [answer.push(token) for token in (*tokenizer.encode("a"), half)] == [False, True]
     assert answer.finish() == "a"

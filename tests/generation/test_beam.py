@@ -1,4 +1,4 @@
-"""Beam search: transformers' hypotheses in transformers' order, the best of all where the beams hold all."""
+"""Beam search: transformers' hypotheses in transformers' order; with enough beams, the best of all sequences."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ def assert_same(found: list[Hypothesis], wanted: list[Hypothesis]) -> None:
 
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Decoder, Any]]:
-    """Our models and the same ones in transformers."""
+    """Models in Onward, each with the same model in transformers."""
 
     found = []
     for heads in 1, 2, 4:
@@ -132,7 +132,8 @@ def test_prompt_has_the_same_hypotheses_alone_and_in_a_batch(kind: str, groups: 
 def slowly_diverse(
     model: Decoder, prompt: list[int], new: int, beams: int, groups: int, diversity: float, end: int
 ) -> list[Hypothesis]:
-    """As in the paper, with all candidates in a list and no cache; a group ends when it has enough finished beams."""
+    """Diverse beam search as in the paper, with a list of all candidates and no cache; a group ends when it has enough
+    finished beams."""
     size = beams // groups
     running: list[list[tuple[list[int], float, float]]] = [[([], 0.0, 0.0)] for _ in range(groups)]
     finished: list[list[Hypothesis]] = [[] for _ in range(groups)]
@@ -172,7 +173,7 @@ def test_diverse_search_equals_the_papers_algorithm(beams: int, groups: int, div
         wanted = slowly_diverse(MODEL, prompt, 6, beams, groups, diversity, 6)
         if diversity:
             assert_same(hypotheses, wanted)
-        else:  # the groups are equal, and the order of equal results is arbitrary
+        else:  # all groups are equal, so the order of equal results is arbitrary
             assert sorted(h.tokens for h in hypotheses) == sorted(h.tokens for h in wanted)
 
 

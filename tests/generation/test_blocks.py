@@ -18,7 +18,7 @@ from support.grids import first
 from support.programs import CHUNK, ROWS, Program
 from support.ways import CACHED
 
-QUANTIZED = 0.05  # how far logits may be from exact ones with keys and values of 8 bits, as a share of the largest
+QUANTIZED = 0.05  # maximum error of logits with an 8-bit cache, relative to the largest logit
 every_decoder = pytest.mark.parametrize("config", DECODERS.values(), ids=DECODERS.keys())
 NAMES = "llama", "gemma2", "alibi in windows", "everything about scores", "deepseek", "scaled turns"
 MODELS = {name: decoder(DECODERS[name]) for name in NAMES}
@@ -58,7 +58,7 @@ def test_random_programs_over_rows_equal_the_plain_run(kind: str, name: str, ran
 
 
 def first_run(self: BlockManager, hashes: list[bytes]) -> int:
-    """How many keys are found in any group, whatever windows need."""
+    """The number of leading hashes that any group has, ignoring the blocks that windows need."""
     missing = [n for n, key in enumerate(hashes) if not any(key in p.hash_to_block for p in self.pools.values())]
     return min(missing, default=len(hashes))
 
@@ -102,7 +102,7 @@ def run_many() -> None:
 def test_random_programs_notice_mutant(mutant: str, monkeypatch: pytest.MonkeyPatch) -> None:
     place, broken = MUTANTS[mutant]
     monkeypatch.setattr(f"onward.generation.cache.blocks.{place}", broken)
-    if broken is first_run:  # and accepts missing blocks
+    if broken is first_run:  # this mutant must also accept missing blocks
         found = "onward.generation.cache.blocks.BlockPool.prefix_blocks"
         monkeypatch.setattr(found, lambda self, hashes: [self.hash_to_block.get(h, NULL_BLOCK) for h in hashes])
         monkeypatch.setattr("onward.generation.cache.blocks.BlockPool.can_continue", lambda self, row, start: True)
@@ -137,7 +137,7 @@ def test_block_pool_evicts_least_recently_used_first() -> None:
         cache.reserve(row, 0, 4)
         cache.register_prefix(row, [token] * 4 if token < 3 else [3, 3])
     for row in range(3):
-        cache.free(row)  # no hash leads to the last block of row 2
+        cache.free(row)  # the last block of row 2 is not full and has no hash
 
     for taken, left in (0, [4, 4, 2]), (1, [4, 4, 2]), (2, [2, 4, 2]), (3, [0, 4, 2]):
         cache.reserve(0, 0, 2 * taken)

@@ -1,4 +1,4 @@
-"""Drafts that are on by default change no text, stop where they do not pay, and stay away where they would be seen."""
+"""Drafts that are on by default change no text, stop if they save no time, and are off where they would be noticed."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ def small_models_draft_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Fixed:
-    """Proposes as many tokens as fit."""
+    """A draft that proposes as many tokens as fit."""
 
     num_draft_tokens = LENGTHS[-1]
     manager: CacheManager | None = None
@@ -39,7 +39,8 @@ class Fixed:
 
 
 def proposed(right: bool, steps: int, rows: int = 1) -> tuple[list[int], int]:
-    """The lengths of a request's proposals in each step, all of which are right, or wrong; and its tokens."""
+    """The length of a request's proposal in each step, and its number of tokens, if all proposals are `right`, else if
+    all are wrong."""
     draft, lengths = PacedDraft(Fixed(), COST), list[int]()
     requests = [Request([0], GREEDY, 10**6) for _ in range(rows)]
     for _ in range(steps):
@@ -55,7 +56,7 @@ def proposed(right: bool, steps: int, rows: int = 1) -> tuple[list[int], int]:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_refused_proposals_cost_a_small_share(rows: int) -> None:
     lengths, tokens = proposed(right=False, steps=1000, rows=rows)
-    worst = COST * LENGTHS[0] * rows  # of the last proposal
+    worst = COST * LENGTHS[0] * rows  # cost of the last proposal
     assert sum(COST * n for n in lengths) <= BEGIN + SHARE * tokens + worst
     assert 0 < sum(map(bool, lengths[:20])) <= 4
     assert any(lengths[500:]), "it is tried again"
@@ -99,7 +100,7 @@ def test_nothing_is_drafted_where_refused_tokens_would_be_seen(reason: str) -> N
 
 def test_decoders_that_draft_by_default() -> None:
     of = lambda config, cache=None: default_draft(Decoder(config), cache)
-    assert default_draft(MODELS["recurrent"], None) is None  # of parts from outside the package
+    assert default_draft(MODELS["recurrent"], None) is None  # the model has parts from outside the package
     assert of(DECODERS["gated delta"]) is None
     long = replace(DECODERS["llama"], context_length=64)
     assert of(long, KVCache(long, 1, 64, chunk=LENGTHS[-1])) is None
@@ -127,7 +128,7 @@ def test_draft_tokens_yield_where_memory_is_short() -> None:
 
 @pytest.mark.parametrize("rows", [1, 3])
 def test_steps_of_several_widths_are_compiled_together(rows: int) -> None:
-    """Rows that propose less, or nothing, are padded."""
+    """Rows with shorter proposals, or none, are padded."""
     model = decoder(context_length=200)
     engine = Engine(
         model,

@@ -1,4 +1,4 @@
-"""From logits to a token."""
+"""Sampling: from logits to a token."""
 
 import math
 import re
@@ -43,7 +43,7 @@ def test_temperature_two_gives_mat_23_percent() -> None:
 
 
 def plain(logits: list[float], s: Sampling, banned: set[int]) -> list[float]:
-    """The same by the formulas, in Python's own numbers."""
+    """The distribution computed from the formulas with Python floats."""
     z = [-math.inf if i in banned else x for i, x in enumerate(logits)]
     order = sorted(range(len(z)), key=lambda i: -z[i])
     if s.temperature == 0:
@@ -64,12 +64,13 @@ SAMPLINGS = st.builds(
     top_k=st.integers(0, 12),
     top_p=st.just(1.0) | st.floats(0.05, 0.99),
 )
-# distinct by far more than rounding, so that no order and no border hangs on it
+# differences far above rounding errors, so that rounding changes neither order nor kept tokens
 ROWS = st.lists(st.integers(-3000, 3000), min_size=9, max_size=9, unique=True).map(lambda r: [x / 317 for x in r])
 
 
 def on_a_border(row: list[float], s: Sampling, banned: set[int]) -> bool:
-    """Whether a cumulated probability is top_p up to rounding, so that either answer is right."""
+    """Whether a cumulative probability equals top_p up to rounding, so that keeping or dropping the token are both
+    correct."""
     whole = plain(row, Sampling(s.temperature or 1, s.top_k), banned)
     sums, total = [], 0.0
     for p in sorted(whole, reverse=True):
@@ -109,7 +110,7 @@ PENALIZED = st.builds(
 def in_transformers(
     logits: torch.Tensor, s: Sampling, text: list[int], prompt: int, banned: set[int]
 ) -> torch.Tensor | None:
-    """The distribution by transformers' processors in our order; None where a border hangs on rounding."""
+    """The distribution by transformers' processors in Onward's order; None if the kept tokens depend on rounding."""
     import transformers as t
 
     ids = torch.tensor([text])
@@ -126,7 +127,7 @@ def in_transformers(
         steps.append(t.MinNewTokensLengthLogitsProcessor(prompt, len(text) + 1, sorted(banned), device=device()))
     if s.forced_tokens and len(text) == prompt:
         steps.append(t.ForcedBOSTokenLogitsProcessor(s.forced_tokens[0]))
-        ids = ids[:, :1]  # this option forces the second token of a text
+        ids = ids[:, :1]  # this processor forces the second token of a text
     scores = logits
     for step in steps:
         is_forced = isinstance(step, t.ForcedBOSTokenLogitsProcessor)
@@ -147,7 +148,7 @@ def in_transformers(
 
 
 def near(shares: torch.Tensor, s: Sampling) -> bool:
-    """Whether which tokens are kept hangs on rounding."""
+    """Whether the set of kept tokens depends on rounding."""
     ranked = shares[0].sort(descending=True).values
     surprise = -shares[0].log()
     distance = (surprise - (shares[0] * surprise).nansum()).abs()
@@ -277,7 +278,7 @@ def test_logits_may_have_any_dtype(dtype: torch.dtype) -> None:
 
 
 def splitmix(x: int) -> int:
-    """One output of the published generator for the state x."""
+    """One output of the SplitMix64 generator for the state x."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
     return x ^ x >> 31
@@ -297,7 +298,8 @@ def chi_square(counts: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 def test_draws_follow_the_distribution() -> None:
-    """Over seeds, and over the tokens of one seed; 24.3 is passed once in a thousand times at 7 degrees of freedom."""
+    """Draws over seeds, and over the tokens of one seed; with 7 degrees of freedom, chi-square exceeds 24.3 with
+    probability 0.001."""
     n, p = 100_000, next_token_distribution(LOGITS, [Sampling(temperature=1)])
     many, fixed = torch.arange(n), torch.full((n,), 7)
     for seeds, index in (many, fixed), (fixed, many), (many, many):
@@ -339,7 +341,7 @@ def test_penalties_do_not_depend_on_the_default_dtype() -> None:
 
 
 def test_draws_of_neighboring_tokens_and_indices_are_independent() -> None:
-    """With two equally likely tokens among many, each is drawn half of the time whatever the other draws were."""
+    """Of two equally likely tokens among many, each is drawn half of the time, independently of other draws."""
     n = 20_000
     p = torch.zeros(n, 64)
     p[:, [20, 21]] = 0.5

@@ -1,4 +1,4 @@
-"""Draft heads change no token, and their guesses follow their formula."""
+"""Draft heads change no token, and their guesses equal the formula."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,5 +1,5 @@
-"""Continuing prompts: the tokens equal those of a plain run, whatever other requests run, and number no more than
-requested."""
+"""Continuing prompts: the tokens equal those of a plain run, whatever other requests run, and there are no more tokens
+than requested."""
 
 from copy import copy
 from dataclasses import replace
@@ -128,7 +128,7 @@ def cache_of(model: Decoder, random: Random, rows: int, chunk: int) -> CacheMana
     options: dict[str, Any] = {"keep": 3, "device": device()}
     if kind in ("whole", "growing"):
         return CacheManager(KVCache(model.config, rows, 24, chunk, step=5 if kind == "growing" else 0, **options))
-    blocks = 24 // 4 + chunk // 4 + 2 if kind == "scarce" else 200  # hardly more than one request needs
+    blocks = 24 // 4 + chunk // 4 + 2 if kind == "scarce" else 200  # hardly more blocks than one request needs
     return BlockManager(PagedKVCache(model.config, rows, 24, chunk, blocks=blocks, block_size=4, **options))
 
 

@@ -89,7 +89,7 @@ def test_impossible_engine_is_a_user_error(case: str) -> None:
 
 
 def failing(at: int) -> Callable[..., Any]:
-    """A processor or stop function that raises from its call number `at` on."""
+    """A processor or stop function that raises an error from call number `at` on."""
     calls = count()
 
     def raise_then(*inputs: Any) -> Any:
@@ -101,7 +101,7 @@ def failing(at: int) -> Callable[..., Any]:
 
 
 class Raises:
-    """A constraint that raises when it is asked for the second token."""
+    """A constraint that raises an error at the second token."""
 
     def __init__(self) -> None:
         self.tokens = 0
@@ -119,7 +119,7 @@ class Raises:
         return copy(self)
 
 
-BAD_TOKEN = 41  # whose embedding is NaN
+BAD_TOKEN = 41  # the token whose embedding is NaN
 NOT_BAD = torch.arange(50) != BAD_TOKEN
 FAILURES: dict[str, tuple[Callable[[], Request], str]] = {
     "a processor raises": (
@@ -165,7 +165,7 @@ def test_request_that_cannot_go_on_fails_alone(case: str, kind: str, draft: str 
     assert bad.finish_reason == "error"
     assert message in str(bad.error)
     suppressed = Sampling(temperature=0, suppress_tokens=(BAD_TOKEN,))
-    for request in (*before, *after):  # also requests that later get its row and its blocks
+    for request in (*before, *after):  # including requests that later use the failed request's row and blocks
         assert request.tokens == plainly(model, Request(request.prompt, suppressed, 9))
         assert request.finish_reason == "length"
 

@@ -1,4 +1,5 @@
-"""The steps of an engine: the tokens that they read and feed, the lists that they copy, and the order of prompts."""
+"""The steps of an engine: the tokens that they prefill and decode, the lists that they copy, and the order of
+prompts."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -32,7 +33,7 @@ def test_samples_of_one_prompt_share_its_prefill_unless_it_is_short(
 ) -> None:
     model, calls = MODELS["rotary"], tokens_read(monkeypatch)
     samples = [Request([1 + n % 9 for n in range(size)], WARM, 6, seed=i) for i in range(4)]
-    run(model, samples, compile_after=None)  # compiled steps are not seen
+    run(model, samples, compile_after=None)  # `tokens_read` does not see compiled steps
     assert sum(calls) == read + 4 * 5
     assert [r.tokens for r in samples] == [plainly(model, r) for r in samples]
 
@@ -42,9 +43,9 @@ def test_prompt_on_disk_is_not_read_again_and_changes_no_token(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = MODELS[kind]
-    Engine(model)  # the engine tests custom parts once
+    Engine(model)  # the first engine tests custom parts, before calls are counted
     read = tokens_read(monkeypatch)
-    longer, found = [*PROMPTS[1], 3, 8], 6 if kind == "recurrent" else 7  # the last snapshot, or all
+    longer, found = [*PROMPTS[1], 3, 8], 6 if kind == "recurrent" else 7  # tokens up to the last snapshot, or all
     for prompt, new in (PROMPTS[1], 7), (PROMPTS[1], 1), (longer, 9 - found), (longer, 1):
         read.clear()
         request = Request(prompt, WARM, 5)
@@ -74,7 +75,7 @@ def test_step_leaves_a_model_in_evaluation_mode_alone() -> None:
 
 
 class Watched(list[int]):
-    """A list that counts the numbers that are copied out of it."""
+    """A list that counts the elements copied from it."""
 
     copied = 0
 
@@ -103,12 +104,12 @@ def test_decoding_step_copies_no_context(draft: str, paged: bool) -> None:
         request = Request([(seed + i * i) % 50 for i in range(40)], penalties, 60, seed=seed)
         request.prompt, request.tokens = Watched(request.prompt), Watched()
         engine.add(request)
-    for _ in range(9):  # prefill, and indices that are made once
+    for _ in range(9):  # prefill, and index lists that are built once
         engine.step()
     Watched.copied = 0
     new = sum(len(engine.step()) for _ in range(5))
     assert new >= 15
-    assert Watched.copied <= 8 * new  # a few last tokens, and never one of the contexts of more than 40
+    assert Watched.copied <= 8 * new  # only a few recent tokens, never a whole context of more than 40 tokens
 
 
 def test_runner_reuses_views_of_a_growing_cache() -> None:
@@ -120,7 +121,7 @@ def test_runner_reuses_views_of_a_growing_cache() -> None:
     for _ in engine.run():
         pass
     assert len(request.tokens) == 290
-    assert lengths == [64, 128, 192, 256, 256, 320]  # the cache grows at 256
+    assert lengths == [64, 128, 192, 256, 256, 320]  # the cache grows beyond 256
 
 
 def test_a_row_never_continues_with_a_token_that_was_sampled_for_another() -> None:
@@ -138,7 +139,7 @@ def test_a_row_never_continues_with_a_token_that_was_sampled_for_another() -> No
 
 @pytest.mark.parametrize("budget", [1, 3, None])
 def test_prompts_are_prefilled_in_the_order_of_arrival(budget: int | None) -> None:
-    """Whatever rows are left meanwhile; a later prompt that overtakes others lets them wait for minutes."""
+    """The order of arrival is kept even while rows become free, so that no later prompt delays earlier ones."""
     torch.manual_seed(0)
     model = Decoder(DecoderConfig(vocab_size=50, d_model=16, n_layers=1, n_heads=2, context_length=32))
     engine = Engine(model, rows=4, prefill_budget=budget)
@@ -161,7 +162,7 @@ CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
 @pytest.mark.parametrize("kind", ["rotary", "windows"])
 @pytest.mark.parametrize("name", CACHES)
 def test_nan_of_an_earlier_answer_reaches_no_later_one(name: str, kind: str, draft: str) -> None:
-    model = decoder(kind).double()  # no kernel reads fp64: all slots of a view are read
+    model = decoder(kind).double()  # no kernel supports fp64, so all slots of a view are read
     manager = CACHES[name](model.config)
     engine = Engine(model, cache=manager, draft=DRAFTS[draft](), compile_after=None)
     for new in 16, 4, 9:

@@ -19,7 +19,7 @@ INNER = re.compile(r"\n|unimplemented|coerce|lenient|llguidance|%json|regex|unsa
 
 def judge(validator: Any, value: Any) -> bool | None:
     """Whether a value conforms to a schema, by an independent validator; None if the validator cannot tell."""
-    if "inf" in repr(value):  # a number beyond those of floating point
+    if "inf" in repr(value):  # a number beyond the range of floating point
         return None
     try:
         return validator.is_valid(value)
@@ -37,7 +37,8 @@ def faults_of(schema: dict[str, Any], random: Random, counts: Counter[str]) -> l
         counts["refused"] += 1
         if not str(error).startswith("json_schema ") or " #" not in str(error) or INNER.search(str(error)):
             faults.append(f"wrong words: {error}")
-        if "no value conforms" in str(error) and "$" not in str(error):  # $defs and $ref are of a part only
+        # $defs and $ref may concern only a part of the schema
+        if "no value conforms" in str(error) and "$" not in str(error):
             faults += [f"{value} conforms: {error}" for value in values if judge(validator, value)]
         return faults
     counts["checked" if ready.later else "enforced"] += 1

@@ -1,4 +1,4 @@
-"""Options that no request can use are refused in one sentence."""
+"""Options with values that no request can use are refused in one sentence."""
 
 from typing import Any
 

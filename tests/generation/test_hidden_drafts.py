@@ -1,4 +1,5 @@
-"""Drafts that read the model's hidden states change no token, and are right where the next state is known."""
+"""Drafts that read the model's hidden states change no token, and are always right if they can compute the next
+state."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from support.plain_generation import GREEDY, MODELS, PROMPTS, WARM, plainly
 
 
 class Sum(nn.Module):
-    """Joins the embedding of a token and the hidden state before it to a weighted sum."""
+    """A weighted sum of the embedding of a token and the hidden state before it."""
 
     def forward(self, embedded: Tensor, hidden: Tensor) -> Tensor:
         return embedded + 0.3 * hidden
@@ -60,7 +61,7 @@ def guesses(model: Decoder, draft: Decoder, context: list[int], count: int) -> l
 
 
 class Recorded(HiddenDraft):
-    """Records each context and the proposal after it."""
+    """A draft that records each context with the proposal after it."""
 
     compile_after: int | None = None
 

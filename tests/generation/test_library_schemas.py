@@ -86,7 +86,7 @@ def named(name: str, **fields: Any) -> type[BaseModel]:
 
 
 class Twice(BaseModel):
-    """Two different models with one name, which pydantic tells apart in $defs."""
+    """Two different models with the same name; pydantic gives them different names in $defs."""
 
     first: named("Part", a=(int, ...))  # type: ignore[valid-type]
     second: named("Part", b=(Color, ...))  # type: ignore[valid-type]
@@ -202,7 +202,7 @@ OTHERS: dict[str, Any] = {
         "additionalProperties": False,
     },
 }
-OPENAPI: dict[str, tuple[Any, Any]] = {  # a schema of OpenAPI 3.0, and the same in JSON Schema
+OPENAPI: dict[str, tuple[Any, Any]] = {  # a schema in OpenAPI 3.0, and its equivalent in JSON Schema
     "null": ({"type": "string", "nullable": True, "maxLength": 3}, {"type": ["string", "null"], "maxLength": 3}),
     "null of a reference": (
         {"allOf": [{"$ref": "#/definitions/A"}], "nullable": True, "definitions": {"A": {"type": "integer"}}},
@@ -235,7 +235,7 @@ OPENAPI: dict[str, tuple[Any, Any]] = {  # a schema of OpenAPI 3.0, and the same
 
 def assert_answers_conform(schema: Any, same: Any) -> None:
     """Assert that random answers under `schema` conform to `same`, its equivalent in draft 2020-12, unless the check of
-    complete answers names the part that they break."""
+    complete answers names the violated part."""
     random, ready, conforming = Random(0), prepared(schema), 0
     validator = jsonschema.Draft202012Validator(same)
     for _ in range(6):

@@ -44,7 +44,7 @@ def feed(model: Decoder, manager: CacheManager, row: int, tokens: list[int], sta
 
 
 def load(files: PrefixFiles, manager: CacheManager, row: int, tokens: list[int], rope_length: int) -> int:
-    """How many tokens a row holds that the files and the manager's own blocks have filled."""
+    """The number of tokens of a row that come from the files and the manager's own blocks."""
     found = manager.allocate(row, tokens, rope_length)
     assert found is not None
     return files.load(manager, row, tokens, rope_length, found)
@@ -52,7 +52,7 @@ def load(files: PrefixFiles, manager: CacheManager, row: int, tokens: list[int],
 
 @pytest.fixture
 def read(tmp_path: Path) -> Callable[..., PrefixFiles]:
-    """Reads TEXT up to a length by a fresh cache and keeps it in the folder."""
+    """Returns a function that prefills TEXT up to a length into a new cache and stores the prefix in the folder."""
 
     @torch.inference_mode()
     def made(model: Decoder, kind: str = "contiguous", length: int = 9) -> PrefixFiles:
@@ -78,7 +78,7 @@ def test_saved_prompt_continues_as_if_just_prefilled(
         assert held == found
         assert_close(feed(model, cache, 1, tokens, held), wanted[held : len(tokens)])
         cache.register_prefix(1, tokens)
-        for end in range(1, len(tokens)):  # others may share blocks that came from disk
+        for end in range(1, len(tokens)):  # other rows may share blocks loaded from disk
             start = cache.allocate(0, TEXT[: end + 1], LENGTH)
             assert_close(feed(model, cache, 0, TEXT[: end + 1], start), wanted[start : end + 1])
     other = [*TEXT[: length - 1], (TEXT[length - 1] + 1) % 13, 0]

@@ -1,4 +1,5 @@
-"""Requests choose their adapter: rows of one batch with different adapters equal those of each adapter alone."""
+"""Requests choose their adapter: rows of a batch with different adapters give the same tokens as with each adapter
+alone."""
 
 import pytest
 from transforms.test_lora import stirred
@@ -25,7 +26,7 @@ CHOICES = "one", "two", "", None, "two"
 def answers(
     model: Decoder, choices: tuple[str | None, ...], cache: CacheManager | None = None, **options
 ) -> list[list[int]]:
-    """The answers to requests with one prompt, each with its own adapter."""
+    """The answers to requests with the same prompt, each with its own adapter."""
     engine = Engine(model, cache=cache, **options)
     requests = [engine.add(Request([1, 2, 3, 4, 5], Sampling(temperature=0), 6, adapter=one)) for one in choices]
     for _ in engine.run():
@@ -36,7 +37,7 @@ def answers(
 @pytest.mark.parametrize("name", ["llama", "gpt-oss", "deepseek"])
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_rows_with_different_adapters_are_answered_as_each_alone(name: str, kind: str) -> None:
-    model = stirred(decoder(DECODERS[name]), "one", "two")  # "two" is in use
+    model = stirred(decoder(DECODERS[name]), "one", "two")  # "two" is the active adapter
     make = {
         "contiguous": lambda: CacheManager(KVCache(model.config, 8, 12, 12)),
         "paged": lambda: BlockManager(PagedKVCache(model.config, 8, 12, 12, blocks=60, block_size=2)),

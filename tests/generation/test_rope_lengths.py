@@ -1,4 +1,4 @@
-"""Rotary positions by the length of a row: every token is predicted as by one call over all tokens so far."""
+"""Rotary positions that depend on the length of a row: every token is predicted as in one call on all tokens so far."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_every_token_is_predicted_as_by_transformers_over_all_tokens_so_far(
     model = onward.load(tmp_path).model
     original = 8 if hf is PHI3 else hf.max_position_embeddings
     prompt = (PROMPT * original)[: original - NEW // 2]
-    length = original + NEW  # of the context, which transformers extends beyond its maximum
+    length = original + NEW  # context length of Onward's model; transformers extends its own beyond the maximum
     model.config = onward.DecoderConfig(**{**vars(model.config), "context_length": length})
     requests = [Request(prompt, Sampling(temperature=0), new, num_logprobs=0) for new in (1, NEW)]
     for request in requests:

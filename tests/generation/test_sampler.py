@@ -1,4 +1,4 @@
-"""The sampler waits for the device once per step, and fails requests one by one."""
+"""The sampler waits for the device once per step, and an error fails only its own request."""
 
 import math
 from collections import Counter
@@ -20,7 +20,7 @@ WAITS = {"tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "
 
 
 class Waits(TorchFunctionMode):
-    """Counts the calls that copy numbers from a tensor to the host."""
+    """Counts the calls that copy values from a tensor to the host."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,14 +106,14 @@ def test_a_kernel_draws_no_stop_token_before_the_minimum_of_tokens(drafted: list
     early = 0
     for seed in range(40):
         request = Request([1], Sampling(temperature=(0, 1)[seed % 2]), 9, seed=seed, stop_token_ids=frozenset({2, 4}))
-        request.min_new_tokens = 2  # the third token may end the answer
+        request.min_new_tokens = 2  # the answer may end from the third token on
         logits, sampler = 3 * torch.randn(1 + len(drafted), 6), Sampler()
         found, _ = sampler.sample(logits, [request], [Proposal(drafted)])
         early += not drafted and sampler.sample_plain(logits, [request], [Proposal()]) is None
         request.sampling = replace(request.sampling, top_k=6)  # keeps all tokens, but is not plain sampling
         assert found == Sampler().sample(logits, [request], [Proposal(drafted)])[0]
         assert not {2, 4} & {*found[0][:2]}
-    assert drafted or 5 < early < 25  # the kernel has drawn most
+    assert drafted or 5 < early < 25  # the kernel has drawn most tokens
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

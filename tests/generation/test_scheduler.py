@@ -19,7 +19,7 @@ LENGTH, CHUNK = 16, 4
 
 
 class Lists(CacheManager):
-    """Rows of at most `capacity` tokens together, each a list."""
+    """A cache whose rows are lists, with at most `capacity` tokens in total."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         memory: Any = SimpleNamespace(rows=rows, chunk=CHUNK, config=config(), rope_length=[LENGTH] * rows)
@@ -66,7 +66,7 @@ def script(context: Sequence[int]) -> int:
 
 
 def expected(request: Request) -> list[int]:
-    """The tokens of a request by itself."""
+    """The tokens of a request that runs alone."""
     tokens: list[int] = []
     while len(tokens) < request.max_new_tokens:
         tokens.append(script([*request.prompt, *tokens]))
@@ -74,12 +74,12 @@ def expected(request: Request) -> list[int]:
 
 
 class Script:
-    """Steps a scheduler: every call reads the tokens in its row, which must be the request's context."""
+    """Runs the steps of a scheduler; every call checks that the tokens in its row are the request's context."""
 
     def __init__(self, rows: int, capacity: int) -> None:
         self.memory = Lists(rows, capacity)
         self.scheduler = Scheduler(PrefixCache(self.memory), rows, LENGTH)
-        self.prefilled = 0  # prompt tokens that were read
+        self.prefilled = 0  # number of prefilled prompt tokens
 
     def write(self, row: int, start: int, tokens: Sequence[int]) -> list[int]:
         held = self.memory.held[row]
@@ -168,7 +168,7 @@ def test_samples_of_one_prompt_read_it_once(samples: int) -> None:
         script.step()
         steps += 1
     assert script.prefilled == len(prompt) + samples - 1
-    assert steps == 6  # three chunks, of which the last gives a token, two tokens, the samples one step behind
+    assert steps == 6  # three chunks (the last gives a token), two more tokens, and the other samples one step later
 
 
 def test_prompts_of_like_lengths_are_prefilled_together() -> None:

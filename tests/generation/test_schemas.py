@@ -1,4 +1,5 @@
-"""A JSON schema is enforced while an answer is written, checked in the complete answer, or refused by a path."""
+"""A JSON schema is enforced during generation, checked on the complete answer, or refused with the path of the
+cause."""
 
 import json
 import re
@@ -259,7 +260,7 @@ def lm(spec: str = "byte") -> LanguageModel:
     return LanguageModel(on_device(model), Tokenizer(tokenizer.inner))
 
 
-BROKEN = {"enum": [True], "not": {"const": True}}  # the grammar allows one answer, which breaks `not`
+BROKEN = {"enum": [True], "not": {"const": True}}  # the grammar allows only one answer, which violates `not`
 MESSAGE = "json_schema is not met by the answer: # breaks #/not, which is checked only on the complete answer"
 
 
@@ -289,7 +290,7 @@ def form(grammar: str, spec: str = "byte") -> TextConstraint:
 
 
 def accepts(state: TextConstraint, *pieces: str) -> bool:
-    """Whether an answer may consist of these pieces, control tokens or texts."""
+    """Whether an answer may consist of these pieces (control tokens or texts)."""
     state, inner = state.copy(), lm().text()
     names = [inner.inner.id_to_token(i) for i in inner.special]
     for piece in pieces:

@@ -1,4 +1,4 @@
-"""The rows of a search: texts are prefilled in chunks into a growing cache, and continue token by token."""
+"""SearchRows: texts are prefilled in chunks into a growing cache, and continued token by token."""
 
 from dataclasses import replace
 
@@ -20,7 +20,8 @@ def test_rows_of_a_search_have_the_hidden_states_of_a_call_without_a_cache(name:
     model = decoder(replace(DECODERS[name], context_length=CHUNK + NEW + 1))
     text = token_ids(model.config, 1, model.config.context_length)[0].tolist()
     assert STEP < CHUNK
-    for lengths in (CHUNK - 1, 7), (STEP - 1, CHUNK + 1), (5, 4):  # the cache grows after the prompt; two chunks
+    # cache growth after the prompt, and prompts of two chunks
+    for lengths in (CHUNK - 1, 7), (STEP - 1, CHUNK + 1), (5, 4):
         rows = SearchRows(model, 2, CHUNK + NEW + 1)
         for new in range(NEW + 1):
             texts = [text[: length + new] for length in lengths]

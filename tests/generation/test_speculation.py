@@ -23,14 +23,15 @@ from support.decoders import DECODERS
 
 V, LONG, AHEAD, N = 4, 3, 2, 4_000
 RANDOM = torch.Generator().manual_seed(0)
-TARGET, DRAFTER = (torch.randn(V + 1, V, generator=RANDOM) * 1.5 for _ in range(2))  # logits after a token, or at first
+# logits after each token, and at the start
+TARGET, DRAFTER = (torch.randn(V + 1, V, generator=RANDOM) * 1.5 for _ in range(2))
 HOT = Sampling(temperature=1.0)
 SAMPLINGS = {
     "plain": HOT,
     "top-k and penalties": Sampling(temperature=1.3, top_k=3, frequency_penalty=0.7, repetition_penalty=1.2),
     "nucleus": Sampling(temperature=0.9, top_p=0.85, logit_bias={1: 0.5}),
 }
-CRITICAL = 103.4  # of chi-square with 63 degrees of freedom, passed once in a thousand times
+CRITICAL = 103.4  # chi-square with 63 degrees of freedom exceeds it with probability 0.001
 
 
 def after(table: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
@@ -42,7 +43,7 @@ def distribution(table: Tensor, texts: Sequence[Sequence[int]], s: Sampling) -> 
 
 
 def proposals(requests: Sequence[Request], kind: str) -> list[Proposal]:
-    """Proposals of 0, 1 or 2 tokens: drawn from the drafter with the random numbers of the model, or any."""
+    """Proposals of 0, 1 or 2 tokens: drawn from the drafter with the model's random numbers, or arbitrary."""
     texts = [r.prompt + r.tokens for r in requests]
     rooms = [min(AHEAD, LONG - 1 - len(r.tokens), r.seed % 3) if kind != "none" else 0 for r in requests]
     if kind != "drawn":
@@ -73,11 +74,12 @@ def sample(s: Sampling, kind: str) -> list[tuple[int, ...]]:
 
 
 def assert_follows_the_model(name: str, kind: str) -> None:
-    """The tokens have the frequencies that an enumeration of all sequences gives, and equal those of plain decoding."""
+    """The tokens have the expected frequencies from an enumeration of all sequences, and equal those of plain
+    decoding."""
     s = SAMPLINGS[name]
     found = sample(s, kind)
     equal = found == sample(s, "none")
-    assert equal  # thousands of tuples, whose difference would be unreadable
+    assert equal  # compared beforehand, since a diff of thousands of tuples would be unreadable
     counts, chi = Counter(found), 0.0
     for sequence in itertools.product(range(V), repeat=LONG):
         p, text = 1.0, [0]
@@ -159,7 +161,7 @@ def test_engine_times_its_steps_with_and_without_proposals() -> None:
     request = engine.add(Request([1, 2, 3, 1, 2], Sampling(temperature=0), 7))
     list(engine.run())
     found = engine.times
-    assert found.steps + found.plain_steps + 1 == request.steps  # the first token comes with the prompt
+    assert found.steps + found.plain_steps + 1 == request.steps  # the prefill gives the first token
     assert found.steps > 0
     assert 0 < found.drafting < found.seconds
     assert found.tokens_per_row >= found.steps

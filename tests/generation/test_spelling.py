@@ -1,4 +1,4 @@
-"""A constrained answer is one that the tokens can spell, or it is refused before its first token."""
+"""A constrained answer can be spelled with the model's tokens, or the request is refused before its first token."""
 
 import json
 import re
@@ -39,7 +39,8 @@ SMALL, LARGE = list(VOCABULARIES)[:5], list(VOCABULARIES)[5:]
 
 @cache
 def tokenizer(name: str) -> Tokenizer:
-    """A tokenizer with an end token and these tokens, which spell only texts made of them."""
+    """A tokenizer with an end token and the tokens of a vocabulary in VOCABULARIES; it can spell only texts made of
+    them."""
     pieces = VOCABULARIES[name]
     if "bytes" in name:
         symbol = {byte: c for c, byte in BYTE_OF.items()}
@@ -148,7 +149,7 @@ def spells(name: str, text: bytes) -> bool:
 
 @cache
 def spelled(name: str) -> list[str]:
-    """The texts of at most five characters."""
+    """The texts of at most five characters that the vocabulary can spell."""
     texts = ("".join(letters) for size in range(6) for letters in product("abcéè", repeat=size))
     return [text for text in texts if spells(name, text.encode())]
 
@@ -162,7 +163,7 @@ def next_tokens(name: str, language: Sequence[str], said: bytes) -> set[int]:
 
 
 def can_end(name: str, state: TextConstraint) -> bool:
-    """Whether an answer ends after some of the tokens that are allowed."""
+    """Whether some sequence of allowed tokens ends the answer."""
     states = [state]
     for state in islice(states, 1000):
         for token in state.allowed().nonzero().flatten().tolist():
@@ -179,18 +180,18 @@ PATTERN = st.recursive(
         | st.lists(inner, min_size=1, max_size=3).map("".join)
         | st.lists(inner, min_size=2, max_size=3).map(lambda parts: f"({'|'.join(parts)})")
     ),
-    max_leaves=5,  # the shortest text of a language has at most as many characters
+    max_leaves=5,  # the shortest matching text then has at most 5 characters
 )
 
 
 EXPRESSIONS = given(pattern=PATTERN, name=st.sampled_from(SMALL), choices=st.lists(st.integers(0, 9), max_size=5))
 UNMET = "regex cannot be met: the tokens of this model cannot spell '"
-FAILS = "regex cannot be used: llguidance fails on it"  # the library panics for one in a thousand
+FAILS = "regex cannot be used: llguidance fails on it"  # the library panics for one pattern in a thousand
 COUNTS = pytest.mark.parametrize("count", [100, pytest.param(3_000, marks=pytest.mark.long)])
 
 
 def formed(name: str, pattern: str) -> TextConstraint | str:
-    """The state before the first token, or the sentence that refuses the pattern."""
+    """The state before the first token, or the message that refuses the pattern."""
     try:
         return form(name, regex=pattern)
     except UserError as error:
@@ -205,7 +206,8 @@ def test_expressions_are_met_or_refused_at_once(count: int) -> None:
         language = [text for text in spelled(name) if re.fullmatch(pattern, text)]
         state, said = formed(name, pattern), b""
         if isinstance(state, str):
-            assert FAILS in state or (UNMET in state and not language)  # which has the texts of a few characters
+            # `language` has the texts of at most 5 characters
+            assert FAILS in state or (UNMET in state and not language)
             return
         for choice in choices:
             allowed = state.allowed().nonzero().flatten().tolist()
@@ -220,7 +222,7 @@ def test_expressions_are_met_or_refused_at_once(count: int) -> None:
     check()
 
 
-Value = tuple[dict[str, Any], list[str]]  # a schema, and some texts that conform to it
+Value = tuple[dict[str, Any], list[str]]  # a schema, and texts that conform to it
 
 
 def array(item: Value, least: int) -> Value:

@@ -1,4 +1,4 @@
-"""Prefixes of models with recurrent layers: shared where a snapshot of the states was taken, and only there."""
+"""Prefixes of models with recurrent layers are shared only at positions where a snapshot of the states was taken."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -40,7 +40,7 @@ WITHOUT_WINDOWS = {
 
 
 def shared(engine: Engine, prompt: list[int], new: int = 3) -> int:
-    """How many tokens of a prompt were cached, once the answer has proved right."""
+    """Check the answer to a prompt, and return the number of its tokens that were cached."""
     request = engine.add(Request(prompt, GREEDY, new))
     engine.finish()
     assert request.error is None
@@ -51,20 +51,22 @@ def shared(engine: Engine, prompt: list[int], new: int = 3) -> int:
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("kind", "again", "longer"), [("paged", 8, 8), ("conversation", 11, 11)])
 def test_prompt_continues_from_the_end_of_an_earlier_one(name: str, kind: str, again: int, longer: int) -> None:
-    model = KINDS[name] if kind == "paged" else WITHOUT_WINDOWS[name]  # a layer with a window loses the keys behind it
+    # a windowed layer drops the keys outside its window
+    model = KINDS[name] if kind == "paged" else WITHOUT_WINDOWS[name]
     engine = Engine(model, cache=CACHES[kind](model), compile_after=None)
     assert shared(engine, TEXT) == 0
     assert shared(engine, TEXT) == again
     assert shared(engine, [*TEXT, 9, 7]) == longer
-    assert shared(engine, [*TEXT[:-1], 0]) == again  # an edit of the last turn
-    assert shared(engine, [*TEXT[:5], 0]) == 0  # the snapshots are behind it
+    assert shared(engine, [*TEXT[:-1], 0]) == again  # the last turn is edited
+    assert shared(engine, [*TEXT[:5], 0]) == 0  # all snapshots are after the common prefix
 
 
 def test_chat_continues_after_the_last_answer_in_another_engine() -> None:
     model, cache = MODELS["recurrent"], CACHES["conversation"](MODELS["recurrent"])
     first = Request(TEXT[:6], GREEDY, 4)
     run(model, [first], cache=cache)
-    assert shared(Engine(model, cache=cache), [*TEXT[:6], *first.tokens, 7, 8]) == 9  # the last token was not fed
+    # the last token was never computed by the model
+    assert shared(Engine(model, cache=cache), [*TEXT[:6], *first.tokens, 7, 8]) == 9
 
 
 def test_samples_of_one_prompt_read_it_once(monkeypatch: pytest.MonkeyPatch) -> None:

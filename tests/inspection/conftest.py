@@ -1,4 +1,4 @@
-"""A small model in fp64, shared by several test files, none of which changes it."""
+"""A small model in fp64, shared by several test files; no test changes it."""
 
 import pytest
 import torch

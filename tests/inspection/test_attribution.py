@@ -1,4 +1,4 @@
-"""Parts of a logit add up to it, and patches restore the share of a metric that is theirs."""
+"""The parts of a logit add up to it, and each patch restores its share of a metric."""
 
 import dataclasses
 from typing import Any
@@ -28,7 +28,8 @@ def test_parts_of_a_logit_add_up_to_it(name: str) -> None:
     for against in None, 7:
         found = logit_attribution(model, TOKENS, 5, target=2, against=against)
         assert found.logit == pytest.approx(float(wanted[2] - (0 if against is None else wanted[7])), abs=1e-9)
-        whole = isinstance(model.config.attention, AttentionAndMamba2)  # heads of two kinds: the layer counts as one
+        # two kinds of heads: the layer counts as one head
+        whole = isinstance(model.config.attention, AttentionAndMamba2)
         most = 1 if whole else max(part.heads(model.config).n_heads for part in each(model.config.attention))
         assert found.heads.shape == (model.config.n_layers, most)
     assert logit_attribution(model, TOKENS, 5).target == int(wanted.argmax())
@@ -61,7 +62,7 @@ def test_parts_that_do_not_add_up_to_the_logit_are_refused(dtype: torch.dtype) -
     model = decoder(DECODERS["gpt"], dtype)
     logit_attribution(model, TOKENS)
     with onward.edit(model, {"blocks.0.attn.heads.1": zero, "blocks.1.mlp.out": add(2.0, at=7)}):
-        logit_attribution(model, TOKENS)  # which the parts show
+        logit_attribution(model, TOKENS)  # the parts include these edits
     message = r"Cannot attribute the logit .*, because the contributions add up to .*: an edit, a hook"
     with (
         onward.edit(model, {"blocks.1.attn.out": add(torch.ones(16).cumsum(0))}),
@@ -127,7 +128,7 @@ def test_patching_is_the_share_of_the_metric_that_an_activation_restores(model: 
 
 
 def test_patching_takes_the_heads_of_an_attention_from_its_declaration(model: onward.Decoder) -> None:
-    """Every site with heads, by head: also one whose heads another attention declares in another number."""
+    """Patches every site that has heads, head by head, also if layers have different numbers of heads."""
     metric = logit_difference(2, 7)
     own = onward.Decoder(dataclasses.replace(model.config, n_heads=2, n_kv_heads=2, d_head=8)).double()
     mixed = onward.Decoder(model.config).double().eval()

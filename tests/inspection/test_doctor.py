@@ -1,4 +1,4 @@
-"""The doctor finds each planted bug by its check, and nothing in healthy models."""
+"""The doctor finds each planted bug with the right check, and reports nothing for healthy models."""
 
 import re
 from collections.abc import Callable
@@ -84,7 +84,7 @@ def test_cheap_half_names_a_bug_before_the_first_step_only() -> None:
 
 
 def before_training(model: nn.Module, step: int = 0) -> list[str]:
-    """The doctor's output of `onward train` for a model."""
+    """The doctor's messages in `onward train` for a model."""
     said: list[str] = []
     run: Any = SimpleNamespace(config=None, model=model, step=step, fresh=True, processes=Processes())
     examine_run(run, lambda sentence: said.append(str(sentence)))

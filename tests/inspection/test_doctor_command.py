@@ -1,4 +1,4 @@
-"""onward doctor: its targets, its refusals, and its output."""
+"""onward doctor: its targets, its error messages, and its output."""
 
 import importlib
 import json
@@ -21,7 +21,7 @@ from support.planted import EXAMPLE, GPT, model_of
 
 # ---------------------------------------------------------------- the command
 
-WRONG: dict[str, tuple[str, str]] = {  # the target and its options, and the sentence
+WRONG: dict[str, tuple[str, str]] = {  # target and options, expected message
     "no file": ("nowhere.py:GPT", "there is no file nowhere.py"),
     "no module": ("nowhere:GPT", "Cannot import nowhere"),
     "no such class": ("FILE:GTP", "Cannot find 'GTP', which the target names, in .*: choose from .*Raises"),

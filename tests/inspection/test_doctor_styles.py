@@ -1,4 +1,4 @@
-"""The doctor finds mutants of ten styles of decoders, and alarms on none of the unusual ones that are right."""
+"""The doctor finds mutants of ten styles of decoders, and raises no alarm for unusual but correct decoders."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ from support.mutants import KINDS, MUTANTS
 from support.planted import failures
 from support.styles import STYLES, made, mutant
 
-FOUND = 0.95  # the least share of the mutants
+FOUND = 0.95  # minimum share of mutants to find
 FIRST = [next((style, kind) for style in styles) for kind, styles in KINDS.items()]
 QUICK = ["config_class", "model_output", "width 4", "context 6", "sinks", "one block, used twice", "no positions"]
 QUICK += ["several exits", "branches that begin at zero", "rotation that decays", "linear_bias in bf16", "scan"]
@@ -66,7 +66,8 @@ def test_overfit_of_a_narrow_model_names_its_steps_and_width() -> None:
 
 
 def test_shared_blocks_are_noted_and_not_failed() -> None:
-    """One block in all layers is right in a Universal Transformer and a mistake elsewhere: the code looks the same."""
+    """Sharing one block among all layers is correct in a Universal Transformer but a mistake elsewhere; the code looks
+    the same."""
     [found] = doctor(CORRECT["one block in all layers of a list"](), fresh=True, checks=["shared"])
     assert found.status == "noted"
     assert "layers.0 and layers.1 are one module" in found.what
@@ -135,7 +136,7 @@ def padded(ignored: int) -> list[tuple[Tensor, Tensor]]:
 
 
 RANDOM = [700, 3100, 40, 2500, 1800, 900, 2960, 400]
-BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {  # the given facts, the check, and its status
+BATCHES: dict[str, tuple[dict[str, Any], str, str]] = {  # given facts, check, expected status
     "shuffled windows": ({"batches": windows(RANDOM)}, "order", "ok"),
     "windows in the order of the text": ({"batches": windows([*range(0, 128, 16)])}, "order", "failed"),
     "windows that slide by one token": ({"batches": windows([*range(8)])}, "order", "failed"),
@@ -169,7 +170,7 @@ def test_padding_that_the_loss_leaves_out_is_right() -> None:
 
 
 def loop(model: nn.Module, change: str = "") -> None:
-    """A loop of training without end, with a mistake."""
+    """An endless training loop with a mistake."""
     params = [*model.parameters()]
     optimizer = torch.optim.AdamW(params[2:] if change == "left out" else params, 0.0 if change == "rate" else 1e-3)
     model.train(change != "eval")

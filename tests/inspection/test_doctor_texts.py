@@ -1,4 +1,4 @@
-"""The doctor examines tokenizers, chat templates and texts to train on."""
+"""The doctor checks tokenizers, chat templates and training texts."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-TEMPLATES = {  # a template, and the finding
+TEMPLATES = {  # a template, and the expected finding
     "right": (TEMPLATE, ""),
     "another prompt": (TEMPLATE.replace("%}<|assistant|>{% endif", "%}Assistant:{% endif"), "in a finished one"),
     "no end": (TEMPLATE.replace("{{ eos_token }}", ""), "never closes the assistant's turn"),
@@ -46,11 +46,9 @@ def test_tokenizer_with_more_ids_than_the_model_is_found() -> None:
 
 
 IDS = np.random.default_rng(0).integers(1, 400, 6000).astype(np.uint16)
-ENDED = np.where(np.arange(6000) % 100 == 99, 0, IDS).astype(
-    np.uint16
-)  # documents of 100 tokens, the last of which is 0
+ENDED = np.where(np.arange(6000) % 100 == 99, 0, IDS).astype(np.uint16)  # documents of 100 tokens that end with token 0
 HUNDREDS = np.arange(100, 6001, 100)
-CORPORA = {  # a corpus, and the checks that fail
+CORPORA = {  # a corpus, and the checks that should fail
     "healthy": (Corpus(Tokens.of(ENDED, HUNDREDS), Tokens.of(IDS[::-1].copy()), (0,)), set()),
     "duplicates": (Corpus(Tokens.of(ENDED, HUNDREDS), Tokens.of(ENDED[1000:3000]), (0,)), {"duplicates"}),
     "documents that never end": (Corpus(Tokens.of(IDS, HUNDREDS), None, (0,)), {"documents end"}),

@@ -1,4 +1,4 @@
-"""Lenses and sparse autoencoders: read, fitted to a model, and edited."""
+"""Lenses and sparse autoencoders: applied to a model, trained on its activations, and used in edits."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_logit_lens_reads_every_residual_stream_through_norm_and_head(name: str)
 
 
 def trained(module: torch.nn.Module, loss: Any, model: onward.Decoder, steps: int = 40) -> tuple[float, float]:
-    """The loss before and after some steps on windows of a text."""
+    """The first and the last loss of a training on windows of a text."""
     text = Tokens.of(token_ids(model.config, 1, 200)[0].numpy())
     losses = [step.loss for step in fit(module, loss, windows_of(model, text), steps=steps, rate=1e-2)]
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
@@ -86,7 +86,7 @@ def test_directions_of_features_keep_length_1_and_peaks_can_be_compared() -> Non
     model, name = decoder(DECODERS["llama"]), "blocks.0.mlp.out"
     autoencoder, loss = autoencoder_of(model, name, features=32, active=4), ReconstructionLoss(model, name)
     text = windows_of(model, Tokens.of(token_ids(model.config, 1, 200)[0].numpy()))
-    optimizer = torch.optim.Adam(autoencoder.parameters(), lr=0.1)  # a loop of the user's own
+    optimizer = torch.optim.Adam(autoencoder.parameters(), lr=0.1)  # a custom training loop
     for first in range(5):
         optimizer.zero_grad()
         loss(autoencoder, text.read([first]))[0].backward()

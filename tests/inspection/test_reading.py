@@ -1,4 +1,4 @@
-"""Readings of tokens, heads, units and weights follow their definitions."""
+"""Statistics of tokens, heads, units and weights follow their definitions."""
 
 import math
 
@@ -53,7 +53,7 @@ def test_token_statistics_follow_their_definitions(model: onward.Decoder) -> Non
 
 
 def test_loss_by_position_is_the_mean_over_windows_also_beyond_the_context(model: onward.Decoder) -> None:
-    windows = token_ids(model.config, 5, 21)  # the context is 12
+    windows = token_ids(model.config, 5, 21)  # the context length is 12
     found = loss_by_position(model, windows.split(2))
     with torch.no_grad():
         wanted = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten(), reduction="none")
@@ -96,7 +96,7 @@ def test_a_head_that_attends_as_a_role_says_has_that_role_alone(model: onward.De
 def test_rare_words_first_tokens_and_labeled_pairs_have_their_scores(model: onward.Decoder) -> None:
     text = [1, 2, 1, 1, 1, 1, 1, 1]
     rare = torch.zeros(8, 8)
-    rare[0, 0] = rare[1:, 1] = 1  # attends to the only token 2
+    rare[0, 0] = rare[1:, 1] = 1  # attends to the only occurrence of token 2
     with onward.edit(model, {"blocks.0.attn.weights.1": rare}):
         found = head_roles(model, text, pairs={"object": [(3, 1), (5, 1)], "none": [(3, 0)]}, length=4)
     assert found.scores["rare"][0].argmax() == 1

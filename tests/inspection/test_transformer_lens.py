@@ -1,4 +1,4 @@
-"""Agreement with TransformerLens 2 on a small GPT-2, where it is installed."""
+"""Agreement with TransformerLens 2 on a small GPT-2, if the library is installed."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from support.decoders import DECODERS, assert_close, decoder
 
 lens = pytest.importorskip("transformer_lens", reason="pip install 'transformer-lens<3' to compare with it")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6]
-NAMES = {  # theirs -> ours, in each block
+NAMES = {  # TransformerLens's name: Onward's name in each block
     "hook_resid_pre": "in",
     "hook_resid_mid": "mid",
     "hook_resid_post": "out",
@@ -86,7 +86,7 @@ def test_activations_lens_and_attribution_agree() -> None:
     for layer in range(model.config.n_layers):
         for theirs, ours in NAMES.items():
             assert_close(t[f"blocks.{layer}.{ours}"], cache[f"blocks.{layer}.{theirs}"], 1e-4)
-        seen = torch.ones(8, 8).tril().bool()  # theirs are masked by -1e9 or so
+        seen = torch.ones(8, 8).tril().bool()  # TransformerLens masks scores with a large negative number
         scores, wanted = t[f"blocks.{layer}.attn.masked_scores"], cache[f"blocks.{layer}.attn.hook_attn_scores"]
         assert_close(scores[..., seen], wanted[..., seen], 1e-4)
     streams, _ = cache.accumulated_resid(layer=-1, apply_ln=False, return_labels=True)
@@ -98,6 +98,7 @@ def test_activations_lens_and_attribution_agree() -> None:
     parts = logit_attribution(model, TOKENS, -1, target=5)
     direction = hooked.W_U[:, 5]
     heads = cache.stack_head_results(layer=-1, pos_slice=-1)
-    scaled = cache.apply_ln_to_stack(heads, layer=-1, pos_slice=-1)  # divides by the scale, without the weight
+    # divides by the norm's scale, without multiplying by its weight
+    scaled = cache.apply_ln_to_stack(heads, layer=-1, pos_slice=-1)
     wanted = (scaled[:, 0] * hooked.ln_final.w) @ direction
     assert_close(parts.heads.flatten(), wanted, 1e-4)

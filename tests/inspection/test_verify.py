@@ -1,4 +1,4 @@
-"""onward verify: the guarantees hold for models, and each check can fail."""
+"""onward verify: the guarantees are satisfied by models, and each check can fail."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""A machine that lacks a requirement keeps plain steps, with a warning; defects of the compiler are raised."""
+"""A machine that lacks a requirement uses plain steps, with a warning; compiler bugs raise errors."""
 
 import platform
 import re
@@ -30,7 +30,7 @@ CACHED = unavailable, operations.product_kernel
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """The cached state of the compiler is cleared before and after each test."""
+    """Clear the cached state of the compiler before and after each test."""
     for function in CACHED:
         function.cache_clear()
     yield
@@ -109,7 +109,7 @@ def test_this_machine_lacks_nothing() -> None:
     assert lacking() == ""
 
 
-MUTANTS: dict[str, tuple[object, str, Callable[..., object], Callable[[], None]]] = {  # by the kernel that is wrong
+MUTANTS: dict[str, tuple[object, str, Callable[..., object], Callable[[], None]]] = {  # by name of the faulty kernel
     "products with float32 in float32": (
         units.Unit,
         "add",
@@ -192,7 +192,7 @@ def test_code_that_llvm_refuses_is_raised(monkeypatch: pytest.MonkeyPatch) -> No
         return code.intrinsic(f"llvm.fabs.{'v16f32' if x.type == FLOATS else 'f32'}", x.type, [x, x])
 
     monkeypatch.setitem(lowering.OPERATIONS, "silu", elementwise.unary(of_intrinsic))
-    monkeypatch.setattr(linking, "KERNELS", {})  # those of other tests
+    monkeypatch.setattr(linking, "KERNELS", {})  # hide kernels of other tests
     with pytest.raises(RuntimeError, match="incorrect argument type"):
         generated(Decoder(DECODERS["llama"]).eval(), 2)
 

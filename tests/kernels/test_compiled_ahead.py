@@ -1,4 +1,5 @@
-"""Steps compiled before the first token give the tokens of plain steps, and so do machines that cannot compile them."""
+"""Steps compiled before the first token give the same tokens as plain steps, also on machines that cannot compile
+them."""
 
 import pwd
 import subprocess
@@ -49,10 +50,11 @@ def test_compile_says_how_long_it_took_or_why_steps_stay_plain(
 
 def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])  # as for a container's user without a name
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: {}[uid])  # as for a user without a name in a container
 
 
-HOMES: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], int]] = {  # and the number of warnings
+# change of the environment, expected number of warnings
+HOMES: dict[str, tuple[Callable[[pytest.MonkeyPatch], object], int]] = {
     "none": (no_home, 0),
     "no folder": (lambda monkeypatch: monkeypatch.setenv("HOME", "/dev/null"), 1),
     "relative": (lambda monkeypatch: monkeypatch.setenv("HOME", "home"), 0),

@@ -16,12 +16,12 @@ from onward.model import GatedFeedForwardModule, RMSNormModule
 
 from support.decoders import DECODERS
 
-DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # the bound of relative differences: a unit in the last place
+DTYPES = {torch.float32: 1e-6, torch.bfloat16: 2**-8}  # maximum relative difference: one unit in the last place
 
 
 @contextmanager
 def kernels(used: bool) -> Iterator[None]:
-    """A context in which kernels are used for tensors of any size, or never."""
+    """Context manager: uses kernels for tensors of any size if `used`, else never."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operations, "COMPILED_AFTER", 0)
         patch.setattr(operations, "MIN_PARALLEL", 1 if used else 1 << 60)
@@ -34,7 +34,8 @@ def assert_near(got: Tensor, wanted: Tensor, bound: float) -> None:
 
 
 def assert_kernels_change_nothing(function: Callable[[Tensor], Tensor], x: Tensor, bound: float, *weights: Tensor):
-    """Neither the result with and without gradients, nor the gradients of x and of weights."""
+    """Check that the result, with and without gradients, and the gradients of x and of weights are the same with
+    kernels."""
     found: list[list[Tensor]] = []
     for used in False, True:
         leaves = [x.detach().clone().requires_grad_(), *weights]

@@ -1,4 +1,4 @@
-"""Machine code of decoding steps is kept for the next start, executed only where no other user can have written it, and
+"""Machine code of decoding steps is kept for the next start, executed only if no other user can have written it, and
 compiled again if LLVM cannot load it."""
 
 import ctypes
@@ -35,7 +35,7 @@ Doubled = arguments("Doubled", "source", "target")
 
 
 def multiplying(factor: int, name: str = "kernel") -> ir.Module:
-    """A kernel that writes its argument times a factor."""
+    """A kernel that writes its argument multiplied by a factor."""
     module = ir.Module()
 
     def emit(code, given, first, end) -> None:
@@ -46,7 +46,7 @@ def multiplying(factor: int, name: str = "kernel") -> ir.Module:
 
 
 def doubled(folder: Path, number: int) -> int:
-    """Twice a number, by a kernel that is kept in a folder; another number where code has been planted there."""
+    """Twice a number, computed by a kernel that is kept in a folder; another number if planted code was executed."""
     engine = load(multiplying(2), folder=folder)
     x, y = ctypes.c_int64(number), ctypes.c_int64()
     given = Doubled(source=ctypes.addressof(x), target=ctypes.addressof(y), items=1, threads=1)
@@ -56,7 +56,7 @@ def doubled(folder: Path, number: int) -> int:
 
 @contextmanager
 def warned_at_most_once(reason: str = "") -> Iterator[None]:
-    """One warning for this reason; none without a reason."""
+    """Check that there is one warning for this reason; none without a reason."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -67,7 +67,7 @@ def warned_at_most_once(reason: str = "") -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory) -> tuple[str, bytes]:
-    """The name of the file of `doubled`, and code that triples instead."""
+    """The name of the file that `doubled` loads, and machine code that triples instead."""
     one, other = (tmp_path_factory.mktemp(name) for name in ("double", "triple"))
     load(multiplying(2), folder=one)
     load(multiplying(3), folder=other)
@@ -83,7 +83,7 @@ def plant(folder: Path, planted: tuple[str, bytes]) -> Path:
 
 
 def of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give a path to another user, or, where only root could, be another user."""
+    """Make a path belong to another user: change its owner as root, else pretend to be another user."""
     if user := os.geteuid():
         monkeypatch.setattr(os, "geteuid", lambda: user + 1)
     else:
@@ -91,7 +91,7 @@ def of_another(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def moved(path: Path) -> None:
-    """A symlink to a path that is safe itself."""
+    """Replace a path with a symlink to a safe path."""
     target = path.with_name(path.name + ".elsewhere")
     path.rename(target)
     path.symlink_to(target)
@@ -131,7 +131,7 @@ def test_a_file_that_others_could_have_written_is_compiled_and_replaced(
     name: str, tmp_path: Path, planted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = plant(tmp_path, planted)
-    if name == "another owner" and os.geteuid():  # where the folder would be refused before
+    if name == "another owner" and os.geteuid():  # otherwise the folder would be refused first
         monkeypatch.setattr(kept, "private_folder", lambda folder: folder)
     FILES[name](path, monkeypatch)
     with warned_at_most_once():
@@ -199,7 +199,7 @@ def test_a_relative_folder_is_made_absolute(tmp_path: Path, monkeypatch: pytest.
 
 
 def malformed(code: bytes) -> dict[str, bytes]:
-    """Code that LLVM cannot load."""
+    """Variants of the code that LLVM cannot load."""
     return {
         "nothing": b"",
         "text": b"no machine code" * 10,
@@ -283,11 +283,11 @@ def test_a_folder_in_place_of_the_file_is_one_warning(tmp_path: Path, planted) -
 
 
 def test_a_folder_that_cannot_be_written_is_one_warning() -> None:
-    folder = Path(tempfile.mkdtemp())  # whose parents any user may enter, other than those of tmp_path
+    folder = Path(tempfile.mkdtemp())  # any user may enter its parents, unlike those of tmp_path
     user = os.geteuid()
     try:
         folder.chmod(0o500)
-        if user == 0:  # who may write anywhere
+        if user == 0:  # root may write anywhere
             os.chown(folder, NOBODY, NOBODY)
             os.seteuid(NOBODY)
         with warned_at_most_once("Permission denied"):

@@ -1,4 +1,4 @@
-"""Kernels read the arguments that their callers set by name or by position."""
+"""Kernels read the arguments that their callers set, by name or by position."""
 
 from typing import Any
 

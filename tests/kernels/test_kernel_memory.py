@@ -1,4 +1,4 @@
-"""Kernels stay within the memory of their operands, whatever the default dtype and the number of threads are."""
+"""Kernels stay within the memory of their operands, whatever the default dtype and the number of threads."""
 
 import ast
 import math
@@ -68,7 +68,7 @@ def test_kernel_does_not_depend_on_the_default_dtype(name: str) -> None:
 
 @pytest.fixture
 def threads() -> Iterator[Callable[[int], None]]:
-    """Sets the number of PyTorch's threads, which is restored."""
+    """Sets the number of PyTorch's threads; restores it after the test."""
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
@@ -83,7 +83,8 @@ def test_kernel_with_several_threads_stays_between_guard_pages(name: str, thread
 @torch.no_grad()
 def test_program_follows_the_number_of_threads(threads: Callable[[int], None]) -> None:
     torch.manual_seed(0)
-    config = replace(DECODERS["llama"], d_model=520, n_heads=8, n_kv_heads=8, d_head=64)  # enough for several threads
+    # large enough for several threads
+    config = replace(DECODERS["llama"], d_model=520, n_heads=8, n_kv_heads=8, d_head=64)
     with kernels_used("end") as memory:
         model = Decoder(config).eval()
         caches = [memory.cache(KVCache(config, 2, 12)) for _ in range(2)]
@@ -101,7 +102,7 @@ def test_program_follows_the_number_of_threads(threads: Callable[[int], None]) -
             assert program.binding.scratch.size(0) == count
 
         def elsewhere() -> None:
-            torch.set_num_threads(2)  # of this Python thread
+            torch.set_num_threads(2)  # applies only to this Python thread
             with torch.no_grad():
                 assert_step_equals(5)
 
@@ -177,7 +178,7 @@ FORMS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def nearly(*shapes: tuple[int, ...]) -> Iterator[list[Tensor]]:
-    """Operands of these shapes, one of which is in another form."""
+    """Operands of these shapes, with one operand changed to another form."""
     for dtype, changed, form in product(DTYPES, range(len(shapes)), FORMS.values()):
         operands = [torch.randn(*shape).to(dtype) for shape in shapes]
         operands[changed] = form(operands[changed])
@@ -280,7 +281,7 @@ def test_program_reads_no_row_that_an_embedding_lacks() -> None:
 
 
 SOURCE = Path(onward.__file__).parent
-IDENTITY = {  # files that compare the addresses of tensors, and read nothing there
+IDENTITY = {  # files that compare the addresses of tensors but do not read memory
     "checkpoint/names.py",
     "checkpoint/peft/adapted_weights.py",
     "generation/cache/prefix_files.py",
@@ -300,7 +301,7 @@ def attributes(tree: ast.AST) -> set[str]:
 
 
 def test_one_file_takes_addresses_and_allocates_what_kernels_write() -> None:
-    """llama.cpp, whose library is a reference of `onward verify`, is given memory of its own."""
+    """Excludes llama.cpp, a reference of `onward verify`, whose library gets separate memory."""
     taking, allocating = set(), set()
     for path in SOURCE.rglob("*.py"):
         name, tree = str(path.relative_to(SOURCE)), ast.parse(path.read_text(encoding="utf-8"))
@@ -320,7 +321,7 @@ EXTREMES = 0.0, -0.0, 1e-42, -1e-30, 3e-5, 1.0, -7.5, 80.0, -100.0, 3e4, -1e30, 
 
 
 def extreme_rows(*values: float, width: int = 37) -> Iterator[Tensor]:
-    """Rows of small numbers with each of the values at the first, an inner and the last place."""
+    """Rows of small numbers with each of the values at the first, an inner and the last position."""
     for value, place in product(values, (0, 17, width - 1)):
         row = torch.linspace(-1, 1, width)
         row[place] = value
@@ -328,7 +329,7 @@ def extreme_rows(*values: float, width: int = 37) -> Iterator[Tensor]:
 
 
 def assert_same_numbers(function: Callable[..., Sequence[Tensor]], *arguments: Any) -> None:
-    """The kernel has PyTorch's numbers, infinite and NaN ones too."""
+    """The kernel gives PyTorch's results, including infinite and NaN values."""
     found = []
     for watched in True, False:
         with kernels_used(), Plain() if watched else nullcontext():
@@ -371,7 +372,8 @@ def test_extreme_queries_and_values_have_the_attention_of_pytorch() -> None:
 
 
 def test_extreme_logits_draw_the_tokens_of_pytorch() -> None:
-    for value in (each for each in EXTREMES if each != 3e38):  # divided by a temperature it is infinite in PyTorch
+    # becomes infinite in PyTorch when divided by a temperature
+    for value in (each for each in EXTREMES if each != 3e38):
         rows = list(extreme_rows(value))
         requests = [Request([1], Sampling(temperature=t), 5, seed=i) for i, t in enumerate((0, 0.5, 3))]
         sampler, plain = Sampler(), Sampler()

@@ -34,7 +34,7 @@ DTYPES = "float32", "bfloat16"
 NORM = fused.NormForm(72, "bfloat16", "bfloat16", "bfloat16", 1e-5, 0.0)
 WINDOWS = causal.Causal(4, 2, 32, "bfloat16", 0.2)
 SCORES = cached_attention.ScoreOptions(window=7, chunked=False, scale=0.2, softcap=30.0, sinks=True, slopes=True)
-KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their caches, and their arguments
+KERNELS: list[tuple[Any, ...]] = [  # functions that compile a kernel, with their arguments
     *((products.products, dtype, dtype, True) for dtype in DTYPES),
     *((products.products, form, dtype, True) for form in ("int8", "int4") for dtype in DTYPES),
     *(
@@ -58,7 +58,7 @@ KERNELS: list[tuple[Any, ...]] = [  # functions that compile one, without their 
 
 
 class Emitted:
-    """Takes the place of `compiler.load`: compiles modules for another processor, and keeps the size of their code."""
+    """Replaces `compiler.load`: compiles modules for another processor, and records the size of their code."""
 
     def __init__(self, processor: str) -> None:
         llvm.initialize_all_targets()
@@ -111,7 +111,7 @@ def test_every_kernel_is_valid_code_for_other_processors(processor: str, number:
     ],
 )
 def test_products_on_arm_compute_in_neon_registers(processor: str, dtype: str, used: str, emitted_for) -> None:
-    """Also on a CPU with SVE, whose registers would be named z."""
+    """Also on a CPU with SVE, whose registers have names with z."""
     module, load = ir.Module(), emitted_for(processor)
     compiler.add_kernel(module, "kernel", products.ProductArguments, products.emit(dtype, dtype, False))
     code = load.target.emit_assembly(load.optimized(module))
@@ -142,7 +142,7 @@ def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], e
     cache = kind(model.config, 1, 24, dtype=model.dtype, **({"blocks": 8} if kind is PagedKVCache else {}))
     load: Emitted | None = None
     try:
-        recording = record_step(partial(decoding_step, model), cache, (1, 1))  # runs kernels of this processor
+        recording = record_step(partial(decoding_step, model), cache, (1, 1))  # runs kernels for this processor
         load = emitted_for("aarch64")
         Program(recording, cache, list(model.parameters()))
     except NotCompilable:
@@ -152,7 +152,7 @@ def test_compiled_steps_are_valid_code_for_aarch64(step: tuple[str, str, Any], e
 
 
 def test_kernels_of_this_test_are_all_kernels() -> None:
-    """Each function of the kernels' modules that compiles one is named above."""
+    """KERNELS lists every function of the kernel modules that compiles a kernel."""
     here = {kernel.__name__ for kernel, *_ in KERNELS}
     for module in cached_attention, causal, chosen, cross_entropy, draws, fused, products:
         cached = {name for name, value in vars(module).items() if hasattr(value, "__wrapped__")}

@@ -1,4 +1,4 @@
-"""The kernels of decoding equal their formulas in fp64, for odd sizes too, on this CPU and on one without AVX."""
+"""The kernels for decoding equal their formulas in fp64, also for odd sizes, on this CPU and on CPUs without AVX."""
 
 import pytest
 import torch
@@ -12,11 +12,11 @@ from onward.model import Linear
 PAIRS = [
     (w, d) for w in ("float32", "bfloat16", "int8", "int4") for d in ("float32", "bfloat16") if w in (d, "int8", "int4")
 ]
-BOUND = {"float32": 3e-7, "bfloat16": 2**-8}  # of the sum of the absolute products: the rounding of the result
+BOUND = {"float32": 3e-7, "bfloat16": 2**-8}  # rounding error of the result, relative to the sum of absolute products
 
 
 def random_weight(weight_format: str, outputs: int, inputs: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A weight in a format, its scales, and its numbers in fp64."""
+    """A weight in a format, its scales, and its values in fp64."""
     if weight_format in ("float32", "bfloat16"):
         weight = torch.randn(outputs, inputs, dtype=getattr(torch, weight_format))
         return weight, torch.empty(0), weight.double()
@@ -59,7 +59,7 @@ def test_products_of_many_rows_do_not_depend_on_other_rows_and_threads(weight_fo
         torch.randn(70, 288).bfloat16(),
         torch.randn(70).bfloat16(),
     )
-    for outputs in 32, 70:  # those of whole tiles of a matrix unit, and with a rest
+    for outputs in 32, 70:  # whole tiles of a matrix unit, and a partial tile
         weight, scales, exact = random_weight(weight_format, outputs, 288)
         wanted = x.double() @ exact.T + bias[:outputs].double()
         bound = BOUND["bfloat16"] * (x.double().abs() @ exact.abs().T + bias[:outputs].double().abs())
@@ -76,7 +76,7 @@ def test_products_of_many_rows_do_not_depend_on_other_rows_and_threads(weight_fo
 @pytest.mark.parametrize(("weight_format", "dtype"), PAIRS)
 def test_the_last_block_of_rows_may_have_fewer_than_a_tile(weight_format: str, dtype: str):
     torch.manual_seed(0)
-    inputs = BLOCK // TILE // 2  # with which a block has three tiles
+    inputs = BLOCK // TILE // 2  # a block then has three tiles
     kernel, x = products(weight_format, dtype, False), torch.randn(4 * TILE, inputs).to(getattr(torch, dtype))
     weight, scales, exact = random_weight(weight_format, 3 * TILE, inputs)
     bound = BOUND[dtype] * (x.double().abs() @ exact.abs().T)

@@ -1,4 +1,4 @@
-"""Kernels leave tensors and modes that they do not support to PyTorch."""
+"""Tensors and modes that kernels do not support are left to PyTorch."""
 
 from collections.abc import Callable
 

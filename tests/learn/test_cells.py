@@ -91,7 +91,7 @@ def test_an_error_that_the_page_does_not_show_is_raised() -> None:
 @pytest.mark.parametrize(
     ("shown", "got", "percent", "equal"),
     [
-        ("loss 1.234", "loss  1.235\n", 0.0, True),  # one unit of the last digit
+        ("loss 1.234", "loss  1.235\n", 0.0, True),  # differs by one unit in the last digit
         ("loss 1.234", "loss 1.236", 0.0, False),
         ("loss 1.00", "loss 1.04", 5.0, True),
         ("loss 1.00", "loss 1.07", 5.0, False),
@@ -103,7 +103,7 @@ def test_an_error_that_the_page_does_not_show_is_raised() -> None:
         ("1.0e-07", "2.0e-07", 0.0, False),
         ("loss 1.0", "gain 1.0", 1.0, False),
         ("a 1", "a 1 2", 1.0, False),
-        ("−1.5", "-1.5", 0.0, True),  # two ways to write a minus
+        ("−1.5", "-1.5", 0.0, True),  # two characters for a minus sign
     ],
 )
 def test_numbers_may_differ_by_the_tolerance_of_the_block(shown: str, got: str, percent: float, equal: bool) -> None:

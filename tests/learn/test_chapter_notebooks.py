@@ -1,4 +1,4 @@
-"""Chapters as notebooks: each has the code, outputs and pictures of its page, and runs."""
+"""Chapters as notebooks: each notebook has the code, outputs and pictures of its page, and can be executed."""
 
 import os
 import re
@@ -12,12 +12,12 @@ from onward.learn.cells import cells, difference
 from onward.learn.chapters import Chapter, chapters
 from onward.learn.notebook import notebook
 
-EXECUTED = (4,)  # by `make test`
+EXECUTED = (4,)  # chapters executed by `make test`
 PICTURES = re.compile(r"^!\[.+\]\((.+)\)$", re.MULTILINE)
 
 
 def book_of(chapter: Chapter) -> Any:
-    """The notebook of a chapter, if it is valid."""
+    """The notebook of a chapter, after validation."""
     nbformat = pytest.importorskip("nbformat", reason="needs the package nbformat")
     book = nbformat.reads(notebook(chapter), as_version=4)
     nbformat.validate(book)
@@ -25,7 +25,7 @@ def book_of(chapter: Chapter) -> Any:
 
 
 def code_of(book: Any) -> tuple[list[Any], list[Any]]:
-    """The cells with the blocks of the page, and those with its pictures."""
+    """The cells with the code blocks of the page, and the cells with its pictures."""
     code = [cell for cell in book.cells if cell.cell_type == "code"]
     shows = [cell for cell in code if 'SVG("' in cell.source]
     return [cell for cell in code if cell not in shows], shows

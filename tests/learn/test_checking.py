@@ -1,4 +1,4 @@
-"""onward learn --check: a reader's file in a separate process, and exercises shown on request."""
+"""onward learn --check: runs a reader's file in a separate process, and shows exercises on request."""
 
 import json
 import re

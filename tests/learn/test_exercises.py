@@ -1,4 +1,4 @@
-"""Exercises of the course: answers pass, and each mistake is recognized as itself."""
+"""Exercises of the course: answers pass, and each typical mistake is recognized."""
 
 import re
 from itertools import islice

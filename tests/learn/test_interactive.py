@@ -1,4 +1,4 @@
-"""Interactive figures: moved from the keyboard in a browser, they show the numbers that Python computes."""
+"""Interactive figures: controlled with the keyboard in a browser, they show the numbers that Python computes."""
 
 import json
 import math
@@ -31,12 +31,12 @@ from onward.learn.web import web_page
 from onward.model.context import angles_at, rotary
 from onward.planning import REFIT, cache_bytes, weight_bytes
 
-NO_HEADING = {"page-has-heading-one": {"enabled": False}}  # the chapter around a figure has one
+NO_HEADING = {"page-has-heading-one": {"enabled": False}}  # the heading is in the chapter around a figure
 LETTERS = "abcdefghijklmnopqrstuvwxyz ."
 
 
 def writer() -> onward.LanguageModel:
-    """A model of letters whose logits differ a lot."""
+    """A character model whose logits differ a lot."""
     tokenizer = onward.train_tokenizer("char", [LETTERS])
     torch.manual_seed(0)
     model = onward.Decoder(onward.DecoderConfig(tokenizer.vocab_size, d_model=16, n_layers=1, n_heads=2)).eval()
@@ -46,7 +46,8 @@ def writer() -> onward.LanguageModel:
 
 @contextmanager
 def opened(browser: Any, figure: InteractiveFigure | str, scheme: str = "light", width: int = 1280) -> Iterator[Any]:
-    """Show a figure, or HTML of figures; afterwards there is no error, and the page fits the window."""
+    """Show a figure, or HTML of figures; afterwards check that there were no errors and that the page fits the
+    window."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900}, offline=True)
     page = context.new_page()
     page.set_default_timeout(10_000)
@@ -265,7 +266,7 @@ def test_cache_has_the_bytes_of_the_plan(browser: Any) -> None:
             assert shown() == in_units(cache_bytes(fewer, 8, 1024, dtype, quantized=quantized))
         cache = onward.KVCache(fewer, 8, 1024, chunk=0, quantized=True, device="meta", dtype=torch.bfloat16)
         assert shown() == in_units(cache.nbytes())
-        press(page, "heads", "ArrowLeft")  # 19 has no divisor near 5
+        press(page, "heads", "ArrowLeft")  # 19 has no divisors but 1 and 19
         assert "1 kv head ·" in page.locator(".summary").text_content()
 
 

@@ -1,4 +1,4 @@
-"""The Llama that chapter 12 writes from an empty file has the logits of a real trained model."""
+"""The Llama that chapter 12 builds from an empty file gives the logits of a real trained model."""
 
 from pathlib import Path
 

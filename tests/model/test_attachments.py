@@ -38,7 +38,7 @@ ORDERS = [[*WAYS], [*reversed(WAYS)], ["traces", "recomputation", "adapters", "q
 
 @pytest.fixture(autouse=True)
 def without_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compiled functions are the plain ones: the compiler takes seconds to import."""
+    """torch.compile returns the function unchanged, since importing the compiler takes seconds."""
     monkeypatch.setattr(torch, "compile", lambda function, **_: function)
 
 
@@ -62,7 +62,7 @@ def hooks(model: Decoder) -> list[list[str]]:
 
 
 def layers(model: Decoder) -> list[str]:
-    """The functions around the forward of the first block, from the outermost to the method of the class."""
+    """The functions that wrap the forward of the first block, from the outermost to the method of the class."""
     found, function = list[str](), model.blocks[0].forward
     while isinstance(function, partial):
         found.append(function.func.__qualname__)

@@ -1,4 +1,4 @@
-"""Attention equals a formula written in plain loops; positions follow the formulas of their papers."""
+"""Attention equals a formula written in plain loops; position encodings follow the formulas of their papers."""
 
 import math
 from typing import Any
@@ -19,17 +19,18 @@ from onward.model.reference import attention_weights
 from support.decoders import DECODERS, assert_close
 from support.devices import on_device
 
-POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])  # the second is packed
+POSITIONS = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])  # the second row is packed
 
-HORIZON = torch.tensor([[[10]]])  # no effect without a scaling
+HORIZON = torch.tensor([[[10]]])  # no effect without RoPE scaling
 
 
 def in_plain_loops(config: DecoderConfig, layer: int, q: Tensor, k: Tensor, sinks: list[float] | None) -> Tensor:
-    """The weights (B, H, T, S), one number after the other."""
+    """The attention weights (B, H, T, S), computed element by element."""
     attention: Any = at(config.attention, layer)
     position = at(config.position, layer)
     rows, tokens, heads, width = q.shape
-    powers = {3: [4, 8, 2], 6: [2, 4, 6, 8, 1, 3]}.get(heads)  # of 1/2, where the last of a power of two is 8
+    # ALiBi slopes as powers of 1/2; with a power of two of heads, the last is 8
+    powers = {3: [4, 8, 2], 6: [2, 4, 6, 8, 1, 3]}.get(heads)
     scale = 1 / math.sqrt(width) if attention.scale is None else attention.scale
     weights = torch.zeros(rows, heads, tokens, tokens, dtype=torch.float64)
     for b in range(rows):
@@ -37,7 +38,7 @@ def in_plain_loops(config: DecoderConfig, layer: int, q: Tensor, k: Tensor, sink
         for h in range(heads):
             keys = k[b, :, h * k.size(2) // heads]
             for i in range(tokens):
-                begin = max(j for j in range(i + 1) if where[j] == 0)  # of the document
+                begin = max(j for j in range(i + 1) if where[j] == 0)  # start of the document
                 if attention.window:
                     back = where[i] % attention.window if attention.chunked else attention.window - 1
                     begin = max(begin, i - back)

@@ -23,7 +23,8 @@ from support.decoders import DECODERS, assert_close
 from support.devices import device
 
 PACKED = torch.tensor([[0, 1, 2, 3, 4, 5, 6, 7, 8], [0, 1, 2, 3, 0, 1, 2, 0, 1]])
-BRANCHED = torch.tensor([[0, 1, 2, 3, 4, 2, 3, 3, 4], [0, 1, 2, 1, 0, 1, 2, 1, 2]])  # of prompts, several completions
+# rows with several completions of one prompt
+BRANCHED = torch.tensor([[0, 1, 2, 3, 4, 2, 3, 3, 4], [0, 1, 2, 1, 0, 1, 2, 1, 2]])
 LAYERS = [
     (name, layer)
     for name, config in DECODERS.items()
@@ -79,7 +80,7 @@ def test_part_of_the_queries_has_the_attention_of_the_whole(positions: Tensor | 
             assert_close(backend(q[:, 3:8], k[:, :8], v[:, :8], part(mask, 3, 8), scale=0.3), wanted, 1e-5)
 
 
-OPTIONS: Any = {"device": device(), "keep": 5}  # so that states can be rolled back
+OPTIONS: Any = {"device": device(), "keep": 5}  # `keep` allows states to be rolled back
 CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
     "contiguous": lambda config: CacheManager(KVCache(config, 2, 12, 5, **OPTIONS)),
     "growing": lambda config: CacheManager(KVCache(config, 2, 12, 5, step=3, **OPTIONS)),
@@ -91,12 +92,12 @@ CACHES: dict[str, Callable[[DecoderConfig], CacheManager]] = {
 def cached(
     manager: CacheManager, config: DecoderConfig, layer: int, dtype: torch.dtype = torch.float32
 ) -> tuple[AttentionContext, list[Any]]:
-    """The context of the last of three calls, and its queries and the entries of the cache."""
+    """The attention context of the last of three calls, with its queries and the entries of the cache."""
     q, *keys_values = (t.to(dtype) for t in vectors(config, 11, layer=layer))
     for start, end in (0, 4), (4, 9), (9, 11):
         for row in range(2):
             assert manager.reserve(row, start - row * (start > 0), end - row)
-        positions = torch.arange(start, end)[None] - torch.tensor([[0], [1]]) * (start > 0)  # row 1 lags behind
+        positions = torch.arange(start, end)[None] - torch.tensor([[0], [1]]) * (start > 0)  # row 1 is one token behind
         view = manager.cache.view(length=11)
         context = attention_contexts(config, torch.float32, positions, view, plain=False)[layer]
         k, v = (t[:, start:end] for t in keys_values)
@@ -148,7 +149,7 @@ def test_kernel_in_the_cache_equals_the_reference(
         y = backends.without_gathering(q, k, v, mask, **given)
         assert y is not None
         assert_close(y, reference(q, k, v, mask, **given), bound)
-        for limit in 0, 1 << 30:  # other biases, packed rows, and many keys, are left to other backends
+        for limit in 0, 1 << 30:  # other biases, packed rows and many keys are left to other backends
             monkeypatch.setattr(backends, "MAX_KEYS", limit)
             packed = attention_contexts(config, dtype, PACKED, None, plain=False)[0].mask
             biased = AttentionMask(torch.arange(9)[None], torch.arange(9)[None], plain=True, slopes=torch.ones(10))

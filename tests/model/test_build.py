@@ -1,4 +1,4 @@
-"""A part of one's own builds its module, and computes positions, by its own methods in place of Onward's."""
+"""A user-defined part builds its module and computes positions with its own methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -130,7 +130,7 @@ class OwnScaling(Scaling, kind="own_scaling", internal=True):
         return plain / 3
 
 
-EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # parts of one's own, and parts of Onward equal to them
+EQUAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # user-defined parts, and equal parts of Onward
     "block": ({"block": OwnBlock()}, {"block": PreNorm(residual_scale=0.5)}),
     "attention": ({"attention": OwnAttention()}, {"attention": SelfAttention(scale=0.125)}),
     "feed-forward": ({"mlp": OwnMLP()}, {"mlp": Plain("relu")}),
@@ -162,7 +162,7 @@ def test_own_part_equals_the_part_of_onward_that_it_repeats(name: str) -> None:
 
 
 class Bare:
-    """Parts without the methods that they need."""
+    """Parts that lack required methods."""
 
     @dataclass(frozen=True)
     class OfAttention(Attention, kind="bare", internal=True): ...

@@ -1,4 +1,4 @@
-"""The invariants of the cache."""
+"""Invariants of the KV cache."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_layers_have_length_or_window_plus_chunk_slots() -> None:
 
 WINDOWS = config(n_kv_heads=2, attention=(SelfAttention(window=3), SelfAttention()))  # 2 * 2 * 4 numbers per token
 LATENTS = config(attention=LatentAttention(d_latent=40, d_rope=6))  # 46 numbers per token
-MEMORY = {  # a cache and, for each layer, slots times bytes of an entry in each
+MEMORY = {  # a cache, and its size: rows times slots times bytes of an entry, summed over layers
     "windows": (
         lambda: KVCache(WINDOWS, 3, 12, 4, dtype=torch.bfloat16, device=device()),
         3 * (7 * 16 * 2 + 16 * 16 * 2),
@@ -42,7 +42,7 @@ MEMORY = {  # a cache and, for each layer, slots times bytes of an entry in each
         lambda: KVCache(LATENTS, 3, 12, 4, quantized=True, device=device()),
         2 * 3 * 16 * (46 + 2 * 4),
     ),
-    "paged": (  # and two blocks more: null and padding; the rows hold at most 3 * 5 blocks of the window
+    "paged": (  # two blocks more, null and padding; windows need at most 3 * 4 blocks
         lambda: PagedKVCache(WINDOWS, 3, 12, 4, blocks=19, block_size=2, dtype=torch.bfloat16, device=device()),
         (2 + 3 * 4) * 2 * 16 * 2 + (2 + 19) * 2 * 16 * 2,
     ),
@@ -75,7 +75,8 @@ def test_token_takes_2_layers_kv_heads_d_head_numbers() -> None:
 
 def test_growing_cache_gets_slots_in_steps() -> None:
     cache = KVCache(WINDOWS, ROWS, LENGTH, CHUNK, step=5, device=device())
-    wanted = {0: (5, 5), 4: (5, 5), 5: (7, 10), 9: (7, 10), 10: (7, 15), 3: (7, 15), 12: (7, 15)}  # one is for pads
+    # one slot is for padding
+    wanted = {0: (5, 5), 4: (5, 5), 5: (7, 10), 9: (7, 10), 10: (7, 15), 3: (7, 15), 12: (7, 15)}
     for end, slots in wanted.items():
         assert CacheManager(cache).reserve(0, max(0, end - 1), end)
         assert tuple(layer.slots for layer in cache.layers) == slots
@@ -119,11 +120,11 @@ MODELS = [decoder(DECODERS[name]) for name in ("gemma2", "alibi in windows", "ev
 def test_interleaved_chunks_and_roll_backs_equal_the_plain_run(model, data) -> None:  # type: ignore[no-untyped-def]
     cache = KVCache(model.config, ROWS, LENGTH, CHUNK, device=device())
     texts: list[list[int]] = [[] for _ in range(ROWS)]
-    furthest = [0] * ROWS  # the end of the slots ever written in each row, padding included
+    furthest = [0] * ROWS  # end of the slots written so far in each row, including padding
     for _ in range(data.draw(st.integers(1, 8), "calls")):
         fresh = []
         for row, text in enumerate(texts):
-            if data.draw(st.integers(0, 9)) == 0:  # the row goes to another request
+            if data.draw(st.integers(0, 9)) == 0:  # the row is used for another request
                 text.clear()
                 furthest[row] = 0
             else:  # rolled back by up to a chunk
@@ -180,4 +181,4 @@ def test_positions_beyond_the_learned_ones_are_a_value_error(positions: torch.Te
     model = decoder(config(position=Learned()))
     with pytest.raises(ValueError, match="position 12 is outside the 12"):
         model(token_ids(model.config, 1, 13), positions)
-    assert decoder(DECODERS["llama"])(token_ids(model.config, 1, 50)).isfinite().all()  # rotary goes on
+    assert decoder(DECODERS["llama"])(token_ids(model.config, 1, 50)).isfinite().all()  # rotary positions have no limit

@@ -1,4 +1,4 @@
-"""Every decoder is causal, and every way to run it gives the logits of the plain run."""
+"""Every decoder is causal, and every way of running it gives the logits of the plain run."""
 
 import json
 from dataclasses import fields as fields_of
@@ -40,14 +40,15 @@ def test_the_decoders_use_every_part_and_every_option() -> None:
         visit(config)
     slots: list[Any] = [parts.Position, parts.Attention, parts.FeedForward, parts.Norm, parts.Block, Routing, Scaling]
     classes = [part for slot in slots for part in slot.kinds.values()] + [DecoderConfig]
-    classes = [cls for cls in classes if cls.__module__.startswith("onward.config.")]  # families prove their own parts
+    # parts of families have their own tests
+    classes = [cls for cls in classes if cls.__module__.startswith("onward.config.")]
     for cls in classes:
         assert (cls.__name__, "") in used, f"no decoder has {cls.__name__}: add one to {TABLE}"
         hints = fields.hints(cls)
         for field in fields_of(cls):
             values = used[cls.__name__, field.name]
             if field.name in ("vocab_size", "d_model", "context_length", "dropout", "compute"):
-                continue  # equal sizes, and parts that have their own tests
+                continue  # sizes are the same in all decoders; the other fields have their own tests
             if get_origin(hints[field.name]) is Literal and cls not in (parts.Plain, parts.Gated, Experts):
                 assert values == set(get_args(hints[field.name])), f"{cls.__name__}.{field.name}"
             assert values - {field.default}, (
@@ -70,7 +71,7 @@ def test_token_changes_later_logits_within_reach_only(config: DecoderConfig) -> 
     for t in range(10):
         other = tokens.clone()
         other[0, t] = (tokens[0, t] + 1) % config.vocab_size
-        changed = (model(tokens) - model(other)).abs().amax(-1)[0] > 1e-10  # more than rounding
+        changed = (model(tokens) - model(other)).abs().amax(-1)[0] > 1e-10  # larger than rounding errors
         assert not changed[:t].any()
         assert changed[t : t + reach + 1].all()
         assert not changed[t + reach + 1 :].any()
@@ -150,4 +151,5 @@ def test_every_parameter_gets_a_gradient(config: DecoderConfig) -> None:
     torch.nn.functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
     learned = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     still = [name for name, p in learned if p.grad is None or not p.grad.abs().sum() > 0]
-    assert still == [name for name in still if name.endswith("attn.k.bias")]  # softmax is blind to a shift
+    # softmax does not change when all scores are shifted
+    assert still == [name for name in still if name.endswith("attn.k.bias")]

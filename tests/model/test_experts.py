@@ -20,7 +20,7 @@ from support.decoders import assert_close, config, decoder, token_ids
 from support.devices import on_device
 from support.grids import first
 
-SIZES = [(16, 15), (15, 7), (7, 1), (1, 3)]  # d_model, width of an expert: few are whole 16 bytes
+SIZES = [(16, 15), (15, 7), (7, 1), (1, 3)]  # d_model and width of an expert; few are multiples of 16 bytes
 
 
 def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **options: object) -> ExpertsModule:
@@ -34,7 +34,7 @@ def experts(d_model: int, d_ff: int, *, dtype: torch.dtype = torch.float32, **op
 
 
 def over_all_experts(module: ExpertsModule, x: Tensor) -> Tensor:
-    """Every expert answers every token; the weights of those not chosen are zero."""
+    """Apply every expert to every token; the weights of experts that are not chosen are zero."""
     gates = (x @ module.router.weight.mT).softmax(-1)
     kth = gates.sort(-1, descending=True).values[:, module.part.top_k - 1, None]
     gates = gates * (gates >= kth)
@@ -53,7 +53,7 @@ def over_all_experts(module: ExpertsModule, x: Tensor) -> Tensor:
 
 
 def answers(module: ExpertsModule, x: Tensor, backend: str) -> list[Tensor]:
-    """The output and the gradients of everything it depends on."""
+    """The output, and the gradients of x and of all parameters."""
     if backend != "all":
         module.part = replace(module.part, backend=backend)  # type: ignore[arg-type]
     x = x.clone().requires_grad_()
@@ -78,7 +78,7 @@ def test_backends_equal_the_formula_over_all_experts(
     backend: str, size: tuple[int, int], options: dict[str, Any]
 ) -> None:
     module = experts(*size, **options)
-    for tokens in (1, 9):  # with one token most experts are empty
+    for tokens in (1, 9):  # with one token, most experts get no token
         x = torch.randn(tokens, size[0])
         for got, wanted in zip(answers(module, x, backend), answers(module, x, "all")):
             assert_close(got, wanted)
@@ -124,7 +124,7 @@ def test_sigmoids_that_are_all_zero_give_no_nan() -> None:
 
 @contextmanager
 def timing() -> Iterator[None]:
-    """The backends of one new shape are timed here: a width of experts that no other test has."""
+    """Check that backends are timed for exactly one new shape inside the block."""
     before = len(FASTEST)
     yield
     assert len(FASTEST) == before + 1

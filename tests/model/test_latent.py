@@ -1,4 +1,4 @@
-"""Latent attention has two forms: they give the same result, and the form with fewer multiplications is used."""
+"""The two forms of latent attention give the same result, and the form with fewer multiplications is used."""
 
 from typing import Any, TypeVar
 
@@ -35,13 +35,13 @@ def module(part: LatentAttention, kind: type[Layer]) -> Layer:
 
 
 def last_of(seen: int, tokens: int) -> AttentionContext:
-    """The context of the last `tokens` of `seen` tokens; each sees all tokens up to itself."""
+    """The attention context of the last `tokens` of `seen` tokens; each token attends to all tokens up to itself."""
     positions = torch.arange(seen)[None]
     return AttentionContext(AttentionMask(positions[:, -tokens:], positions))
 
 
 def inputs(part: LatentAttention, tokens: int, seen: int) -> Any:
-    """Queries of the last tokens, and the latents and rotary keys of all."""
+    """Queries of the last `tokens` tokens, and the latents and rotary keys of all `seen` tokens."""
     shapes = (1, tokens, 4, part.d_nope + part.d_rope), (1, seen, 1, part.d_latent), (1, seen, 1, part.d_rope)
     return [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 

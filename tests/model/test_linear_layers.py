@@ -1,4 +1,5 @@
-"""Layers with the same input are one product in training, and equal the layers by themselves."""
+"""In training, layers with the same input are computed as one matrix product, with the same results as separate
+layers."""
 
 from collections.abc import Callable
 

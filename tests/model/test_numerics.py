@@ -1,4 +1,4 @@
-"""Operations computed in at least fp32 whatever the precision of the weights: norms, softmax, rotary angles."""
+"""Norms, softmax and rotary angles are computed in at least fp32, whatever the precision of the weights."""
 
 import pytest
 import torch
@@ -50,14 +50,14 @@ def test_norm_is_the_exact_formula_rounded_once(name: str, dtype: torch.dtype) -
     exact = formula(x.double(), *(p.double() for p in norm.parameters()))
     got = norm(x)
     assert got.dtype == dtype
-    ulp = torch.finfo(dtype).eps  # half of it is the rounding itself; near a tie fp32 may take the other neighbor
+    ulp = torch.finfo(dtype).eps  # rounding alone is half of it; near a tie, fp32 may round to the other neighbor
     fp32 = 0 if dtype == torch.float64 else 2e-6
     torch.testing.assert_close(got.double(), exact, rtol=0.51 * ulp if ulp > 1e-6 else 4 * ulp, atol=fp32 or 1e-14)
 
 
 def test_softmax_over_bf16_scores_is_rounded_once() -> None:
     torch.manual_seed(0)
-    q = torch.eye(8).bfloat16()[None, :, None]  # so that scores are keys
+    q = torch.eye(8).bfloat16()[None, :, None]  # the scores are then the keys
     k = (torch.randn(1, 8, 1, 8) * 3).bfloat16()
     got = attention_weights(q, k, scale=1.0)[0, 0]
     scores = k[0, :, 0].float().T.masked_fill(torch.ones(8, 8).triu(1).bool(), -torch.inf)
@@ -72,7 +72,8 @@ def test_far_positions_rotate_bf16_vectors_by_exact_angles() -> None:
     cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
     exact = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
     assert got.dtype == torch.bfloat16
-    torch.testing.assert_close(got.double(), exact, rtol=0.004, atol=0.02)  # fp32 angles at 100,003: 0.004
+    # fp32 angles at position 100,003 have errors of 0.004
+    torch.testing.assert_close(got.double(), exact, rtol=0.004, atol=0.02)
 
 
 @torch.inference_mode()
@@ -82,13 +83,13 @@ def test_logits_of_each_dtype_are_near_those_of_fp64(config: DecoderConfig) -> N
     exact = decoder(config, torch.float64)(tokens)
     assert exact.dtype == torch.float64
     assert (exact != exact.float()).any()
-    same = decoder(config).double()(tokens)  # the weights of fp32, computed with in fp64
+    same = decoder(config).double()(tokens)  # the fp32 weights, used in fp64
     assert_close(decoder(config)(tokens).double(), same, 1e-5)
     rounded = decoder(config).bfloat16().double()(tokens)
     low = decoder(config).bfloat16()(tokens)
     assert low.dtype == torch.bfloat16
     if not any(hasattr(block.mlp, "router") for block in decoder(config).blocks if hasattr(block, "mlp")):
-        assert_close(low.double(), rounded, 0.08)  # a router may choose others over a rounding
+        assert_close(low.double(), rounded, 0.08)  # rounding may change a router's choice
 
 
 def test_embedding_scale_is_rounded_to_the_dtype_first() -> None:

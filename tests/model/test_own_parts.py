@@ -1,4 +1,5 @@
-"""Parts from outside the package: each call has its cache entries, and parts that a cache would break are refused."""
+"""Parts from outside the package: each call has its own cache entries, and parts that would be wrong with a cache are
+refused."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ Forward = Callable[[Any, Tensor, AttentionContext], Tensor]
 
 
 class Mixed(PreNormModule):
-    """A block with a vector that is 0 in new weights, whose faults therefore show only after training."""
+    """A block with a gate that is initialized to 0, so that its bugs have an effect only after training."""
 
     def __init__(self, width: int, layer: int, *branches: Any) -> None:
         super().__init__(*branches)
@@ -34,7 +35,7 @@ class Mixed(PreNormModule):
 
 
 def block(forward: Forward) -> onward.Block:
-    """A block whose module has this forward."""
+    """A block whose module has this `forward`."""
     module = type(forward.__name__, (Mixed,), {"forward": forward})
 
     @dataclass(frozen=True)
@@ -116,7 +117,7 @@ WRONG = {
     running_mean: "its logits with a cache differ",
     positions_from_0: "take positions from the AttentionContext",
     in_prompts_only: "equally often in every forward",
-    by_values: "rows|forward|tokens after it",  # its weights decide which of them
+    by_values: "rows|forward|tokens after it",  # which of these depends on the weights
     bidirectional: "a token reads tokens after it",
     batch_statistics: "depend on the other rows of the batch",
     dropout_left_on: "randomness only if self.training",
@@ -152,7 +153,7 @@ def test_own_block_that_a_cache_breaks_is_refused_by_name(forward: Forward) -> N
 
 
 class Redefined(PreNormModule):
-    """The module of a block, which a cell of a notebook defines again."""
+    """The module of a block that a notebook cell redefines."""
 
 
 @dataclass(frozen=True)

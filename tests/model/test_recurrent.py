@@ -102,7 +102,7 @@ def test_layer_computes_its_published_recurrence_in_each_document(name: str) -> 
     module = build_attention(part, C).double()
     for parameter in module.parameters():
         parameter.copy_(torch.randn_like(parameter) * 0.5)
-    lengths = [70, 1, 2, 66]  # longer than a chunk, and documents within one
+    lengths = [70, 1, 2, 66]  # longer than a chunk, with document boundaries inside chunks
     x = torch.randn(1, sum(lengths), C.d_model, dtype=torch.float64)
     wanted = torch.cat([reference(module, part, piece) for piece in x[0].split(lengths)])
     positions = torch.cat([torch.arange(n) for n in lengths])[None]

@@ -21,11 +21,11 @@ MODEL = decoder(fading())
 def test_interleaved_ragged_chunks_and_roll_backs_equal_the_plain_run(keep, ragged, data) -> None:  # type: ignore[no-untyped-def]
     cache = KVCache(MODEL.config, ROWS, LENGTH, CHUNK, keep=keep, device=device())
     texts: list[list[int]] = [[] for _ in range(ROWS)]
-    furthest = [0] * ROWS  # the end of the slots ever written in each row, padding included
+    furthest = [0] * ROWS  # end of the slots written so far in each row, including padding
     for _ in range(data.draw(st.integers(1, 8), "calls")):
         fresh = []
         for row, text in enumerate(texts):
-            if data.draw(st.integers(0, 9)) == 0 or len(text) == LENGTH:  # the row goes to another request
+            if data.draw(st.integers(0, 9)) == 0 or len(text) == LENGTH:  # the row is used for another request
                 text.clear()
                 furthest[row] = 0
             elif text:
@@ -48,7 +48,7 @@ def test_interleaved_ragged_chunks_and_roll_backs_equal_the_plain_run(keep, ragg
 
 @torch.inference_mode()
 def filled(keep: int = 2) -> tuple[KVCache, torch.Tensor]:
-    """A cache whose three rows hold 8 tokens each, and these."""
+    """A cache whose three rows contain 8 tokens each, and these tokens."""
     cache = KVCache(MODEL.config, ROWS, LENGTH, 8, keep=keep, device=device())
     tokens = torch.arange(8 * ROWS).view(ROWS, 8) % 13
     MODEL(tokens, torch.arange(8).expand(ROWS, -1), cache)
@@ -59,7 +59,7 @@ def filled(keep: int = 2) -> tuple[KVCache, torch.Tensor]:
 def test_state_of_a_row_is_saved_restored_and_copied() -> None:
     cache, tokens = filled()
     kept = cache.states.snapshot(0, 7)
-    cache.states.copy([2, 0], [0, 2])  # rows change places
+    cache.states.copy([2, 0], [0, 2])  # swap rows 0 and 2
     for layer in cache.layers:
         for entry in layer.entries.values():
             entry[[0, 2]] = entry[[2, 0]]

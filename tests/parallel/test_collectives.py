@@ -1,4 +1,4 @@
-"""Collectives of real processes: their number and their bytes in a step are those of the plan."""
+"""Collectives of real processes: their number and their bytes in a step match the plan."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -21,11 +21,11 @@ from support.ranks import Ranks
 from support.simulated import Counted, Key, planned
 
 LLAMA = config(n_kv_heads=2, vocab_size=12)
-MIXTURE = config(mlp=Experts(count=4, top_k=2, d_ff=8))  # of a vocabulary that is not divided
+MIXTURE = config(mlp=Experts(count=4, top_k=2, d_ff=8))  # its odd vocabulary is not divided
 
 
 class Debug(CommDebugMode):
-    """torch's count of collectives, without its tree of modules, which fails where one is called twice."""
+    """torch's CommDebugMode without its module tracker, which fails if a module is called twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class Debug(CommDebugMode):
 
 
 def counted(decoder: DecoderConfig, mesh: str) -> tuple[Counter[Key], Counter[Key], int]:
-    """The calls and the bytes of the collectives of a step, and the calls by torch's CommDebugMode."""
+    """The calls and the bytes of a step's collectives, and the number of calls counted by torch's CommDebugMode."""
     processes = Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device("cpu"))
     options = RunConfig(precision="fp32", optimizer="adamw", learning_rate=1e-3, steps=10)
     trainer = build_trainer(options, Decoder(decoder), processes)
@@ -86,7 +86,7 @@ def test_collectives_of_four_processes_are_those_of_the_plan(mesh: str, decoder:
 
 
 def orthogonalizations(decoder: DecoderConfig, mesh: str) -> int:
-    """The number of matrices that this process orthogonalizes in a step of Muon; "": alone."""
+    """The number of matrices that this process orthogonalizes in a step of Muon; mesh "": a single process."""
     processes = Processes()
     if mesh:
         processes = Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device("cpu"))

@@ -1,5 +1,5 @@
-"""Evaluation of a model that a tensor axis divides: the losses, scores and answers of one process, in fp64 to 1e-9, and
-no process holds the whole model."""
+"""Evaluation with a tensor axis: losses, scores and answers equal those of one process (to 1e-9 in fp64), and no
+process holds the whole model."""
 
 import gc
 import json
@@ -52,7 +52,7 @@ from support.finetuning import TEXT, tokenizer
 from support.heap import HeapPeak
 from support.ranks import Ranks
 
-VOCABULARY = -(-tokenizer().vocab_size // 4) * 4  # of four processes each has a part
+VOCABULARY = -(-tokenizer().vocab_size // 4) * 4  # divisible by four processes
 SIZES: dict[str, Any] = {"vocab_size": VOCABULARY, "context_length": 24}
 MODELS = {name: replace(DECODERS[name], **SIZES) for name in ("llama", "gpt2", "deepseek", "olmo2")}
 QUICK = "experts"
@@ -88,7 +88,7 @@ def options(mesh: str) -> Options:
 
 
 def loaded(folder: Path, mesh: str) -> tuple[LanguageModel, Replicas]:
-    """A model in fp64 in the processes of a mesh."""
+    """A model in fp64, loaded in the processes of a mesh."""
     replicas = arranged(options(mesh))
     lm = load_alike(str(folder), options(mesh), replicas)
     lm.model.double()
@@ -96,13 +96,13 @@ def loaded(folder: Path, mesh: str) -> tuple[LanguageModel, Replicas]:
 
 
 def figures(folder: Path, mesh: str = "") -> list[Any]:
-    """The loss of a text, scores of continuations, written answers, how many of these the file of answers has, and
-    outputs of the model's head, if it has one."""
+    """The loss of a text, scores of continuations, outputs of the model's head (if it has one), written answers, and
+    the number of answers stored in the file."""
     lm, replicas = loaded(folder, mesh)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(continuations, "ROWS", 8)
         patch.setattr(continuations, "SAME", 2)
-        patch.setattr(engine, "perf_counter", Random(replicas.rank).random)  # the processes measure other times
+        patch.setattr(engine, "perf_counter", Random(replicas.rank).random)  # the processes measure different times
         kept = kept_for(lm.model, lm.text(), folder / f"answers {mesh}", replicas)
         loss = evaluate_texts(lm.model, lm.text(), [TEXT], 7, replicas)
         scores = score_continuations(lm.model, PAIRS, kept=kept)
@@ -117,7 +117,7 @@ def figures(folder: Path, mesh: str = "") -> list[Any]:
 
 
 def assert_evaluates_as_one(ranks: Ranks, folder: Path, mesh: str) -> None:
-    """The shared assertion: every process of a mesh gets the figures that one process gets."""
+    """The shared assertion: every process of a mesh gets the same figures as a single process."""
     *expected, tokens, count = figures(folder)
     assert count == len(PAIRS) + 7
     for *got, its_tokens, its_count in ranks.run(figures, folder, mesh):
@@ -148,7 +148,7 @@ def test_model_with_an_adapter_is_evaluated_as_by_one_process(two: Ranks, tmp_pa
 
 
 def peak(folder: Path) -> int:
-    """The most bytes allocated at once while this process loads its part of a model and evaluates it."""
+    """The peak of allocated bytes while this process loads its part of a model and evaluates it."""
     replicas = arranged(options("tensor=2"))
     gc.collect()
     with HeapPeak() as heap:
@@ -166,7 +166,7 @@ def test_process_holds_its_part_and_two_blocks_of_the_model(preset: str, two: Ra
         model = Decoder(config)
     weights, block = (sum(p.nbytes for p in m.parameters()) for m in (model, model.blocks[0]))
     small = RunConfig(preset=preset, model=sizes | {"n_layers": 1}).decoder(VOCABULARY)
-    two.run(peak, model_in(tmp_path / "small", small))  # the first time also counts imports
+    two.run(peak, model_in(tmp_path / "small", small))  # a first run, so that imports are not counted below
     assert max(two.run(peak, folder)) <= weights / 2 + 2 * block
 
 
@@ -180,7 +180,7 @@ def refusal(folder: Path, mesh: str, given: dict[str, Any]) -> str:
 
 
 def assert_refused(ranks: Ranks, folder: Path, mesh: str, sentence: str, **options: Any) -> None:
-    """The shared assertion: all processes refuse to evaluate a model, in the same sentence."""
+    """The shared assertion: all processes refuse to evaluate a model with the same message."""
     for its in ranks.run(refusal, folder, mesh, options):
         assert its == sentence.format(folder=folder)
 
@@ -206,7 +206,7 @@ def test_models_axes_and_options_without_a_division_are_refused(two: Ranks, tmp_
 
 
 def command(words: Sequence[str], memory: int) -> tuple[str, str]:
-    """The output of `onward evaluate`, and its messages, in a process whose device has so many bytes of memory."""
+    """The output of `onward evaluate` and its messages, in a process whose device has `memory` bytes."""
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as said:
         patch.setattr(choice, "device_bytes", lambda device: memory)
         patch.setattr(console, "quiet", False)

@@ -1,4 +1,4 @@
-"""Tokens of windows that processes divide."""
+"""Dividing the tokens of windows among processes."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_processes_have_all_tokens_once_and_equal_shares_of_the_scores() -> None
     for count in 2, 3, 4:
         parts = [own_tokens(ROWS, count, rank) for rank in range(count)]
         assert torch.equal(in_order(parts), ROWS)
-        assert len({int(part[0].sum()) for part in parts}) == 1  # token t sees t + 1 tokens
+        assert len({int(part[0].sum()) for part in parts}) == 1  # token t attends to t + 1 tokens
 
 
 def test_part_of_a_batch_has_the_positions_of_all_tokens() -> None:
@@ -47,7 +47,7 @@ def test_modules_and_losses_without_a_rule_are_refused() -> None:
     with pytest.raises(UserError, match=r"blocks.1.attn, a Linear, has no rule for context parallelism: use context=1"):
         DividedTokens(model, 0, 2, lambda x: x)
     processes = Processes(count=2, mesh=Mesh(context=2))
-    with pytest.raises(UserError, match="Cannot divide the loss LossOfFunction over a context axis"):
+    with pytest.raises(UserError, match="Cannot compute the loss LossOfFunction over a context axis"):
         build_trainer(RunConfig(steps=1), Decoder(config()), processes, LossOfFunction(CrossEntropy()))
     with pytest.raises(UserError, match="cannot combine pipeline with context"):
         Mesh(pipeline=2, context=2).check_decoder(config())

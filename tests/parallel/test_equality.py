@@ -1,6 +1,7 @@
-"""Any mesh trains as one process does at the same global batch: equal losses, gradients and weights, up to rounding.
+"""Training on any mesh equals training in one process with the same global batch: losses, gradients and weights are
+equal up to rounding.
 
-In fp64 rounding is 1e9 times smaller than in fp32, so a difference in the arithmetic would be seen there.
+Rounding errors in fp64 are 1e9 times smaller than in fp32, so that fp64 would reveal a difference in the arithmetic.
 """
 
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ def packed(config: DecoderConfig) -> list[Batch]:
 
 
 def odd(config: DecoderConfig) -> list[Batch]:
-    """Batches, some of which have an odd number of tokens, which no tensor axis divides."""
+    """Batches, some with an odd number of tokens, which a tensor axis cannot divide."""
     return [Batch(b.tokens[:, : 12 - i], b.targets[:, : 12 - i]) for i, b in enumerate(windows(config))]
 
 
@@ -87,7 +88,7 @@ def frozen_copy(config: DecoderConfig) -> Loss:
 
 
 def of_teacher(config: DecoderConfig) -> Loss:
-    """Distillation, which reads whole logits, from another model; the numbers of chunks differ between processes."""
+    """Distillation from another model; it needs complete logits, and the number of chunks differs between processes."""
     return Distillation(Frozen(lambda _: initial(replace(config, d_ff=24), torch.float64)), mix=0.5, chunk=5)
 
 
@@ -101,11 +102,11 @@ class Case:
     loss: Callable[[DecoderConfig], Loss] | None = None
     lora: LoRA | None = None
     dtype: torch.dtype = torch.float64
-    backend: str = "aot_eager"  # of torch.compile: inductor takes 20 s
+    backend: str = "aot_eager"  # backend of torch.compile; inductor would take 20 s
     tolerance: float = 1e-8  # relative to the largest value of a tensor
 
 
-VOCABULARY = 12  # of four processes each has a part
+VOCABULARY = 12  # divisible by four processes
 EVEN = {name: replace(config, vocab_size=VOCABULARY) for name, config in DECODERS.items()}
 LLAMA = EVEN["llama"]
 SPEAKER = DecoderConfig(-(-tokenizer().vocab_size // 4) * 4, 16, 2, 4, context_length=96)
@@ -162,8 +163,8 @@ def initial(config: DecoderConfig, dtype: torch.dtype) -> Decoder:
 
 
 def train(case: Case, processes: Processes) -> Outcome:
-    """Make some steps; returns also the gradients of the last one, and the loss of the averaged weights."""
-    torch.compiler.reset()  # drops the programs of other cases
+    """Make some steps; also returns the gradients of the last step, and the loss of the averaged weights."""
+    torch.compiler.reset()  # discards compiled code of other cases
     model = initial(case.decoder, case.dtype)
     if case.lora:
         add_lora(model, case.lora)
@@ -197,7 +198,8 @@ def train(case: Case, processes: Processes) -> Outcome:
 
 
 def differences(name: str, mesh: str) -> tuple[str, float]:
-    """The greatest difference between a mesh and one process, relative to the largest value of a tensor, and where."""
+    """The maximum difference between a mesh and one process, relative to the largest value of a tensor, and the
+    tensor's name."""
     case, processes = CASES[name], Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device("cpu"))
     several = train(case, processes)
     if processes.mesh.pipeline > 1:
@@ -220,7 +222,7 @@ def relative(one: Tensor, other: Tensor) -> float:
 
 
 def assert_equal_to_one_process(ranks: Ranks, name: str, mesh: str) -> None:
-    """The shared assertion: a mesh gives the losses, gradients and weights that one process gives."""
+    """The shared assertion: a mesh gives the same losses, gradients and weights as one process."""
     where, difference = ranks.run(differences, name, mesh)[0]
     assert difference < CASES[name].tolerance, where
 
@@ -244,7 +246,8 @@ def cases(meshes: Sequence[str]) -> list[Any]:
             for m in able
             if Mesh.parse(m).context == 1 or not (case.loss or case.batches is odd or "compile" in case.options)
         ]
-        stages = 1 if case.loss or case.batches is odd else case.decoder.n_layers  # of a step all have one length
+        # all microbatches of a pipeline need the same length
+        stages = 1 if case.loss or case.batches is odd else case.decoder.n_layers
         able = [m for m in able if Mesh.parse(m).pipeline <= stages]
         for j, mesh in enumerate(able):
             quick = meshes is TWO and not i % 2 and i // 2 % len(able) == j and "compile" not in case.options

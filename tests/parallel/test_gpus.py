@@ -1,5 +1,5 @@
-"""Several GPUs compute as one, by nccl; skipped where there are none. The same cases on CPUs, which are `long`, show
-that the tests themselves work."""
+"""Several GPUs compute the same results as one, with NCCL; skipped without several GPUs. The same cases on CPUs, marked
+`long`, check the tests themselves."""
 
 from typing import Any
 
@@ -17,11 +17,11 @@ from support.ranks import Ranks
 GPUS = torch.cuda.device_count()
 LLAMA = config(n_kv_heads=2, vocab_size=12)
 EIGHT_B: dict[str, Any] = {"vocab_size": 128256, "d_model": 4096, "n_layers": 2, "n_heads": 32, "n_kv_heads": 8}
-EIGHT_B |= {"d_ff": 14336, "context_length": 2048}  # two blocks of the sizes of llama-3.1-8b
+EIGHT_B |= {"d_ff": 14336, "context_length": 2048}  # two blocks with the sizes of llama-3.1-8b
 
 
 def losses(decoder: DecoderConfig, mesh: str, device: str, length: int, options: dict[str, Any]) -> list[float]:
-    """The losses and norms of gradients of three steps; "": in one process."""
+    """The losses and gradient norms of three steps; mesh "": in one process."""
     processes = Processes()
     if mesh:
         processes = Processes.join().arranged(Mesh.parse(mesh)).connected(torch.device(device))

@@ -1,4 +1,4 @@
-"""Weights that processes draw together are those that one process draws."""
+"""New weights drawn by several processes together equal the weights drawn by one process."""
 
 import pytest
 import torch

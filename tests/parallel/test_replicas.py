@@ -1,4 +1,4 @@
-"""Evaluation divided over two processes: the figures, scores and stored answers of one."""
+"""Evaluation divided over two processes: figures, scores and stored answers equal those of one process."""
 
 import json
 import shutil
@@ -52,7 +52,7 @@ def said(words: Sequence[str]) -> tuple[int, str, str]:
 
 
 def near(value: Any) -> Any:
-    """A value whose numbers need to be equal to 1e-6."""
+    """A value for comparisons in which numbers may differ by 1e-6."""
     if isinstance(value, dict):
         return {name: near(one) for name, one in value.items()}
     if isinstance(value, list):
@@ -86,7 +86,7 @@ def test_two_processes_print_the_figures_of_one(case: str, files: dict[str, str]
 
 
 def head_figures(labels: Sequence[str], rows: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """The figures of a new head with these labels, of the processes that have joined."""
+    """The figures of a new head with these labels, from the processes that have joined."""
     torch.manual_seed(0)
     text = tokenizer()
     model = Decoder(replace(DECODERS["llama"], vocab_size=text.vocab_size, context_length=96))
@@ -109,7 +109,8 @@ def test_two_processes_evaluate_a_head_as_one(head: str, two: Ranks) -> None:
 
 
 def work(outcomes: Sequence[str | UserError]) -> list[Any]:
-    """The results of three consecutive computations in this process; `outcomes` has the second one."""
+    """The results of three consecutive computations in this process; `outcomes` contains the outcome of the second one
+    for each process."""
     replicas = Processes.join().replicas
 
     def own() -> str:
@@ -154,7 +155,7 @@ PAIRS = [Pair(tuple(range(1, 2 + i % 7)), (3, i)) for i in range(100)]
 
 
 def scored(run: str, folders: Sequence[str], most: int) -> tuple[list[Any], int, int]:
-    """The scores of PAIRS, empty if more than `most` had to be computed; the number of scores in the rank's folder
+    """The scores of PAIRS, or [] if more than `most` had to be computed; and the number of scores in the rank's folder
     before and after."""
     replicas = Processes.join().replicas
     kept = Kept(Path(folders[replicas.rank]) / "a.jsonl", replicas)

@@ -20,7 +20,7 @@ from support.ranks import Ranks
 SIZES = {"d_model": 256, "n_layers": 12, "n_heads": 4, "context_length": 8}
 SETTINGS: dict[str, Any] = {"steps": 100, "batch_size": 1, "accumulation": 2, "precision": "fp32", "device": "cpu"}
 SETTINGS |= {"tokenizer": "char", "model": SIZES}
-STATE = 4  # of a weight: itself, its gradient, and its moments
+STATE = 4  # multiple of a weight's bytes: the weight, its gradient, and two moments
 
 
 LOADED: dict[str, dict[str, Any]] = {
@@ -46,7 +46,7 @@ def peaks(begin: Callable[..., Run], *arguments: Any) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("mesh", "preset", "average"),
     [
-        ("shard=2", "gpt2", 0.0),  # matrices are stored transposed, and queries, keys and values as one
+        ("shard=2", "gpt2", 0.0),  # its files have transposed matrices, with queries, keys and values fused
         pytest.param("shard=2", "mini", 0.0, marks=pytest.mark.long),
         pytest.param("tensor=2", "gpt2", 0.0, marks=pytest.mark.long),
         pytest.param("shard=2", "gpt2", 0.9, marks=pytest.mark.long),
@@ -61,7 +61,7 @@ def test_process_has_its_share_of_the_state_and_that_of_two_blocks(
     with torch.device("meta"):
         model = Decoder(config.decoder(Tokenizer.load(tmp_path / "run").vocab_size))
     weights, block = (sum(p.nbytes for p in module.parameters()) for module in (model, model.blocks[0]))
-    averages = int(average > 0)  # tensors as large as the weights
+    averages = int(average > 0)  # number of averages, each as large as the weights
     share = (1 + averages) * weights / 2
     for (begun, _), (begun_again, _) in zip(started, resumed):
         assert begun <= 2 * share + 4 * block, "its share, and a copy to save"
@@ -87,7 +87,7 @@ def peak_of_loading(kind: str, begin: Callable[..., Run], *arguments: Any) -> in
 @pytest.mark.long
 @pytest.mark.parametrize("kind", first(1, LOADED))
 def test_process_loads_its_share_of_stored_models(kind: str, two: Ranks, tmp_path: Path) -> None:
-    """The models are stored in bf16, and computed with in fp32."""
+    """The models are stored in bf16 and used in fp32."""
     base = base_model(tmp_path / "base", torch.bfloat16, d_model=256, n_layers=12, attention=SelfAttention())
     options = LOADED[kind] | ({"teacher": str(base)} if kind == "teacher" else {})
     rows = write_rows(tmp_path / "rows.jsonl", pairs() if kind == "reference" else sums())

@@ -1,4 +1,4 @@
-"""A divided vocabulary: losses are those of the full vocabulary, and no process has all logits."""
+"""A divided vocabulary: losses equal those with the full vocabulary, and no process has all logits."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,7 +40,7 @@ def joined() -> Processes:
 
 
 def readings(model: Decoder, hidden: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Every reading of the scores, with its gradients for the hidden states and the head."""
+    """The result of every function in READINGS, with its gradients for the hidden states and the head."""
     found = {}
     for name, read in READINGS.items():
         of_logits = Scores(model.logits(hidden)) if name == "whole logits" else scores(model, hidden)
@@ -52,7 +52,7 @@ def readings(model: Decoder, hidden: Tensor, targets: Tensor) -> dict[str, Tenso
 
 
 def divided_and_whole(changes: DecoderConfig) -> list[dict[str, Tensor]]:
-    """The readings of a divided decoder, and of one that is not."""
+    """The readings of a divided and of an undivided decoder."""
     generator = torch.Generator().manual_seed(1)
     hidden = torch.randn(ROWS * LENGTH, changes.d_model, dtype=torch.float64, generator=generator).requires_grad_()
     targets = torch.randint(changes.vocab_size, (ROWS * LENGTH,), generator=generator)
@@ -90,7 +90,7 @@ LOSSES: dict[str, LossFunction] = {
 
 
 class Largest(TorchDispatchMode):
-    """Notes the bytes of the largest tensor, or part of one, that this process makes."""
+    """Records the bytes of the largest tensor, or local part of a tensor, that this process makes."""
 
     bytes = 0
 
@@ -118,7 +118,7 @@ def test_no_process_has_all_logits(name: str, two: Ranks) -> None:
 
 
 def look_up(token: int) -> str:
-    """The result for a target that is not in the vocabulary."""
+    """The result for a target outside the vocabulary."""
     model = Decoder(config(vocab_size=12))
     parallelize(model, TENSOR, joined().devices)
     try:

@@ -42,9 +42,10 @@ WORKS: dict[Callable[[Decoder], None], Any] = {read_text: memory_of_text, read_q
 def test_planned_memory_is_enough_and_little_more(
     read: Callable[[Decoder], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cross_entropy, "takes_kernel", lambda *_: False)  # which needs less than PyTorch
+    # without the kernel, which needs less memory than PyTorch
+    monkeypatch.setattr(cross_entropy, "takes_kernel", lambda *_: False)
     model = Decoder(READ).to(device="cpu", dtype=dtype).eval().requires_grad_(False)
-    read(model)  # kernels are compiled
+    read(model)  # compiles the kernels before memory is measured
     gc.collect()
     with HeapPeak() as heap:
         read(model)

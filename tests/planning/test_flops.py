@@ -23,13 +23,13 @@ from onward.planning.parameters import parameters
 
 from support.decoders import DECODERS, config
 
-KERNEL = {  # PyTorch's counter does not know the kernel of the CPU
+KERNEL = {  # PyTorch's counter does not support the CPU kernel
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: lambda q, k, *_, **__: 4 * q.numel() * k[2]
 }
 
 
 def counted(model: Decoder, tokens: int, cache: KVCache | None = None) -> int:
-    """The operations that PyTorch counts in a call; it counts hidden keys as well."""
+    """The operations that PyTorch counts in a call; it also counts masked keys."""
     view = cache.view(length=cache.length) if cache else None
     positions = torch.arange(cache.length - tokens, cache.length)[None] if cache else None
     with FlopCounterMode(display=False, custom_mapping=KERNEL) as counter, torch.no_grad():
@@ -43,12 +43,12 @@ WITH_STATES = {name for name, c in DECODERS.items() if any(part.states(c) for pa
 @pytest.mark.parametrize("name", sorted(DECODERS.keys() - WITH_STATES))
 def test_operations_of_a_forward_are_those_counted(name: str) -> None:
     decoder = DECODERS[name]
-    attention = sum(8 * (index + pair) for *_, index, pair in layer_flops(decoder))  # all 8 keys, as the counter does
+    attention = sum(8 * (index + pair) for *_, index, pair in layer_flops(decoder))  # all 8 keys, as PyTorch counts
     assert 8 * (weight_flops(decoder) + attention) == counted(Decoder(decoder).eval(), 8)
 
 
 def written(c: DecoderConfig, layer: int) -> list[tuple[tuple[int, ...], str | None]]:
-    """The states that a layer changes by outer products, which are no matrix products for the counter."""
+    """The states that a layer updates with outer products, which PyTorch's counter does not count."""
     return [state for name, state in at(c.attention, layer).states(c).items() if name == "state"]
 
 
@@ -95,7 +95,7 @@ def test_parts_add_up_to_the_parameters(name: str) -> None:
 def test_parts_of_gpt2_are_its_published_sizes() -> None:
     gpt2 = presets()["gpt2"].config
     found = {part.name: part.parameters for part in part_sizes(gpt2)}
-    biases = 12 * (4 * 768), 12 * (5 * 768)  # of attention, of the feed-forward
+    biases = 12 * (4 * 768), 12 * (5 * 768)  # biases of attention, of the feed-forward
     assert found == {
         "embedding": 50257 * 768,
         "positions": 1024 * 768,

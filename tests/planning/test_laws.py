@@ -34,7 +34,7 @@ PUBLISHED = {  # arXiv:2203.15556, tables 3 and A3: parameters, FLOPs and tokens
 
 
 def runs(noise: float = 0.0, law: LossLaw = LAW, widest: float = 8.0) -> list[RunPoint]:
-    """Sixteen sizes around the best one for each of nine budgets from 1e17 to 1e21."""
+    """Sixteen model sizes around the optimum for each of nine budgets from 1e17 to 1e21."""
     random, found = np.random.default_rng(0), []
     for flops in np.logspace(17, 21, 9):
         best = law.optimum(flops)[0]
@@ -81,7 +81,8 @@ def test_smaller_models_reach_the_same_loss_and_cost_less_to_use() -> None:
 
 
 def test_fits_recover_a_known_law() -> None:
-    """Exponents within 0.01, as is the exponent of the best sizes by parabolas on a symmetric grid."""
+    """The fitted exponents are within 0.01, and so is the exponent of the optimal size from parabolas on a symmetric
+    grid."""
     noisy = runs(noise=1e-3)
     fit = fit_loss(noisy, resamples=40)
     assert fit.law.alpha == pytest.approx(LAW.alpha, abs=0.01)
@@ -149,7 +150,7 @@ def test_the_fit_of_2024_is_reproduced_from_its_points() -> None:
     points = sorted(read_table(Path(os.environ["ONWARD_CHINCHILLA_POINTS"])), key=lambda run: run.loss)
     fit = fit_loss(points[:-5])
     published = {"A": (482.006, 124.522), "B": (2085.434, 1293.284), "E": (1.817, 0.026), "alpha": (0.348, 0.015)}
-    for name, (value, error) in (published | {"beta": (0.366, 0.021)}).items():  # with standard errors
+    for name, (value, error) in (published | {"beta": (0.366, 0.021)}).items():  # values with standard errors
         assert abs(getattr(fit.law, name) - value) < error, name
     assert fit.objective < 0.00101828
 

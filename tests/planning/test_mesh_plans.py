@@ -1,5 +1,5 @@
-"""Meshes: the planned memory and communication of a device against a rank of many that makes a step of a Trainer,
-in torch's fake process group and without numbers."""
+"""Meshes: the planned memory and communication of a device, compared with a Trainer's step in one rank of torch's fake
+process group, on fake tensors."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,13 +24,14 @@ KINDS = "weights", "gradients", "optimizer", "activations"
 MESHES = "replicate=4", "shard=8", "tensor=2", "replicate=2 shard=2", "shard=3 tensor=2", "replicate=2 shard=2 tensor=4"
 CONTEXT = "context=2", "replicate=2 shard=2 context=3", "context=2 tensor=2"
 OPTIONS: list[dict[str, Any]] = [{}, {"recompute": True}, {"precision": "fp32"}, {"optimizer": "muon"}]
-EVEN = {name: replace(decoder, vocab_size=12) for name, decoder in DECODERS.items()}  # as the vocabularies of releases
+# divisible, like the vocabularies of releases
+EVEN = {name: replace(decoder, vocab_size=12) for name, decoder in DECODERS.items()}
 NOT_DIVIDED = {"no-output"}  # attention without an output projection
 
 
 def assert_planned(decoder: DecoderConfig, mesh: Mesh, length: int, share: float = 0.05, **options: Any) -> float:
-    """The shared assertion: communication is planned exactly, each kind of memory within a `share`. Returns the planned
-    peak over that of the rank."""
+    """The shared assertion: communication is planned exactly, and each kind of memory within a relative error of
+    `share`. Returns the planned peak divided by the peak of the rank."""
     done = simulated(decoder, mesh, 2, length, **options)
     assert planned(decoder, mesh, 2, length, **options) == (done.calls, done.bytes)
     memory = device_memory(decoder, mesh, 2, length, CrossEntropy(), holes=0.0, **options)
@@ -60,7 +61,7 @@ def test_plan_of_a_mesh_is_what_a_rank_does(name: str, mesh: str, options: dict[
 
 
 def of_context() -> list[Any]:
-    """Every decoder with each mesh of a context axis that divides it; all but three are `long`."""
+    """Every decoder with each mesh with a context axis that divides it; all but three are `long`."""
     able = [
         (n, m) for n in EVEN for m in CONTEXT if n not in NOT_DIVIDED and not undivided(EVEN[n], Mesh.parse(m).tensor)
     ]
@@ -98,7 +99,7 @@ STAGES: list[tuple[str, dict[str, Any]]] = [
 
 
 def of_stages() -> list[Any]:
-    """Every decoder with each mesh of stages that divides it; all but two are `long`."""
+    """Every decoder with each mesh with pipeline stages that divides it; all but two are `long`."""
     found = []
     for i, (name, decoder) in enumerate(DECODERS.items()):
         for j, (mesh, options) in enumerate(STAGES):
@@ -125,7 +126,7 @@ RELEASES = [
 
 
 def release(name: str, layers: int | None = None) -> DecoderConfig:
-    """A release with some of its layers, whose experts are computed one after the other."""
+    """A release with its first layers only, whose experts are computed one after the other."""
     decoder = presets()[name].config
     mlp = tuple(replace(part, backend="loop") if isinstance(part, Experts) else part for part in each(decoder.mlp))
     return replace(decoder, mlp=mlp, n_layers=layers or decoder.n_layers)
@@ -189,7 +190,8 @@ def test_time_of_a_step_is_arithmetic_and_what_is_sent_over_links() -> None:
     halves = step_time(decoder, Mesh.parse("tensor=2"), h100, 1, 8192)
     assert halves.arithmetic == near.arithmetic / 2
     odd = replace(decoder, vocab_size=decoder.vocab_size + 1)
-    assert step_time(odd, Mesh(tensor=2), h100, 1, 8192).arithmetic > 1.05 * halves.arithmetic  # the head is whole
+    # the head is not divided
+    assert step_time(odd, Mesh(tensor=2), h100, 1, 8192).arithmetic > 1.05 * halves.arithmetic
     assert halves.waiting > 0 == halves.meanwhile
     assert StepTime(3.0, 2.0, 0.5).seconds == StepTime(2.0, 3.0, 0.5).seconds == 3.5
 

@@ -55,7 +55,7 @@ def test_active_parameters_count_top_k_experts(name: str, all_of_them: int, acti
 def test_presets_have_their_published_billions_of_parameters(name: str, published: str) -> None:
     with torch.device("meta"):
         model = Decoder(preset(name).config)
-    billions = sum(p.numel() for p in model.parameters()) / 1e9  # with those of indexers, which are not trained
+    billions = sum(p.numel() for p in model.parameters()) / 1e9  # including those of indexers, which are not trained
     assert f"{billions:.{len(published.partition('.')[2])}f}" == published
 
 

@@ -1,4 +1,4 @@
-"""The table of docs/scale.md is that of its command."""
+"""The table in docs/scale.md equals the output of its command."""
 
 from pathlib import Path
 

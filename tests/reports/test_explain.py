@@ -84,7 +84,7 @@ def test_blocks_and_heads_are_counted_from_0(config: dict[str, Any]) -> None:
 
 
 def test_no_text_is_written_with_a_number_from_1() -> None:
-    """No source adds one to the index of a layer, a head, an expert or a pair that it names."""
+    """No source file adds 1 to the index of a layer, a head, an expert or a pair in a text."""
     shifted = re.compile(r"\b(layer|block|head|expert|pair|unit)s?[ :,]*\$?\{[^{}]*\+ ?1\}", re.IGNORECASE)
     files = [path for path in SOURCE.rglob("*") if path.suffix in (".py", ".js", ".html")]
     found = {str(path): shifted.findall(path.read_text(encoding="utf-8")) for path in files}

@@ -1,4 +1,4 @@
-"""The views on the page of a run: attention, next tokens, losses, lens and experts equal those of the model."""
+"""The views on the page of a run: attention, next tokens, losses, lens and experts equal the model's values."""
 
 import base64
 import json
@@ -84,7 +84,7 @@ console.log(JSON.stringify({json.dumps(SETTINGS)}.map(shape)))
         exact = next_token_distribution(logits(model, shown), sampling)
         likeliest = logits(model, shown).topk(9).indices
         for row, p, ids in zip(rows, exact, likeliest):
-            most = len(ids) - bool(min_p)  # beyond, the page does not know which of the others are kept
+            most = len(ids) - bool(min_p)  # for more tokens, the page does not know which of the others are kept
             if (top_p < 1 or min_p) and (p > 0).sum() > most:
                 continue
             compared += 1
@@ -142,7 +142,7 @@ def test_lens_is_on_the_page_and_experts_where_there_are_some(mlp: Gated | Exper
     assert [a.get("class") for _, a in parsed.tags].count("panel") == 1 + len(panels)
 
 
-PASSAGES = {  # text: the passage of at most 30 characters
+PASSAGES = {  # text: expected passage of at most 30 characters
     "Short, no end": "Short, no end",
     "One two three. Four five six seven. Eight.": "One two three.",
     "A sentence that is much too long to be shown. This one, though, fits.": "This one, though, fits.",

@@ -1,4 +1,4 @@
-"""Points of curves: which are drawn, and how they are smoothed."""
+"""Curves: the points that are drawn, and smoothing."""
 
 from pathlib import Path
 from xml.etree import ElementTree

@@ -22,7 +22,7 @@ from support.runs import SETTINGS
 
 
 def shown(value: Any) -> str:
-    """The text of an object's HTML, which is well-formed and does not change the page's styles."""
+    """The text of an object's HTML; checks that the HTML is well-formed and does not change the page's styles."""
     parsed = Page(value._repr_html_().replace("</th>", " </th>"))
     assert parsed.open == []
     assert not any(tag in ("script", "style") for tag, _ in parsed.tags)
@@ -84,7 +84,7 @@ def test_runs_show_their_figures_and_their_curve(tiny_run: Path, tmp_path: Path)
 
 
 class Kernel:
-    """A notebook's kernel: the lines that it displays, as they change."""
+    """A notebook's kernel that records the displayed lines and their updates."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.displays: list[list[str]] = []

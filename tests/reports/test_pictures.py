@@ -1,4 +1,5 @@
-"""Pictures: every format of them, panels that show their numbers, and ideas as the model computes them."""
+"""Pictures: every file format, the values that panels show, and pictures of concepts with the model's own
+computations."""
 
 import base64
 import io
@@ -32,7 +33,7 @@ VALUES = np.array([[0.5, np.nan, np.nan], [1.0, -0.25, np.nan], [0.0, 0.25, 0.5]
 
 
 def image(svg: str, style: str) -> np.ndarray:
-    """The values from 0 to 1 in the first mask of a style's color."""
+    """The values from 0 to 1 in the first mask with a style's color."""
     name = re.search(rf'<rect class="{style}" [^>]* mask="url\(#(\w+)\)"', svg)[1]
     png = base64.b64decode(re.search(rf'<mask id="{name}".*?base64,([^"]*)"', svg)[1])
     columns, rows = struct.unpack(">II", png[16:24])
@@ -151,7 +152,7 @@ def test_masks_are_causal_bidirectional_and_packed() -> None:
     assert (both == 1).all()
     assert (packed == np.kron(np.eye(2), np.tril(np.ones((3, 3))))).all()
     reach = np.array(panel("window", 3)["values"])
-    assert reach[11].tolist() == [0, 0] + [1] * 10  # three layers of a window of 4 reach 9 tokens back
+    assert reach[11].tolist() == [0, 0] + [1] * 10  # three layers with a window of 4 reach 9 tokens back
 
 
 def test_rotary_scores_depend_on_the_distance_alone() -> None:
@@ -171,7 +172,7 @@ def test_alibi_bias_is_minus_slope_times_distance() -> None:
 def test_cache_picture_shows_what_lies_in_each_slot() -> None:
     whole, window = panel("cache", 0), panel("cache", 1)
     assert whole["texts"][5] == [*"01234567", "–", "–"]
-    assert whole["texts"][6] == whole["texts"][5]  # going back writes position 5 again and clears nothing
+    assert whole["texts"][6] == whole["texts"][5]  # a rollback overwrites position 5 and clears nothing
     assert whole["values"][6][4:] == [0.4, 1, 0, 0, 0, 0]
     assert window["texts"][5] == [*"56734"]
     assert window["values"][5] == [0.4, 0.4, 1, 0, 0]
@@ -238,7 +239,7 @@ def test_every_filter_of_a_png_is_undone(filters: tuple[int, ...]) -> None:
     assert np.array_equal(unfiltered(np.array(filters, np.uint8), (wanted - predicted).astype(np.uint8)), wanted)
 
 
-FORMS = {  # a panel, and rows of its numbers
+FORMS = {  # a panel, and expected rows of its values
     "cells": (cells("c", np.eye(2), ["a", "b"], ["x", "y"]), ["c,a,x,1.0", "c,a,y,0.0"]),
     "curves": (curves("c", [1, 2], {"loss": [3.0, 4.0]}, x_name="step"), ["c,loss,1,3.0", "c,loss,2,4.0"]),
     "arrows": (

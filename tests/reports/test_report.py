@@ -23,7 +23,7 @@ from support.pages import HOSTILE, TEXT, Page, model_and_tokenizer, paths, plots
 def test_page_is_well_formed_and_needs_no_other_file(tmp_path: Path) -> None:
     page, parsed = written(write_run(tmp_path / "run"))
     assert parsed.open == []
-    rest = page.replace("</", "").replace("hf://NAME", "")  # which is said to be a possible source
+    rest = page.replace("</", "").replace("hf://NAME", "")  # mentioned in the page as a possible source
     assert not re.search(r"https?:|//\w|@import|url\((?!#)", rest)
     given = [a[name] for _, a in parsed.tags for name in ("src", "href", "srcset", "action") if name in a]
     assert all(address.startswith("data:image/png;base64,") for address in given)
@@ -188,8 +188,8 @@ TITLES = ["learning rate", "gradient norm", "update ratio", "attention entropy",
 
 
 def write_health(run: Path, steps: int, layers: int) -> None:
-    """Steps with the load of experts, a jump of the gradient, figures that are measured only at some steps, and two
-    rollbacks."""
+    """Write steps with the load of experts, a spike of the gradient norm, figures that are measured only at some steps,
+    and two rollbacks."""
     layered = lambda name, values: {f"{name}/{layer}": value for layer, value in enumerate(values)}
     rows = [
         {"step": 30, "failed_step": 37, "reason": "the loss is nan", "skipped": [296, 304]},
@@ -252,8 +252,8 @@ def test_small_charts_have_a_line_for_each_layer(tmp_path: Path) -> None:
 def test_early_spike_does_not_flatten_the_update_ratio(tmp_path: Path) -> None:
     write_health(run := write_run(tmp_path / "run"), steps=400, layers=1)
     heights = np.array(paths(written(run)[0], "update ratio")[0])[:, 1]
-    assert heights[0] < 20  # the spike of 0.5 at the top
-    assert 80 < heights[5] < 97  # 0.0015, above the axis
+    assert heights[0] < 20  # the spike of 0.5 is at the top
+    assert 80 < heights[5] < 97  # the value 0.0015 is drawn above the axis
     charts = plots(written(run)[0])
     assert charts["update ratio"]["series"][-1]["values"][0] == 0.5
 

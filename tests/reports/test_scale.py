@@ -48,7 +48,7 @@ def reading(text: str = "to be, or not", **options: Any) -> Reading:
 
 
 def drawn() -> dict[str, Picture]:
-    """A picture of each kind but features, whose panels name the end of their scales in their titles."""
+    """A picture of each kind except features, whose panels name the end of the scale in their titles."""
     given = reading()
     options: dict[str, Any] = {
         "patch": {"corrupted": "to be, or nut"},
@@ -123,7 +123,8 @@ def test_readout_of_a_large_panel_under_texts_has_the_full_scale() -> None:
     names = ["a"] * 70
     assert pointed(cells("", values, names, names, scale=ColorScale(1)))["full"] == 1
     assert pointed(cells("", values, names, names, texts=texts, scale=ColorScale(1)))["full"] == 0.6
-    assert "values" in pointed(cells("", 2 * values, names, names, scale=ColorScale(1)))  # some are beyond the scale
+    # some values are beyond the scale
+    assert "values" in pointed(cells("", 2 * values, names, names, scale=ColorScale(1)))
 
 
 def test_captions_name_no_color_that_the_dark_theme_turns_around(pictures: dict[str, Picture], tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_strategies_are_named_with_their_values() -> None:
     titles = [panel.title.split(":")[0] for panel in VIEWS["next"](reading(), sampling=sampling).panels]
     penalties = "repetition_penalty 1.3, presence_penalty 0.5"
     assert titles == ["the model", penalties, "temperature 0.7", "top_k 4", "min_p 0.1"]
-    assert VIEWS["next"](reading("to")).title == "The token after “<|endoftext|>to”"  # nothing is cut off
+    assert VIEWS["next"](reading("to")).title == "The token after “<|endoftext|>to”"  # the title is not cut off
     plain = VIEWS["next"](reading(), sampling=Sampling(temperature=1.0))
     assert "step" not in plain.caption
 
@@ -260,5 +261,5 @@ def test_every_picture_of_a_page_scrolls_in_its_own_box(tmp_path: Path) -> None:
         outside = re.sub(r"<figure.*?</figure>", "", page, flags=re.S)
         left = [width for width, kind in SIZED.findall(outside) if kind in ("picture", "plot")]
         assert len(SIZED.findall(page)) > len(left)
-        assert all(float(width) < 300 for width in left)  # the legend of the attention map
+        assert all(float(width) < 300 for width in left)  # only the legend of the attention map remains
     assert '<figure><svg class="js" id="map"' in pages[0]

@@ -1,4 +1,4 @@
-"""One distribution under each sampling strategy: its probabilities, table and picture."""
+"""One distribution with each sampling strategy: its probabilities, table and picture."""
 
 import re
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_penalties_and_biases_change_the_log_odds_by_their_formulas() -> None:
     for strategy, shares in found.items():
         if min(shares) > 0:
             odds[strategy] = torch.tensor(shares).log() - torch.tensor(found["as it is"]).log()
-            odds[strategy] = odds[strategy] - odds[strategy][-1]  # no option changes the last token
+            odds[strategy] = odds[strategy] - odds[strategy][-1]  # no option changes the logit of the last token
     logits = torch.tensor(found["as it is"]).log()
     assert odds["frequency_penalty 1"].tolist()[:4] == pytest.approx([0, -2, -1, 0], abs=1e-5)
     assert odds["presence_penalty 1"].tolist()[:4] == pytest.approx([0, -1, -1, 0], abs=1e-5)
@@ -105,5 +105,5 @@ def test_picture_in_the_docs_is_that_of_stories_260k(shared: Path) -> None:
     made, kept = compare(logits, lm.tokenizer.piece).svg(), (DOCS / "strategies.svg").read_text(encoding="utf-8")
     assert re.split(NUMBER, made) == re.split(NUMBER, kept), "draw docs/strategies.svg again, as the page says"
     numbers = [[float(n) for n in re.findall(NUMBER, svg)] for svg in (made, kept)]
-    assert numbers[0] == pytest.approx(numbers[1], abs=0.11)  # another machine may round otherwise
+    assert numbers[0] == pytest.approx(numbers[1], abs=0.11)  # rounding may differ on another machine
     assert "prefers-color-scheme: dark" in kept

@@ -38,7 +38,7 @@ def values(picture: Picture, number: int = 0) -> np.ndarray:
     return np.array(picture.values()["panels"][number]["values"], float)
 
 
-OPTIONS: dict[str, dict[str, Any]] = {  # of the views, where they need or show more with them
+OPTIONS: dict[str, dict[str, Any]] = {  # options of views that need them, or show more with them
     "patch": {"corrupted": "to be, or nut"},
     "next": {"sampling": Sampling(temperature=0.5, top_k=3)},
 }
@@ -104,7 +104,7 @@ def test_patching_the_token_that_differs_restores_the_answer() -> None:
     streams = values(picture)
     assert picture.panels[0].data["columns"][12] == "o/u"
     assert streams[0, 12] == pytest.approx(1, abs=1e-4)
-    np.testing.assert_allclose(streams[:, :12], 0, atol=1e-4)  # earlier tokens are equal in both texts
+    np.testing.assert_allclose(streams[:, :12], 0, atol=1e-4)  # earlier tokens are the same in both texts
     assert np.abs(values(picture, 1)).max() > 0.01
 
 

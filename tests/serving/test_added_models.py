@@ -30,7 +30,7 @@ def adapters(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> list[P
 
 @pytest.fixture(scope="module")
 def expected(tiny_run: Path, adapters: list[Path]) -> list[str]:
-    """The answers of the model alone, and with each adapter."""
+    """The answers of the model without an adapter, and with each adapter."""
     options: dict[str, Any] = {"temperature": 0, "max_new_tokens": LENGTH, "stop_token_ids": ()}
     models = [onward.load(tiny_run), *(onward.load(tiny_run, adapter_folder=one) for one in adapters)]
     return [lm.generate(PROMPT, **options) for lm in models]

@@ -37,14 +37,15 @@ def client(server: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-CASES: dict[str, dict[str, Any]] = {  # fields of a request, and the options of `generate` that they are
+CASES: dict[str, dict[str, Any]] = {  # fields of a request that are also options of `generate`
     "greedy": {"temperature": 0},
     "sampled": {"seed": 3, "temperature": 0.9},
     "nucleus": {"seed": 4, "top_p": 0.7},
     "penalties": {"seed": 5, "frequency_penalty": 0.5, "presence_penalty": 0.2},
     "stopped": {"seed": 3, "stop": ["e"]},
 }
-MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # fields that openai's client does not know
+# fields that openai's client lacks, and the options of `generate`
+MORE: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "top_k": ({"top_k": 3}, {"top_k": 3}),
     "no top_k": ({"top_k": -1}, {}),
     "min_p": ({"min_p": 0.2}, {"min_p": 0.2}),
@@ -190,7 +191,7 @@ def test_a_request_that_cannot_be_met_is_refused_by_name(name: str, server: Runn
         assert error["param"] == first
 
 
-NAMES = {  # fields of other servers: vLLM 0.32 and llama.cpp b11434
+NAMES = {  # request fields of other servers: vLLM 0.32 and llama.cpp b11434
     CompletionRequest: "add_special_tokens allowed_token_ids bad_words cache_salt echo ec_transfer_params ignore_eos "
     "frequency_penalty include_stop_str_in_output kv_transfer_params length_penalty logit_bias logprob_token_ids "
     "logprobs max_tokens min_p min_tokens mm_payload n presence_penalty priority prompt prompt_embeds prompt_logprobs "
@@ -234,12 +235,12 @@ def test_a_field_without_meaning_here_is_refused_unless_it_changes_nothing(name:
 
 
 def test_an_answer_without_a_limit_ends_with_the_context(server: Running) -> None:
-    prompt = [5] * 28  # of a context of 32
+    prompt = [5] * 28  # the context has 32 tokens
     reply = server.post("/v1/completions", prompt=prompt, ignore_eos=True).json()
     assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (4, "length")
 
 
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # as programs send them: path, and body
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # path, and body as programs send it
     "vllm bench, completions": (
         "/v1/completions",
         {"prompt": "The cat", "repetition_penalty": 1.0, "max_tokens": 6, "logprobs": None, "ignore_eos": True},

@@ -19,14 +19,14 @@ import pytest
 from support.forked import Forked
 from support.server import started
 
-SOON = 5.0  # seconds for a short request, on a machine that runs other tests too
+SOON = 5.0  # maximum seconds for a short request, even if the machine also runs other tests
 GRAMMAR = "start: T\nT: /(.|\\n)*a(.|\\n){20}/ & ~/(.|\\n)*b(.|\\n){21}/ & ~/(.|\\n)*c(.|\\n){22}/"
 DEEP = "start: T\nT: /(.|\\n)*[xyz]/ | (/(.|\\n)*a(.|\\n){18}/ & ~/(.|\\n)*b(.|\\n){19}/ & ~/(.|\\n)*c(.|\\n){20}/)"
 
 
 @dataclass
 class Attacked:
-    """A server in a separate process, with few descriptors, and its log."""
+    """A server in a separate process with a low limit of open files, and its log."""
 
     url: str
     process: Forked
@@ -37,14 +37,14 @@ class Attacked:
         return host, int(port)
 
     def short(self) -> float:
-        """Send a short request; return how long it took."""
+        """Send a short request; return its duration in seconds."""
         start = time.perf_counter()
         reply = httpx.post(f"{self.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=60)
         assert reply.status_code == 200, reply.text
         return time.perf_counter() - start
 
     def memory(self) -> int:
-        """Bytes that the server and its children have in memory."""
+        """The resident memory of the server and its child processes, in bytes."""
         tree = {self.process.pid}
         for path in sorted(Path("/proc").glob("[0-9]*/stat"), key=lambda path: int(path.parts[2])):
             with suppress(OSError):
@@ -58,7 +58,7 @@ class Attacked:
         return total
 
     def beside(self, attack: Callable[[], Any], times: int = 8) -> float:
-        """The longest time of short requests while an attack runs, which is waited for."""
+        """The maximum time of short requests while an attack runs; waits for its end."""
         thread = threading.Thread(target=attack)
         thread.start()
         worst = 0.0
@@ -70,7 +70,7 @@ class Attacked:
         return worst
 
     def open(self, text: bytes) -> socket.socket:
-        """A connection on which this text is sent."""
+        """Open a connection and send this text."""
         one = socket.create_connection(self.address, timeout=30)
         one.sendall(text)
         return one
@@ -82,7 +82,7 @@ class Attacked:
 
     @contextmanager
     def left(self, path: str, body: Any, count: int = 1) -> Iterator[None]:
-        """Clients that send a request, and close their connections at the end of the block."""
+        """Start clients that send a request, and close their connections at the end of the block."""
         with ExitStack() as opened:
             for _ in range(count):
                 opened.enter_context(self.open(self.http(path, body)))
@@ -161,7 +161,7 @@ def test_work_of_clients_that_hang_up_is_counted_and_cancelled(name: str, server
 
 def test_embeddings_beyond_the_queue_are_asked_to_retry(server: Attacked) -> None:
     with server.left("/v1/embeddings", {"input": [[5] * 31] * 500}, 64):
-        end = time.monotonic() + 30  # until the server has read them
+        end = time.monotonic() + 30  # deadline for the server to read the requests
         ask = lambda: httpx.post(f"{server.url}/v1/embeddings", json={"input": "a"}, timeout=60)
         while (reply := ask()).status_code != 429 and time.monotonic() < end:
             pass

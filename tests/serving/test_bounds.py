@@ -114,7 +114,7 @@ def leave_early(server: Running, **body: Any) -> None:
         suppress(httpx.ReadTimeout),
         httpx.stream("POST", url, json=body, headers=headers, timeout=wait) as reply,
     ):
-        pieces = reply.iter_bytes()  # closes the connection when nothing refers to it
+        pieces = reply.iter_bytes()  # the connection closes when this generator is garbage-collected
         next(pieces)
         assert not server.is_idle()
 
@@ -125,12 +125,12 @@ def test_a_client_that_goes_away_frees_its_rows(name: str, server: Running, monk
     step = engine.step
 
     def slow() -> Any:
-        time.sleep(0.3)  # 24 tokens take longer than the client waits, even if a busy machine delays it for seconds
+        time.sleep(0.3)  # 24 tokens then take longer than the client waits, even on a busy machine
         return step()
 
     monkeypatch.setattr(engine, "step", slow)
     leave_early(server, **LONG, **GONE[name])
-    assert server.idle(within=1.0)  # alone, the answer would take 7.2 s
+    assert server.idle(within=1.0)  # the complete answer would take 7.2 s
 
 
 def test_a_client_that_goes_away_while_its_prompt_is_read_frees_its_row(
@@ -138,7 +138,7 @@ def test_a_client_that_goes_away_while_its_prompt_is_read_frees_its_row(
 ) -> None:
     with serving(tiny_run, rows=2, prefill_budget=1) as running:
         step, scheduler = running.served[0].engine.step, running.served[0].engine.scheduler
-        sizes = list[int]()  # rows in use at each step
+        sizes = list[int]()  # number of rows in use at each step
 
         def slow() -> Any:
             sizes.append(len(scheduler.active))
@@ -187,7 +187,8 @@ def test_sigterm_lets_a_running_stream_finish(tiny_run: Path) -> None:
 def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -> None:
     log: list[str] = []
     process, url = started(str(tiny_run), "--drain", "1", "--rows", "1", log=log)
-    body = {**LONG, "max_tokens": 30, "n": 64, "stream": True, "typical_p": 0.9}  # drawn by no kernel
+    # typical_p is not supported by kernels, which makes steps slow
+    body = {**LONG, "max_tokens": 30, "n": 64, "stream": True, "typical_p": 0.9}
     with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=30) as reply:
         lines = reply.iter_lines()
         next(lines)
@@ -203,7 +204,7 @@ def test_a_stream_that_outlasts_the_drain_ends_with_a_sentence(tiny_run: Path) -
 def test_a_second_sigterm_ends_the_server_at_once(tiny_run: Path) -> None:
     process, url = started(str(tiny_run), "--drain", "60", "--rows", "1")
     with (
-        suppress(httpx.RemoteProtocolError),  # the answers are cut
+        suppress(httpx.RemoteProtocolError),  # the answers are cut off
         httpx.stream("POST", f"{url}/v1/completions", json={**LONG, "n": 64, "stream": True}, timeout=30) as reply,
     ):
         lines = reply.iter_lines()

@@ -1,4 +1,5 @@
-"""Forms of calls and of reasoning, read from answers in any pieces, whose markers are control tokens or text."""
+"""Formats of calls and of reasoning, parsed from answers in arbitrary pieces, with control tokens or text as
+markers."""
 
 from __future__ import annotations
 
@@ -37,7 +38,7 @@ TALK = "<|start|>assistant<|channel|>"
 HARMONY = f"commentary to=functions.weather <|constrain|>json<|message|>{ARGUMENTS}<|call|>"
 QUOTED = '{"name": "weather", "arguments": {"city": "a</tool_call>\\"}b"}}'
 
-READ: dict[str, tuple[str, str, list[tuple[str, str]]]] = {  # the form, the text of an answer, and its events
+READ: dict[str, tuple[str, str, list[tuple[str, str]]]] = {  # format, text of an answer, expected events
     "one": ("hermes", f"<tool_call>\n{CALL}\n</tool_call>", ONE),
     "two": ("hermes", f"<tool_call>{CALL}</tool_call>\n<tool_call>{OTHER}</tool_call>\n", TWO),
     "two in one block": ("hermes", f"<tool_call>\n{CALL}\n{OTHER}\n</tool_call>", TWO),
@@ -120,7 +121,7 @@ EMPTY = {  # calls without arguments
     "harmony": ("<|channel|>commentary to=functions.weather<|message|><|call|>",),
     "qwen3_coder": ("<tool_call>\n<function=weather>\n</function>\n</tool_call>",),
 }
-NONE = {  # text that is not a call, and its remainder if markers are text
+NONE = {  # texts that are not calls
     "hermes": ('<tool_call>{"name": "x", "arguments": {"a": 1}}</tool_call>', "<tool_call>weather</tool_call>!",
         '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>', '<tool_call>{"name": "wea'),
     "mistral": ('[TOOL_CALLS] [{"name": "x"}]', "[TOOL_CALLS]x[ARGS]{}", "[TOOL_CALLS] weather"),
@@ -194,7 +195,7 @@ def test_content_and_arguments_are_passed_on_as_they_arrive() -> None:
     ]
 
 
-CUT: dict[str, tuple[str, str, list[tuple[str, str]]]] = {  # form, the text of an answer that is cut off, its events
+CUT: dict[str, tuple[str, str, list[tuple[str, str]]]] = {  # format, text of an answer that is cut off, expected events
     "in the first name": ("hermes", '<tool_call>\n{"name": "wea', []),
     "in a marker": ("hermes", "<tool_call>", []),
     "in a list": ("mistral", f'[TOOL_CALLS] [{CALL}, {{"name": "ti', ONE),
@@ -300,7 +301,7 @@ def random_value(random: random.Random, depth: int = 0) -> Any:
 
 
 def random_answer(random: random.Random, form: str, spaces: str) -> tuple[str, list[tuple[str, Any]]]:
-    """An answer with up to three calls in a form, and (name, arguments) of its calls."""
+    """An answer with up to three calls in a format, and (name, arguments) of its calls."""
     calls = []
     for _ in range(1 if form in ("harmony", "llama3_json") else random.randrange(1, 4)):
         given = {"city": random.choice(["", "Oslo", "a\nb", "</tool_call>"]), "more": {"a": random_value(random)}}

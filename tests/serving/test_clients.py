@@ -19,7 +19,7 @@ from support.scripted import CALLS, FINAL, HELLO, scripted_server
 from support.server import Running
 
 CLIENTS = Path(__file__).parent / "clients"
-INSTALLED = Path(__file__).parents[2] / "build" / "clients"  # by `make clients`
+INSTALLED = Path(__file__).parents[2] / "build" / "clients"  # installed by `make clients`
 STEPS = [f"{name}: {', '.join(f'{key}={given[key]}' for key in sorted(given))}" for name, given in CALLS]
 Run = Callable[[str], dict[str, Any]]
 TRIPS = [{"city": city, "days": days} for city in ("Oslo", "Rome") for days in (1, 2, 3)]
@@ -34,7 +34,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 @pytest.fixture
 def run(server: Running, tmp_path: Path) -> Run:
-    """Runs a script of `clients` and returns what it prints; skips where its packages are not installed."""
+    """Returns a function that runs a script in `clients` and returns its output; skips the test if its packages are
+    missing."""
 
     def run(script: str) -> dict[str, Any]:
         program = INSTALLED / "bin/python" if script.endswith(".py") else shutil.which("node")

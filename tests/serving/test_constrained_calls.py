@@ -1,5 +1,5 @@
-"""Calls that a request requires, and calls combined with a schema: the grammar has the form of the chat template, and
-each tool's arguments their own schema."""
+"""Calls that a request requires, and calls combined with a schema: the grammar follows the format of the chat template,
+and the arguments of each tool follow its schema."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from support.calls import CONTROL, PLAIN, encoded, forms_for, read
 
 
 def parameters(*colors: str) -> dict[str, Any]:
-    """Parameters with definitions of a name that several tools use, and no type."""
+    """Parameters without a type, with a definition whose name several tools use."""
     following = {"anyOf": [{"$ref": "#/$defs/Next"}, {"type": "null"}]}
     return {
         "properties": {"color": {"$ref": "#/$defs/Color"}, "next": following},
@@ -40,7 +40,7 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": schema}} 
 RED, GREEN = '{"color": "red", "next": {"n": 3}}', '{"color": "green"}'
 TAGS = "<tool_call>\n<function={}>\n<parameter=color>\n{}\n</parameter>\n</function>\n</tool_call>"
 SPOKEN = "<|channel|>commentary to=functions.{} <|constrain|>json<|message|>{}"
-CALLS = {  # of each form: a call with a place for the name and for the arguments
+CALLS = {  # for each format, a call with placeholders for the name and the arguments
     "hermes": '<tool_call>\n{{"name": "{}", "arguments": {}}}\n</tool_call>',
     "mistral": '[TOOL_CALLS] [{{"name": "{}", "arguments": {}}}]',
     "mistral_args": "[TOOL_CALLS]{}[ARGS]{}",
@@ -62,7 +62,7 @@ def constrained(forms: Forms, required: bool, schema: Any = None) -> tuple[Forms
 
 
 def allows(first: TextConstraint, text: str, markers: Markers) -> bool:
-    """Whether a constraint allows a text and the end after it."""
+    """Whether a constraint allows a text followed by the end token."""
     state = first.copy()
     for token in encoded(text, markers):
         if not state.allowed()[token]:
@@ -114,7 +114,7 @@ def test_tags_hold_arguments_of_each_type() -> None:
             assert not allows(first, whole(inner), markers), inner
 
 
-STRICT: dict[str, Any] = {  # parameters that plain text between tags cannot be held to
+STRICT: dict[str, Any] = {  # parameters that a grammar of plain text between tags cannot enforce
     "a pattern": {"properties": {"a": {"type": "string", "pattern": "^x+$"}}},
     "a text or a number": {"properties": {"a": {"type": ["string", "integer"]}}},
     "alternatives": {"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {"a": {"type": "integer"}}},
@@ -188,7 +188,7 @@ def test_a_model_may_reason_before_a_constrained_answer(markers: Markers) -> Non
 
 
 def random_answer(generator: random.Random, first: TextConstraint, eos: int) -> list[int] | None:
-    """Random tokens that a constraint allows, or None if they do not end."""
+    """Random tokens that a constraint allows, up to the end of the answer; None if it does not end."""
     state, tokens = first.copy(), list[int]()
     for _ in range(400):
         allowed = state.allowed().nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""Conversations with tools and forms, by chat completions and by responses, with OpenAI's client."""
+"""Conversations with tools and structured outputs, with chat completions and responses, with OpenAI's client."""
 
 import json
 from collections.abc import Iterator
@@ -59,7 +59,7 @@ def client(server: Running) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
 
 
-CHOICES: dict[str, tuple[dict[str, Any], str]] = {  # fields of a request, and the finish reason
+CHOICES: dict[str, tuple[dict[str, Any], str]] = {  # fields of a request, expected finish reason
     "auto": ({"extra_body": {"regex": CALL}}, "tool_calls"),
     "required": ({"tool_choice": "required", "parallel_tool_calls": False}, "tool_calls"),
     "named": ({"tool_choice": {"type": "function", "function": {"name": "weather"}}}, "stop"),

@@ -62,7 +62,7 @@ def test_a_dashboard_and_rules_name_only_metrics_of_the_server() -> None:
 
 
 def commands() -> dict[str, list[str]]:
-    """The words after `onward serve` in each file."""
+    """The arguments of `onward serve` in each file."""
     compose: Any = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
     kubernetes: Any = next(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
     docker = (DEPLOY / "Dockerfile").read_text()

@@ -1,4 +1,4 @@
-"""Options of the engines change no answer: models, adapters, drafts, prompts kept on disk, pieces of prompts."""
+"""Options of the engines change no answer: several models, adapters, drafts, prompt caches on disk, chunked prefill."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ FORMS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def wide(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the tiny run's model with a longer context."""
+    """The folder of the tiny run's model with a longer context length."""
     lm = onward.load(tiny_run)
     model = onward.Decoder(replace(lm.config, context_length=128)).eval()
     model.load_state_dict(lm.model.state_dict())
@@ -41,7 +41,7 @@ def wide(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapters(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The folders of two adapters of it that change its answers."""
+    """The folders of two adapters for this model that change its answers."""
     folder = tmp_path_factory.mktemp("adapters")
     lm = onward.load(wide)
     stirred(lm.model, "polite", "terse", lora=LoRA(rank=2))
@@ -51,7 +51,7 @@ def adapters(wide: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def answers(url: str, models: list[str]) -> list[dict[str, Any]]:
-    """The choices of a request in each form to each model, all at the same time."""
+    """The choices of a request in each form to each model, sent at the same time."""
     bodies = [
         {"model": model, "prompt": LONG, "max_tokens": 12, "return_token_ids": True, **form}
         for model in models
@@ -148,7 +148,7 @@ def test_an_adapter_of_another_base_is_refused(tiny_run: Path, tmp_path: Path, a
 
 @pytest.fixture
 def killed(wide: Path, tmp_path: Path) -> Path:
-    """The prompt cache of a server that was killed while it answered."""
+    """The prompt cache of a server that was killed during an answer."""
     folder = tmp_path / "prompts"
     process, url = started(str(wide), "--prompt-cache", str(folder))
     body = {"prompt": LONG, "max_tokens": 4, "temperature": 0}

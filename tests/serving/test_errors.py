@@ -1,4 +1,4 @@
-"""Errors name the field that the client sent, its path, and the values that it may have."""
+"""Errors name the field that the client sent, its path, and the allowed values."""
 
 import logging
 import re
@@ -18,7 +18,7 @@ from support.refusals import refusal
 from support.server import Running, serving
 
 ASK = [{"role": "user", "content": "a"}]
-NEEDED: dict[str, dict[str, Any]] = {  # of each path: a body that is answered
+NEEDED: dict[str, dict[str, Any]] = {  # for each path, a valid body
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": {"messages": ASK, "max_tokens": 1},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
@@ -36,7 +36,8 @@ def server(tiny_run: Path) -> Iterator[Running]:
 
 
 LONG = "a " * 99
-TOO_LONG: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {  # path, body, param, and the numbers
+# path, body, expected param, numbers in the message
+TOO_LONG: dict[str, tuple[str, dict[str, Any], str, list[str]]] = {
     "a prompt": ("/v1/completions", {"prompt": [5] * 40}, "prompt", ["40", "32"]),
     "the second prompt": ("/v1/completions", {"prompt": [[5], [5] * 40]}, "prompt[1]", ["40", "32"]),
     "a prompt and its answer": ("/v1/completions", {"prompt": [5] * 30, "max_tokens": 3}, "prompt", ["30", "3", "32"]),
@@ -66,7 +67,7 @@ def test_a_context_that_is_too_short_has_a_code_and_both_numbers(name: str, stre
     assert all(re.search(rf"\b{number}\b", error["message"]) for number in numbers)
 
 
-NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, param, and the beginning of the message
+NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, expected param, beginning of the message
     "fewer than no tokens": ("/v1/completions", {"max_tokens": -2}, "max_tokens", "max_tokens is -2"),
     "by OpenAI's newer name": ("/v1/chat/completions", {"max_completion_tokens": -2}, "max_completion_tokens", "max_c"),
     "in responses": ("/v1/responses", {"max_output_tokens": -2}, "max_output_tokens", "max_output_tokens is -2"),
@@ -223,7 +224,7 @@ def test_a_mistake_is_named_as_it_was_sent(name: str, server: Running) -> None:
     assert error["message"].startswith(message), error["message"]
 
 
-BROKEN: dict[str, tuple[bytes, str | None, str]] = {  # a body, its Content-Type, and the message
+BROKEN: dict[str, tuple[bytes, str | None, str]] = {  # body, Content-Type, expected message
     "a form": (b"prompt=a", "application/x-www-form-urlencoded", 'Content-Type is "application/x-www-form-urlencoded"'),
     "plain text": (b'{"prompt": "a"}', "text/plain", 'Content-Type is "text/plain": send the body as application/json'),
     "no type": (b'{"prompt": "a"}', None, "Content-Type is missing: send the body as application/json"),

@@ -1,4 +1,5 @@
-"""Each field of each request with random values of JSON's types: refused by its path, or answered."""
+"""Each field of each request with random values of all JSON types: the request is answered, or refused with the field's
+path."""
 
 import json
 import random
@@ -24,7 +25,7 @@ from support.refusals import refusal
 from support.server import Running, serving
 
 ASK = [{"role": "user", "content": "a"}]
-BODIES: dict[str, tuple[type, dict[str, Any]]] = {  # of each path: the class of its body, and one that is answered
+BODIES: dict[str, tuple[type, dict[str, Any]]] = {  # for each path: the class of its body, and a valid body
     "/v1/completions": (CompletionRequest, {"prompt": "a", "max_tokens": 1}),
     "/v1/chat/completions": (ChatRequest, {"messages": ASK, "max_tokens": 1}),
     "/v1/responses": (ResponsesRequest, {"input": "a", "max_output_tokens": 1}),
@@ -68,7 +69,7 @@ KINDS = "null", "boolean", "integer", "fraction", "text", "list", "object"
 
 
 def places(kind: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The path and type of each declared field of a class of fields, and of those inside of it."""
+    """The path and type of each declared field of a class, including nested fields."""
     for name, (inner, _) in (fields_of(kind) or {}).items():
         here = f"{path}.{name}".lstrip(".")
         yield here, inner
@@ -80,7 +81,7 @@ def places(kind: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any
                 yield from places(one, here, depth + 1)
 
 
-AROUND: dict[Any, dict[str, Any]] = {  # required fields of the objects in a field
+AROUND: dict[Any, dict[str, Any]] = {  # required fields of the objects nested in a field
     "messages": {"role": "user", "content": "a"},
     "tool_calls": {"function": {"name": "f"}},
     "function": {"name": "f"},

@@ -1,4 +1,4 @@
-"""Every field that a route declares is read: a value of it changes the reply, or is refused by its name. A field of
+"""Every field that a route declares is read: its value changes the reply, or is refused by name. A field of
 another route is refused."""
 
 import random
@@ -32,9 +32,9 @@ ASK = [{"role": "user", "content": "The"}]
 SCHEMA = {"type": "object", "properties": {}, "additionalProperties": False}
 TOOLS: list[Any] = [{"type": "function", "name": name, "parameters": SCHEMA} for name in "fg"]
 CALLED = {"tools": TOOLS, "tool_choice": "required", "reasoning_format": "none", "max_tokens": 200}
-AGAIN = {"logit_bias": {65: 1e2}, "prompt_length": 1}  # the same token several times
+AGAIN = {"logit_bias": {65: 1e2}, "prompt_length": 1}  # makes the model repeat one token
 FORM = {"type": "json_schema", "name": "s", "schema": SCHEMA}
-# for each route: the class of its body, and a body that it answers
+# for each route: the class of its body, and a valid body
 NEEDED: dict[str, tuple[type[Body], dict[str, Any]]] = {
     "/v1/completions": (CompletionRequest, {"prompt": "The", "max_tokens": 8, "seed": 3}),
     "/v1/chat/completions": (ChatRequest, {"messages": ASK, "max_tokens": 8, "seed": 3}),
@@ -94,15 +94,15 @@ VALUES: dict[str, Any] = {  # for each field: a value that has an effect, or (va
     "include": ([LOGPROBS], {"reasoning_format": "none"}),
     "top_logprobs": 1,
 }
-OWN: dict[tuple[str, str], Any] = {  # likewise, of one route
+OWN: dict[tuple[str, str], Any] = {  # values for a field of one route only
     ("/v1/chat/completions", "logprobs"): True,
     ("/v1/chat/completions", "top_logprobs"): (1, {"logprobs": True}),
     ("/v1/responses", "top_logprobs"): (1, {"include": [LOGPROBS], "reasoning_format": "none"}),
     ("/api/distribution", "forced_tokens"): ([65, 66], {"prompt_length": 2}),
     ("/tokenize", "add_generation_prompt"): (False, {"prompt": None, "messages": ASK}),
 }
-VARIED = ("id", "created", "created_at", "item_id", "call_id")  # keys of a reply that differ each time
-ALWAYS = ("/v1/responses", "stream_options")  # the last event has the usage
+VARIED = ("id", "created", "created_at", "item_id", "call_id")  # keys of a reply that differ between requests
+ALWAYS = ("/v1/responses", "stream_options")  # here the last event always has the usage
 CASES = [(path, name) for path, (cls, _) in NEEDED.items() for name in declared(cls) or {} if (path, name) != ALWAYS]
 
 
@@ -116,7 +116,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     config = onward.DecoderConfig(tokenizer.vocab_size, d_model=32, n_layers=2, n_heads=2, context_length=512)
     model = Decoder(config).eval()
     for weight in model.parameters():
-        weight.data *= 4  # so that a change of the activations changes the tokens
+        weight.data *= 4  # large weights, so that a change of the activations changes the tokens
     folder = tmp_path_factory.mktemp("models") / "bytes"
     onward.save(LanguageModel(model, tokenizer), folder)
     with serving(folder) as running:
@@ -124,7 +124,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def steady(value: Any) -> Any:
-    """A reply without the keys that differ each time."""
+    """A reply without the keys that differ between requests."""
     if isinstance(value, dict):
         return {key: steady(part) for key, part in value.items() if key not in VARIED}
     return [steady(part) for part in value] if isinstance(value, list) else value

@@ -1,4 +1,4 @@
-"""Requests whose extra fields ask for no unsupported feature are answered, whatever fields clients add."""
+"""Requests with additional fields that need no unsupported feature are answered, whatever fields clients add."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,13 +91,13 @@ def server(tiny_run: Path) -> Iterator[Running]:
 
 
 def texts(reply: dict[str, Any]) -> list[Any]:
-    """The answers in a reply of any path."""
+    """The answers in a reply from any path."""
     items = reply.get("choices") or reply["output"]
     return [one.get("text") or one.get("message", one)["content"] for one in items]
 
 
 def plain(value: Any) -> Any:
-    """The text of an answer, as a text or in parts."""
+    """The text of an answer that is given as a text or in parts."""
     return "".join(part["text"] for part in value) if isinstance(value, list) else value
 
 

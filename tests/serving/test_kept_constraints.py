@@ -1,4 +1,4 @@
-"""Prepared constraints are cached by everything that they depend on."""
+"""Prepared constraints are cached, with everything they depend on in the cache key."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness as a client of the server: its results are those of the model in this process."""
+"""lm-evaluation-harness as a client of the server: its results equal those of the model in this process."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
-"""Many clients at a time: no request is lost, confused with another or answered twice, and nothing remains
-afterwards."""
+"""Many clients at the same time: no request is lost, confused with another or answered twice, and no threads or files
+remain open afterwards."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def server(tiny_run: Path) -> Iterator[Running]:
 
 
 async def text_of(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
-    """Send a request, whole or streamed; return the text of its first answer."""
+    """Send a request, streamed or not; return the text of its first answer."""
     if not body.get("stream"):
         reply = await client.post("/v1/completions", json=body)
         assert reply.status_code == 200, reply.text
@@ -52,7 +52,7 @@ async def text_of(client: httpx.AsyncClient, body: dict[str, Any]) -> str:
 
 
 def body_of(rng: random.Random) -> dict[str, Any]:
-    """A request of any kind."""
+    """The body of a random request."""
     body: dict[str, Any] = {"prompt": rng.choice(PROMPTS), "max_tokens": rng.randint(1, 12), "seed": rng.randint(0, 9)}
     body |= rng.choice([{}, {"temperature": 0}, {"top_k": 5}, {"regex": "[a-z ]{3,9}"}, {"stop": "e"}, {"top_p": 0.8}])
     return body | rng.choice([{}, {"stream": True}])
@@ -94,7 +94,7 @@ def expected_texts(lm: LanguageModel, seed: int, count: int) -> dict[str, str]:
 
 
 def own_threads() -> int:
-    """Threads other than those of the server's pools, whose number is bounded."""
+    """The number of threads outside the server's thread pools, whose size is bounded."""
     return len([thread for thread in threading.enumerate() if not thread.name.startswith("onward-")])
 
 

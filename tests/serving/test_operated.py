@@ -1,5 +1,4 @@
-"""Operating a server: a line for each request, ids, readiness, keys with names and limits,
-traces."""
+"""Operating a server: a log line for each request, request ids, readiness, API keys with names and limits, traces."""
 
 import json
 import logging
@@ -51,7 +50,7 @@ def post(server: Running, key: str, path: str = "/v1/completions", **more: Any) 
 
 
 def last(records: list[RequestRecord]) -> RequestRecord:
-    """The newest record, which is made after the client has its answer."""
+    """The newest record; waits, since the record is made after the client has its answer."""
     time.sleep(0.05)
     return records[-1]
 

@@ -1,4 +1,5 @@
-"""Tokens that the engine's thread writes to a connection itself: the client sees the same as from the event loop."""
+"""Tokens that the engine's thread writes directly to a connection: the client receives the same as from the event
+loop."""
 
 import json
 import socket
@@ -15,7 +16,7 @@ from onward.serving.connections import Outlet
 from support.server import Running, serving
 
 BODY = {"prompt": "The cat", "max_tokens": 24, "temperature": 0, "ignore_eos": True}
-ROOM = {"all": 1 << 20, "a piece": 7, "nothing": 0}  # bytes that the socket takes at a time
+ROOM = {"all": 1 << 20, "a piece": 7, "nothing": 0}  # bytes that the socket accepts at a time
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def server(tiny_run: Path) -> Iterator[Running]:
 
 
 class Full:
-    """A socket with little room."""
+    """A socket that accepts at most `room` bytes per call."""
 
     def __init__(self, own: socket.socket, room: int) -> None:
         self.own, self.room, self.written = own, room, 0
@@ -55,7 +56,7 @@ def sockets(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def streamed(server: Running, path: str = "completions", **more: Any) -> tuple[str, str]:
-    """The text of a streamed answer, and why it ended."""
+    """The text of a streamed answer, and its finish reason."""
     reply = httpx.post(f"{server.url}/v1/{path}", json={**BODY, "stream": True, **more}, timeout=60).text
     assert reply.endswith("data: [DONE]\n\n")
     choices = [json.loads(line[6:])["choices"][0] for line in reply.split("\n\n")[:-2]]
@@ -66,7 +67,7 @@ def streamed(server: Running, path: str = "completions", **more: Any) -> tuple[s
 def test_a_stream_is_the_whole_reply_however_much_a_socket_takes(server: Running, sockets: list[Full]) -> None:
     whole = server.post("/v1/completions", **BODY).json()["choices"][0]["text"]
     assert streamed(server) == (whole, "length")
-    assert (sockets[0].written > 3) == (sockets[0].room > 0)  # the event loop has not sent all of it
+    assert (sockets[0].written > 3) == (sockets[0].room > 0)  # the engine's thread has sent a part itself
 
 
 def test_a_chat_whose_tokens_give_no_event_does_not_end(server: Running, sockets: list[Full]) -> None:

@@ -1,4 +1,4 @@
-"""The page at / in a real browser: texts, conversations, tokens, the views of the model's inside, shared links."""
+"""The page at / in a real browser: texts, conversations, tokens, views of the model's internals, shared links."""
 
 import re
 import shlex
@@ -36,7 +36,7 @@ MARKDOWN = """# Title
 @pytest.fixture(scope="module")
 def server(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     lm = onward.load(tiny_run)
-    talker = onward.Decoder(replace(lm.config, context_length=512)).eval()  # a context for conversations
+    talker = onward.Decoder(replace(lm.config, context_length=512)).eval()  # a context long enough for conversations
     talker.load_state_dict(lm.model.state_dict())
     folder = tmp_path_factory.mktemp("models") / "talker"
     chat = onward.LanguageModel(talker, lm.tokenizer)
@@ -64,7 +64,7 @@ def test_files_and_chapters_are_served_without_a_key(tiny_run: Path) -> None:
         for chapter in re.findall(r'href="(/learn/\d+)"', index):
             reply = httpx.get(server.url + chapter)
             assert "<h1>" in reply.text
-            assert "connect-src" not in reply.headers["content-security-policy"]  # default-src 'none' holds
+            assert "connect-src" not in reply.headers["content-security-policy"]  # default-src 'none' applies
         assert httpx.get(f"{server.url}/learn/99").status_code == 404
     assert not re.search(r"\son\w+=|style=|<script>", index)  # the policy allows no inline handlers and styles
 
@@ -170,7 +170,7 @@ def test_a_conversation_is_answered_edited_answered_again_and_kept(server: Runni
         expect(page.locator("#status")).to_contain_text("copy")
         ended(page)
         expect(page.locator("#log .asked .text")).to_have_text(["What is a mouse?"])
-        page.locator("#kept .opener").nth(1).click()  # the whole conversation
+        page.locator("#kept .opener").nth(1).click()  # the complete conversation
         expect(page.locator("#log .asked .text")).to_have_text(said)
         page.click("[title=Rename] >> nth=1")
         page.fill("#kept input", "<b>Cats</b>")

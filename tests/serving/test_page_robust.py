@@ -1,4 +1,4 @@
-"""The page at / when things go wrong, or are large: keys, errors, a full context, long conversations, other scripts."""
+"""The page at / in case of errors and large inputs: keys, errors, a full context, long conversations, other scripts."""
 
 import json
 from collections.abc import Iterator
@@ -80,7 +80,7 @@ def test_an_answer_is_stopped_and_ends_at_the_context(server: Running, browser: 
         assert newest(page).get_by_text("Continue", exact=True).count() == 0
         ask(page, "cat " * 300)
         expect(newest_error(page)).to_contain_text(f"The context of {length} tokens is full")
-        page.route("**/v1/completions", lambda route: None)  # a server that takes long
+        page.route("**/v1/completions", lambda route: None)  # a server that does not answer
         page.fill("#prompt", "The dog")
         page.click("#go")
         page.click("#stop")

@@ -1,4 +1,5 @@
-"""Replies with calls and reasoning: a stream, a complete reply and a response have the same content, in every form."""
+"""Replies with calls and reasoning: a stream, a complete reply and a response have the same content, in every
+format."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def asked(server: Running, model: str, text: str, **more: Any) -> list[Reply]:
-    """The replies with a scripted answer: of chat completions and of responses, each whole and streamed."""
+    """The replies with a scripted answer from chat completions and from responses, each complete and streamed."""
     body = {"model": model, **script(server, model, text), **more}
     limit = body.pop("max_tokens", None)
     chatted = body | {"messages": ASK, "tools": TOOLS, "max_tokens": limit}
@@ -74,12 +75,12 @@ def test_all_replies_have_the_reasoning_content_and_calls_of_the_answer(model: s
     assert (whole.finish_reason, response.finish_reason) == ("tool_calls", "completed")
     details = whole.usage["completion_tokens_details"], response.usage["output_tokens_details"]
     least = len(script(server, model, reasoning)["forced_tokens"]) - 1
-    for detail in details:  # markers spelled by several tokens may count too
+    for detail in details:  # markers that consist of several tokens may also count
         assert least <= detail["reasoning_tokens"] <= least + (25 if reasoning else 0)
 
 
 def unescaped(text: str, server: Running, model: str) -> str:
-    """A text of an answer as a reply gives it: without control tokens."""
+    """The text of an answer as in a reply, without control tokens."""
     tokenizer = next(one for one in server.served if one.name == model).lm.text()
     forced: list[int] = script(server, model, text)["forced_tokens"]
     return tokenizer.decode(forced).replace("\n", "")
@@ -193,7 +194,7 @@ def test_required_calls_are_in_the_form_of_the_model_and_of_their_own_schema(mod
 
 
 PLACE = '{"name": "weather", "arguments": {"city": "Oslo"}}'
-BESIDE = {  # of each form: a call, and an answer without one
+BESIDE = {  # for each format: a call, and an answer without a call
     "hermes": (f"<tool_call>\n{PLACE}\n</tool_call>", '{"ok": true}'),
     "mistral": (f"[TOOL_CALLS][{PLACE}]", '{"ok": true}'),
     "llama3_json": (PLACE.replace("arguments", "parameters"), '{"ok": true}'),

@@ -16,7 +16,7 @@ from onward.generation.schemas import prepared
 
 from support.server import Running, serving
 
-BROKEN = {"enum": [True], "not": {"const": True}}  # the grammar allows one answer, which breaks `not`
+BROKEN = {"enum": [True], "not": {"const": True}}  # the grammar allows only one answer, which violates `not`
 KEPT = {"enum": [True], "not": {"const": 1}, "format": "password"}
 MESSAGE = "response_format is not met by the answer: # breaks #/not"
 
@@ -74,7 +74,7 @@ def test_stream_of_an_answer_that_breaks_its_schema_ends_with_an_error(server: R
 
 
 def test_answers_are_checked_in_another_process(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Conformance, "problem", lambda self, text: 1 / 0)  # in this process, whose engine continues
+    monkeypatch.setattr(Conformance, "problem", lambda self, text: 1 / 0)  # would fail if called in this process
     assert ask(server, BROKEN).json()["error"]["message"].startswith(MESSAGE)
     nested: Any = 2
     for _ in range(20):

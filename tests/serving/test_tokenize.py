@@ -77,7 +77,7 @@ def test_wrong_texts_are_named(name: str, server: Running) -> None:
 def test_an_embedding_is_the_mean_of_the_last_hidden_states(server: Running, lm: LanguageModel) -> None:
     texts = ["The cat", "A dog sat"]
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none")
-    reply = client.embeddings.create(model="", input=texts)  # as base64, which the client decodes
+    reply = client.embeddings.create(model="", input=texts)  # sent as base64, which the client decodes
     for text, one in zip(texts, reply.data):
         with torch.no_grad():
             expected = lm.model.hidden(torch.tensor([lm.text().encode(text)]))[0].mean(0)

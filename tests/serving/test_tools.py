@@ -15,7 +15,8 @@ CHAT_CHOICE = {"type": "function", "function": {"name": "time"}}
 FLAT_CHOICE = {"type": "function", "name": "time"}
 SOME: list[dict[str, Any]] = [{"type": "function", "function": {"name": name}} for name in ("news", "time")]
 
-CHOICES: dict[str, tuple[Any, bool, list[str], list[str]]] = {  # choice; is a call required; shown tools, callable ones
+# tool_choice, whether a call is required, tools in the prompt, callable tools
+CHOICES: dict[str, tuple[Any, bool, list[str], list[str]]] = {
     "by default": (None, False, NAMES, NAMES),
     "auto": ("auto", False, NAMES, NAMES),
     "none": ("none", False, NAMES, []),

@@ -1,6 +1,6 @@
 """vLLM serves the folder of a model unchanged: dense, with int4 weights, and with a LoRA adapter.
 
-vLLM pins versions of its own: $VLLM_PYTHON names the Python of an environment that has it.
+vLLM pins the versions of its dependencies: $VLLM_PYTHON is the Python of an environment with vLLM.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ from onward import LanguageModel, LoRA, use_adapter
 from support.adapters import stirred
 
 PYTHON = os.environ.get("VLLM_PYTHON") or (sys.executable if importlib.util.find_spec("vllm") else "")
-CONFIG = onward.DecoderConfig(  # vLLM's attention on a CPU needs heads of 32 or wider
+CONFIG = onward.DecoderConfig(  # vLLM's attention on a CPU needs a head size of at least 32
     vocab_size=96, d_model=128, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=256, context_length=64
 )
 PROMPTS = [[5, 9, 20, 3], [31, 7], [2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 34]]
@@ -59,7 +59,7 @@ def answers_of_vllm(folder: Path, dtype: str, adapter: Path | None, out: Path) -
 
 @pytest.fixture(scope="module")
 def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a model whose next tokens are not all equal."""
+    """The folder of a model that does not always predict the same token."""
     torch.manual_seed(0)
     model = onward.Decoder(CONFIG).eval()
     with torch.no_grad():
@@ -75,7 +75,7 @@ def dense(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_vllm_continues_prompts_as_onward_does(kind: str, dense: Path, tmp_path: Path) -> None:
     folder, adapter, dtype, bound = dense, None, "float32", 1e-5
     if kind == "int4":
-        folder, dtype, bound = tmp_path / "int4", "bfloat16", 0.05  # vLLM's kernel for int4 takes bf16
+        folder, dtype, bound = tmp_path / "int4", "bfloat16", 0.05  # vLLM's kernel for int4 needs bf16
         onward.save(onward.load(dense, quantize="int4"), folder)
     if kind == "adapter":
         adapter, lm = tmp_path / "adapter", onward.load(dense)

@@ -1,4 +1,4 @@
-"""Files of weights that change under a server: it ends with an error message, or works on a copy."""
+"""Weight files that change while a server uses them: the server ends with an error message, or uses a copy."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def test_a_server_whose_weights_change_ends_with_a_sentence(tiny_run: Path, tmp_
 
     def ask_until_it_ends() -> list[httpx.Response]:
         replies: list[httpx.Response] = []
-        with suppress(httpx.TransportError):  # it has ended
+        with suppress(httpx.TransportError):  # the server has ended
             while True:
                 replies.append(ask(url))
         return replies
@@ -44,7 +44,7 @@ def test_a_server_whose_weights_change_ends_with_a_sentence(tiny_run: Path, tmp_
     for reply in replies:
         assert reply.status_code == 200 or f"{path.name} was changed" in reply.json()["error"]["message"]
     assert process.wait(30) == 2
-    time.sleep(0.2)  # the log is read
+    time.sleep(0.2)  # wait until the log has been read
     assert "was changed while the model uses it" in "".join(log)
     assert "Traceback" not in "".join(log)
 

@@ -1,4 +1,4 @@
-"""The loss and the hooks of a model that is traced or edited."""
+"""Helpers for tests of tracing and editing: the loss and the hooks of a model."""
 
 from typing import Any
 
@@ -15,6 +15,6 @@ def hooks(model: Decoder) -> list[Any]:
 
 
 def loss_of(logits: Tensor) -> Tensor:
-    """A scalar that depends on each logit differently."""
+    """A scalar that depends differently on each logit."""
     weights = torch.linspace(-1, 1, logits.numel(), device=logits.device).view_as(logits)
     return (logits * weights.cos()).sum()

@@ -1,4 +1,4 @@
-"""Models with adapters that change them."""
+"""Models with adapters that change their outputs."""
 
 import torch
 
@@ -9,7 +9,7 @@ LORA = LoRA(rank=2, targets=("blocks", "embed", "head"))
 
 @torch.no_grad()
 def stirred(model: Decoder, *names: str, lora: LoRA = LORA) -> Decoder:
-    """A model with adapters of these names that change it."""
+    """Add adapters with these names that change the outputs of a model."""
     for seed, name in enumerate(names):
         add_lora(model, lora, name)
         torch.manual_seed(seed)

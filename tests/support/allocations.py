@@ -1,4 +1,4 @@
-"""How large the tensors are that a computation makes."""
+"""The size of the tensors that a computation makes."""
 
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -6,7 +6,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Allocations(TorchDispatchMode):
-    """Notes the bytes of the largest tensor made."""
+    """Records the bytes of the largest tensor that is made."""
 
     largest = 0
 

@@ -1,6 +1,6 @@
-"""Runs every kernel, compiled so that each of its accesses is compared with the operands whose addresses were taken.
+"""Runs every kernel with bounds checks: each memory access is compared with the operands whose addresses were passed.
 
-`python -m support.bounds` prints the number of accesses, and ends with 1 after one outside of the operands.
+`python -m support.bounds` prints the number of accesses, with exit status 1 if an access is outside the operands.
 """
 
 import ctypes
@@ -20,8 +20,8 @@ from onward.kernels.llvm import compiler
 from onward.kernels.llvm.code import INT, Code
 from onward.kernels.llvm.compiler import Arguments, Emit
 
-RANGES: list[tuple[int, int]] = []  # the first byte of each operand and the one after its last, sorted
-NEAR = 200  # operands that begin before an access and may hold it
+RANGES: list[tuple[int, int]] = []  # sorted (start, end) addresses of the operands; end is exclusive
+NEAR = 200  # number of operands before an access that are checked for it
 counts = {"accesses": 0, "outside": 0}
 
 
@@ -80,7 +80,8 @@ class CheckedCode(Code):
 
 
 def compile_checked() -> None:
-    """Let the compiler and the allocator report to `check`; before the modules that use them are imported."""
+    """Make the compiler and the allocator report to `check`; must be called before the modules that use them are
+    imported."""
     for name, callback in CALLBACKS.items():
         llvm.add_symbol(name, ctypes.cast(callback, ctypes.c_void_p).value)
     add_kernel, address, strided, rows = (

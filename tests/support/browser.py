@@ -1,4 +1,4 @@
-"""Chromium, which shows the server's page and the site."""
+"""Chromium for tests of the server's page and the site."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Start Chromium without a window. Skips the test where it or playwright is absent."""
+    """Start Chromium without a window. Skips the test if Chromium or playwright is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
     program = shutil.which("chromium")
     if not program:

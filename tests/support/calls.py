@@ -17,7 +17,7 @@ ANY_MARKER = re.compile("|".join(f"({re.escape(marker)})" for marker in MARKERS)
 
 
 def tokenizer_of(spec: str, texts: Sequence[str] = (), controls: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer with these control tokens, trained on the texts by its specification."""
+    """A tokenizer trained on `texts` by the specification `spec`, with these control tokens."""
     inner = train_tokenizer(spec, texts).inner
     inner.add_special_tokens([*controls])
     return Tokenizer(inner)
@@ -27,12 +27,12 @@ PLAIN, CONTROL = Markers(tokenizer_of("byte")), Markers(tokenizer_of("byte", con
 
 
 def written(text: str, markers: Markers) -> str:
-    """A text as a model writes it; markers that are control tokens are written as control tokens."""
+    """A text as a model writes it; uses control tokens for the markers that have one."""
     return ANY_MARKER.sub(lambda found: markers.text(found[0]), text)
 
 
 def encoded(text: str, markers: Markers) -> list[int]:
-    """A text as the tokens of a model; markers that are control tokens are written as control tokens."""
+    """The tokens of a text; uses control tokens for the markers that have one."""
     parts = filter(None, ANY_MARKER.split(text))
     return [
         i for part in parts for i in ([markers.ids[part]] if part in markers.ids else markers.tokenizer.encode(part))
@@ -42,7 +42,7 @@ def encoded(text: str, markers: Markers) -> list[int]:
 def forms_for(
     tools: Sequence[Any], calls: str, reasoning: str = "none", markers: Markers = PLAIN, **more: Any
 ) -> Forms:
-    """How answers with these tools, in these forms, are read."""
+    """The parser settings for answers with these tools and formats."""
     return Forms(calls, reasoning, markers, Tools.of(tools, None, None).callable, **more)
 
 

@@ -1,6 +1,6 @@
-"""Unusual but correct decoders, for which the doctor must not report a mistake: variants of the styles, and others.
+"""Unusual but correct decoders, in which the doctor must not report a mistake: variants of the styles, and others.
 
-A change is a style and its substitutions, as of mutants.
+A change is a style and its substitutions, as for mutants.
 """
 
 from collections.abc import Callable
@@ -293,7 +293,7 @@ class Convolution(nn.Module):
 
 
 class Scan(nn.Module):
-    """A diagonal state space with decays that are learned, as a scan over time."""
+    """A diagonal state-space model with learned decays, computed as a scan over time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -316,7 +316,7 @@ class Scan(nn.Module):
 
 
 class LinearAttention(nn.Module):
-    """Attention without a softmax, by sums over the past."""
+    """Linear attention without a softmax, computed with sums over earlier tokens."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -342,7 +342,8 @@ def in_bf16(style: str) -> nn.Module:
     return made(STYLES[style]).bfloat16()
 
 
-BF16 = [style for style in STYLES if style != "model_output"]  # whose masks and angles are fp32 throughout
+# except model_output, whose masks and angles are always fp32
+BF16 = [style for style in STYLES if style != "model_output"]
 CORRECT: dict[str, Callable[[], nn.Module]] = {
     **{name: partial(of, change) for name, change in EDITS.items()},
     **{f"{style} in bf16": partial(in_bf16, style) for style in BF16},

@@ -1,4 +1,5 @@
-"""Small decoders that together use every part and every option, and weights that make each of them matter."""
+"""Small decoders that together use every part and every option, with weights for which each of these affects the
+output."""
 
 from typing import Any
 
@@ -304,7 +305,8 @@ DECODERS = {
 
 @torch.no_grad()
 def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decoder:
-    """A decoder on the test's device; every parameter, biases and sinks too, is random and large enough to matter."""
+    """A decoder on the test's device; every parameter, including biases and sinks, is random and large enough to affect
+    the output."""
     torch.manual_seed(0)
     model = Decoder(config).to(dtype).eval()
     for parameter in model.parameters():
@@ -319,7 +321,8 @@ def token_ids(config: DecoderConfig, rows: int = 2, length: int = LENGTH) -> Ten
 
 
 def assert_close(got: Tensor, wanted: Tensor, share: float = 1e-5) -> None:
-    """Equal within a share of the largest number (or of 1 where all are smaller)."""
+    """Assert that two tensors are equal within `share` times the largest value, or times 1 if all values are
+    smaller."""
     assert got.shape == wanted.shape
     assert got.dtype == wanted.dtype
     largest = max(1.0, wanted.abs().max().item())

@@ -40,8 +40,8 @@ def on_device(value: T) -> T:
 
 
 class TensorsOfTests(TorchFunctionMode):
-    """Moves tensors that files of the tests make to the device, but not those that the package makes: there, a missing
-    `device=` is an error to be found."""
+    """Moves tensors that test files make to the device, but not those that the package makes, so that a missing
+    `device=` in the package is found."""
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         value = func(*args, **(kwargs or {}))

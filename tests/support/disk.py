@@ -1,4 +1,4 @@
-"""A disk that fills up."""
+"""Simulates a full disk."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def with_room_for(size: int) -> Iterator[None]:
-    """Writes past `size` bytes in a file fail, as on a full disk (Python ignores the signal that comes with it)."""
+    """Context manager: writes beyond `size` bytes of a file fail, as on a full disk (Python ignores the signal
+    SIGXFSZ)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

@@ -89,7 +89,7 @@ class Negated(nn.Module):
 
 
 class Function(torch.overrides.TorchFunctionMode):
-    """Doubles what silu gives."""
+    """Doubles the result of silu."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
@@ -148,7 +148,7 @@ IN_PLACE: dict[str, Edit] = {  # the same memory
     "load_state_dict": loaded(assign=False),
     "a training step": trained,
 }
-REPLACED: dict[str, Edit] = {  # other memory, or other modules
+REPLACED: dict[str, Edit] = {  # edits that replace memory or modules
     "data =": lambda model, stack: setattr(weight(model), "data", weight(model).data * -9),
     "data = the same memory, transposed": lambda model, stack: setattr(
         model.blocks[0].attn.q.weight, "data", model.blocks[0].attn.q.weight.data.t()
@@ -182,7 +182,7 @@ REPLACED: dict[str, Edit] = {  # other memory, or other modules
     "rotary base": given(position=Rotary(theta=2.0)),
     "window": given(attention=onward.SelfAttention(window=2)),
 }
-WATCHED: dict[str, Edit] = {  # seen or changed from outside
+WATCHED: dict[str, Edit] = {  # activations observed or changed from outside
     "adapters": adapted(merge=False),
     "hook": hooked(lambda model: model.blocks[0].register_forward_hook, lambda m, i, y: -y),
     "hook before": hooked(lambda model: model.blocks[1].register_forward_pre_hook, lambda m, i: (-i[0], *i[1:])),

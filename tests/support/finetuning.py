@@ -66,12 +66,12 @@ def base_model(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any)
 
 
 def method(name: str, **fields: Any) -> Any:
-    """A method by its kind."""
+    """A fine-tuning method of this kind."""
     return Method.kinds[name](**fields)
 
 
 def base_in(folder: Path | str) -> Base:
-    """The model in a folder, as a run gives it to the loss of a method."""
+    """The model in a folder, as a run passes it to the loss of a method."""
     return base_of(FinetuneConfig(base=str(folder)))
 
 

@@ -1,4 +1,4 @@
-"""Commands in processes that have imported torch already: a new Python takes seconds for that."""
+"""Runs commands in processes that have already imported torch, since a new Python process needs seconds for this."""
 
 import multiprocessing
 import os
@@ -15,8 +15,8 @@ CONTEXT.set_forkserver_preload([*(f"onward.{name}" for name in OURS), "pytest", 
 
 
 class Forked:
-    """A process that ends with the status `task(*arguments)`, as subprocess.Popen shows one. It has the environment,
-    the folder and the limit of open files of the caller; `stderr` is its standard error."""
+    """A process that exits with the status `task(*arguments)`, with the interface of subprocess.Popen. It has the
+    environment, the working directory and the limit of open files of the caller; `stderr` is its standard error."""
 
     def __init__(self, task: Callable[..., int], *arguments: Any) -> None:
         pipe, end = CONTEXT.Pipe(duplex=False)

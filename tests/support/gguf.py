@@ -1,4 +1,4 @@
-"""Small decoders that each architecture of llama.cpp computes, and decoders that none does."""
+"""Small decoders for each architecture of llama.cpp, and decoders that no architecture supports."""
 
 from dataclasses import replace
 from typing import Any
@@ -45,7 +45,7 @@ from onward.families.gpt_oss import ClampedExperts
 
 from support import gguf_layered
 
-LENGTH = 40  # of the sequences compared: beyond windows, original contexts, and chunks of a prompt
+LENGTH = 40  # length of the compared sequences: longer than windows, original contexts and prompt chunks
 BIASED = SelfAttention(bias=True, out_bias=True)
 GPT2 = {"position": Learned(), "norm": LayerNorm(), "mlp": Plain("gelu_tanh", True), "attention": BIASED}
 GEMMA = {"norm": RMSNorm(1e-6, 1.0), "mlp": Gated("gelu_tanh"), "embed_scale": 32**0.5, "tied": True, "d_head": 16}
@@ -70,7 +70,7 @@ ROUTED = Gated(), Experts(8, 2, 32, SigmoidRouting(True, 2.5), d_shared=32)
 
 
 def alternating(part: SelfAttention, n_layers: int) -> dict[str, Any]:
-    """Windows and rotary positions in three of four layers."""
+    """Options with windows and rotary positions in three of four layers."""
     local = [(layer + 1) % 4 > 0 for layer in range(n_layers)]
     return {
         "attention": tuple(replace(part, window=8 * one) for one in local),
@@ -97,7 +97,8 @@ DELTA = {
 
 
 def gemma4(shared: int, same: bool) -> tuple[SelfAttention, ...]:
-    """The layers of a Gemma 4, the last of which share keys and values; wide ones take keys as values."""
+    """The attention layers of a Gemma 4; the last `shared` layers share keys and values, and wide layers may use keys
+    as values."""
     part = SelfAttention(window=8, qk_norm="head", scale=1.0, value_norm=RMSNorm(1e-6, weight=False))
     layers = [part, replace(part, window=0, d_head=16, values_are_keys=same)] * 2
     shares = lambda one: replace(one, shares_kv=True, value_norm=None)
@@ -115,7 +116,7 @@ GEMMA4 = {
     "n_layers": 4,
 }
 ALTERNATING = alternating(SelfAttention(), 5)
-COMPUTED = {  # by architecture: those after a colon are its odd cases
+COMPUTED = {  # by architecture; special cases have a name after a colon
     "llama": small(n_kv_heads=2),
     "llama: biases, tied, wide heads": small(attention=BIASED, mlp=Gated(bias=True), tied=True, d_head=16),
     "llama: Llama 3": scaled(Llama3Scaling(4.0, 1.0, 4.0, 16)),

@@ -12,14 +12,14 @@ from onward.checkpoint.gguf.writer import TensorOutline, write_gguf
 
 
 def tensor(file: Path, name: str) -> torch.Tensor:
-    """A tensor of a GGUF file, as numbers."""
+    """The dequantized values of a tensor in a GGUF file."""
     info = read_header(file).tensors[name]
     raw = np.fromfile(file, np.uint8, info.nbytes, offset=info.offset)
     return info.type.decode(raw).view(info.shape)
 
 
 def split_in_two(file: Path, folder: Path) -> Path:
-    """Write the tensors of a GGUF file as two files, of which the first has the keys; the path of the first."""
+    """Split a GGUF file into two files, the first with the keys; return the path of the first."""
     header = read_header(file)
     names = list(header.tensors)
     paths = [folder / f"{file.stem}-{number:05}-of-00002.gguf" for number in (1, 2)]
@@ -30,7 +30,7 @@ def split_in_two(file: Path, folder: Path) -> Path:
 
 
 def rewritten(file: Path, out: Path, keys: dict[str, Any], tensors: dict[str, torch.Tensor] | None = None) -> Path:
-    """Write a GGUF file again with more keys and tensors; keys of the architecture without its name."""
+    """Copy a GGUF file with additional keys and tensors; `keys` are keys of the architecture without its prefix."""
     header = read_header(file)
     own = {f"{header.architecture}.{name}": value for name, value in keys.items()}
     named = {name: tensor(file, name) for name in header.tensors} | (tensors or {})

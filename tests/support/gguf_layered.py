@@ -180,7 +180,7 @@ COMPUTED |= {
         norm=RMSNorm(1e-5),
     ),
 }
-INDEXED = replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 64))  # with fewer heads, more scores are 0: ties
+INDEXED = replace(KIMI, d_query_latent=24, indexer=Indexer(4, 16, 64))  # with fewer heads, more scores are tied at 0
 SHARED = replace(INDEXED, indexer=SharedIndexer())
 COMPUTED |= {
     "deepseek32": small(
@@ -203,7 +203,7 @@ MUSE = SelfAttention(scale=0.7, qk_norm="head", qk_norm_part=RMSNorm(1e-5, weigh
 
 
 def altup(n_layers: int, window: int = 8) -> DecoderConfig:
-    """Gemma 3n with every fifth layer without a window, and with the sizes that llama.cpp always has."""
+    """Gemma 3n with every fifth layer without a window, and with the sizes that are fixed in llama.cpp."""
     part = SelfAttention(scale=1.0, qk_norm="head")
     own, local = replace(part, value_norm=RMSNorm(1e-6, weight=False)), [i % 5 < 4 for i in range(n_layers)]
     kinds = [own if i < 20 else replace(part, shares_kv=True) for i in range(n_layers)]
@@ -255,7 +255,7 @@ COMPUTED |= {
     "gemma3n": altup(22),
     "gemma3n: few layers": altup(4),
 }
-FOLDED = small(  # a Falcon-H1 whose factors end up in the file's weights
+FOLDED = small(  # a Falcon-H1 whose scaling factors are folded into the file's weights
     attention=AttentionAndMamba2(
         SelfAttention(scale=0.1, value_scale=0.8), replace(MAMBA, scales=(0.5, 0.7, 1.2, 0.9, 0.8)), 0.6
     ),

@@ -1,4 +1,4 @@
-"""Grids of cases of which `make test` runs a part and `make test-all` the rest."""
+"""Grids of cases: `make test` runs a part of them, `make test-all` runs all."""
 
 from collections.abc import Iterable, Mapping
 from itertools import product
@@ -11,8 +11,9 @@ from _pytest.mark.structures import ParameterSet
 def thinned(*axes: Mapping[str, Any] | Iterable[Any], times: int = 1) -> list[ParameterSet]:
     """All combinations of the values of several axes, as cases for `pytest.mark.parametrize`.
 
-    `make test` runs those whose indices add up to less than `times` modulo the length of the last axis: each value of
-    the first axis meets `times` values of the last, and in turn all of them. The others are marked `long`.
+    `make test` runs the cases whose sum of indices, modulo the length of the last axis, is less than `times`: each
+    value of the first axis is combined with `times` values of the last axis, in rotation. The other cases are marked
+    `long`.
     """
     named = [
         list(axis.items()) if isinstance(axis, Mapping) else [(str(value), value) for value in axis] for axis in axes

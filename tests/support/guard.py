@@ -18,7 +18,7 @@ from onward.compiled.needed import tensors_in
 from onward.kernels import cross_entropy, memory, operations
 
 PAGE = mmap.PAGESIZE
-SIDES = "start", "end"  # where the page that may not be touched is
+SIDES = "start", "end"  # side of the inaccessible page
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
@@ -26,7 +26,7 @@ libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def guarded(tensor: Tensor, side: str) -> Tensor:
-    """A copy of a dense tensor, of the same strides, between two guard pages, right at one of them. It is never
+    """A copy of a dense tensor with the same strides between two guard pages, directly at one of them. It is never
     freed."""
     size = tensor.numel() * tensor.element_size()
     pages = -(-max(size, 1) // PAGE) * PAGE
@@ -41,7 +41,7 @@ def guarded(tensor: Tensor, side: str) -> Tensor:
 
 
 class Allocator:
-    """In place of `memory.allocate`: buffers between guard pages, full of NaN or -1, and their number."""
+    """Replaces `memory.allocate`: gives buffers between guard pages, filled with NaN or -1, and counts them."""
 
     def __init__(self, side: str | None) -> None:
         self.side, self.count = side, 0
@@ -70,12 +70,12 @@ class Allocator:
 
 @contextmanager
 def kernels_used(side: str | None = None) -> Iterator[Allocator]:
-    """Kernels compute all operations that they support, even small ones; with a `side`, all of their memory has guard
-    pages."""
+    """Context manager: kernels compute all operations that they support, even small ones; with a `side`, all of their
+    memory has guard pages."""
     allocator = Allocator(side)
 
     class Recorder(recording.Recorder):
-        """Gives the results of a recorded step memory of the allocator."""
+        """Puts the results of a recorded step into memory of the allocator."""
 
         def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
             result = super().__torch_dispatch__(function, types, arguments, options)
@@ -96,4 +96,4 @@ def kernels_used(side: str | None = None) -> Iterator[Allocator]:
         yield allocator
 
 
-Case = Callable[[Allocator], Iterator[tuple[Tensor, Tensor, float]]]  # (of a kernel, wanted, bound)
+Case = Callable[[Allocator], Iterator[tuple[Tensor, Tensor, float]]]  # yields (kernel's result, expected result, bound)

@@ -1,4 +1,4 @@
-"""Small published models with tokenizers of several kinds, as a model of Onward's and of transformers' for
+"""Small models of published families with tokenizers of several kinds, as Onward and transformers models for
 lm-evaluation-harness."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from onward import train_tokenizer
 from support.parity import publish
 
 TEXT = "The cat sat on the mat. One day a dog came to the park, and the cat ran home.\nQuestion: Answer: é 猫 A B\n"
-LENGTH = 48  # tokens of the context
+LENGTH = 48  # context length in tokens
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' + m['content'] + '<|im_end|>' + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
@@ -38,7 +38,8 @@ def byte_level(*controls: str) -> tokenizers.Tokenizer:
 
 
 def marked() -> tokenizers.Tokenizer:
-    """A tokenizer as SentencePiece's: words begin with a mark, unknown characters are bytes, texts with <s>."""
+    """A tokenizer like SentencePiece's: words begin with a mark, unknown characters become bytes, texts begin with
+    <s>."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), *sorted(set(TEXT) - {" ", "猫"}), "▁"]
     merges = [("▁", "c"), ("a", "t"), ("▁c", "at"), ("▁", "t"), ("h", "e"), ("▁t", "he"), ("▁", "▁"), ("s", "at")]
     ids = {piece: i for i, piece in enumerate([*pieces, *map("".join, merges)])}
@@ -55,7 +56,7 @@ def marked() -> tokenizers.Tokenizer:
 MARKED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": LENGTH}
 GATED = {**SIZES, "intermediate_size": 48, "num_key_value_heads": 2}
-# a configuration, its sizes, a tokenizer and the names of its control tokens
+# configuration class, sizes, function that makes a tokenizer, names of its control tokens
 CASES: dict[str, tuple[type, dict[str, Any], Callable[[], tokenizers.Tokenizer], dict[str, str]]] = {
     "gpt2, bytes, one token begins and ends texts": (
         transformers.GPT2Config,
@@ -95,7 +96,7 @@ def folder_of(name: str, root: Path) -> Path:
 
 @cache
 def models_of(name: str, root: Path) -> tuple[Any, Any]:
-    """The model of a case as Onward's and as transformers' for lm-evaluation-harness, both in fp32."""
+    """The model of a case as lm-evaluation-harness models of Onward and of transformers, both in fp32."""
     from lm_eval.models.huggingface import HFLM
 
     from onward.harness import HarnessModel

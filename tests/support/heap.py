@@ -1,4 +1,4 @@
-"""The memory that a process has allocated, by all its threads. Only with glibc."""
+"""The memory allocated by all threads of a process. Works only with glibc."""
 
 import ctypes
 import threading
@@ -13,7 +13,7 @@ class Mallinfo(ctypes.Structure):
 
 
 def allocated() -> int:
-    """The bytes that are allocated now; mapped files do not count."""
+    """The currently allocated bytes, without mapped files."""
     read = ctypes.CDLL(None).mallinfo2
     read.restype = Mallinfo
     now = read()
@@ -21,8 +21,8 @@ def allocated() -> int:
 
 
 class HeapPeak:
-    """A context that samples the allocated bytes, a thousand times a second: `bytes` is the maximum, less the bytes
-    allocated at its beginning."""
+    """Context manager that samples the allocated bytes a thousand times a second; `bytes` is the maximum minus the
+    bytes allocated at the beginning."""
 
     def __enter__(self) -> "HeapPeak":
         self.ended, self.before, self.bytes = False, allocated(), 0

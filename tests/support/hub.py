@@ -24,15 +24,15 @@ CUT = 11 << 20  # bytes after which a connection breaks; the library resumes at 
 
 @dataclass
 class Repo:
-    """A model on the hub. `trouble` is the failure to simulate: gated, private, an HTTP status, full: it takes no
-    commit, or `breaks`: the connection breaks in the middle of each file the first time, `wrong`: a byte of each file
-    changes on its way the first time, `hangs`: it never answers. `answer` replaces the JSON that it sends."""
+    """A model on the hub. `trouble` is the failure to simulate: `gated`; `private`; an HTTP status; `full`: commits
+    fail; `breaks`: the connection breaks in the middle of each file the first time; `wrong`: a byte of each file is
+    changed the first time; `hangs`: the hub never answers. `answer` replaces the JSON reply."""
 
     files: dict[str, bytes]
     commit: str = "a" * 40
     trouble: str | int = ""
     revisions: tuple[str, ...] = ("main",)
-    large: bool = False  # weights are on another host, to which the answer redirects
+    large: bool = False  # whether weights are on another host, to which the reply redirects
     broken: set[str] = field(default_factory=set)
     answer: bytes = b""
 
@@ -46,14 +46,15 @@ class Request:
 
 
 class Hub(ThreadingHTTPServer):
-    """`repos` by name; `requests` are those received, in order; `storage` is a second host with the large files."""
+    """The hub's server: `repos` by name; `requests` are the received requests, in order; `storage` is a second host for
+    large files."""
 
     daemon_threads = True
 
     def __init__(self, repos: dict[str, Repo], storage: Hub | None = None) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.repos, self.storage = repos, storage
-        self.objects = dict[str, bytes]()  # large files on their way into a commit, by their SHA-256
+        self.objects = dict[str, bytes]()  # uploaded large files that are not committed yet, by SHA-256
         self.requests: list[Request] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.released = Event()  # set when requests that hang may end
@@ -69,7 +70,7 @@ class Hub(ThreadingHTTPServer):
             self.server_close()
 
     def taken(self) -> list[Request]:
-        """The requests since the last call, without those of the library's own once a day."""
+        """The requests since the last call, without the library's own daily request."""
         found, self.requests = [r for r in self.requests if "agent-harnesses" not in r.path], []
         return found
 
@@ -143,7 +144,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send(200)
 
     def answer(self, repo: Repo, kind: str, revision: str, path: str) -> None:
-        if not self.server.storage:  # the other host, which checks nothing
+        if not self.server.storage:  # the storage host does not check requests
             return self.send_file(repo, path)
         if isinstance(repo.trouble, int):
             return self.send(repo.trouble)
@@ -202,12 +203,12 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def oid(data: bytes) -> str:
-    """The name of a file as Git has it."""
+    """The Git blob id of a file."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def entry(path: str, data: bytes) -> dict[str, Any]:
-    """A file in the list of files; weights are large files, of which Git has pointers alone."""
+    """An entry in the list of files; weights are large files, for which Git stores only pointers."""
     sha256 = hashlib.sha256(data).hexdigest()
     lfs = {"lfs": {"oid": sha256, "size": len(data), "pointerSize": 130}} if path.endswith(".safetensors") else {}
     return {"type": "file", "path": path, "oid": oid(sha256.encode() if lfs else data), "size": len(data), **lfs}
@@ -236,7 +237,7 @@ for line in sys.stdin:
 
 
 class Lookups:
-    """A process that looks names up, with the environment that a user would set; writes past `room` bytes in a file
+    """A process that looks up names, with the environment that a user would set; writes beyond `room` bytes of a file
     fail, as on a full disk."""
 
     def __init__(self, endpoint: str, home: Path, room: int = 0, **environment: str) -> None:
@@ -245,7 +246,7 @@ class Lookups:
             "HF_HOME": str(home),
             "HF_HUB_OFFLINE": "0",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_XET": "1",  # large files in parts, to servers of another kind
+            "HF_HUB_DISABLE_XET": "1",  # Xet transfers large files in parts, to other kinds of servers
         }
         env = {name: value for name, value in os.environ.items() if not name.startswith("HF_")} | own | environment
         self.process = subprocess.Popen(
@@ -271,7 +272,7 @@ class Lookups:
 
 
 def put_in_cache(name: str, folder: Path) -> Path:
-    """Copy a model's folder into the cache of this process as a download of `name` would; the folder there."""
+    """Copy a model's folder into the cache of this process, like a download of `name`; return the cached folder."""
     from huggingface_hub import constants
 
     place = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"

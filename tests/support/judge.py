@@ -13,13 +13,13 @@ from onward.evaluation import judging
 
 
 class Server(ThreadingHTTPServer):
-    """A server that answers with the next of some replies, and keeps the requests."""
+    """A server that answers with the next of the given replies, and records the requests."""
 
     replies: list[tuple[int, Any]]
     requests: list[tuple[str, dict[str, str], dict[str, Any]]]
 
     def handle_error(self, *_: Any) -> None:
-        pass  # a client that went away
+        pass  # the client has disconnected
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -50,18 +50,18 @@ from support.decoders import DECODERS
 from support.guard import Allocator, Case
 
 Found = Iterator[tuple[Tensor, Tensor, float]]
-DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # the bound of differences, relative to the largest number
+DTYPES = {torch.float32: 1e-5, torch.bfloat16: 2**-6}  # maximum difference, relative to the largest value
 EDGES = (1, LANES - 1, LANES, LANES + 1, 2 * LANES + 3)
 
 
 class Plain(TorchDispatchMode):
-    """Only PyTorch computes, because a mode watches its operations."""
+    """Disables kernels: an active dispatch mode leaves all operations to PyTorch."""
 
     def __torch_dispatch__(self, function, types, arguments=(), options=None):
         return function(*arguments, **(options or {}))
 
 
-MATRICES = (288, 17, 37), (32, 33, 32)  # inputs, rows and outputs of products for a matrix unit
+MATRICES = (288, 17, 37), (32, 33, 32)  # inputs, rows and outputs of matrix products for a matrix unit
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -96,7 +96,7 @@ def quantized_products(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def chosen_products(memory: Allocator) -> Found:
-    """Two of five experts for each of some tokens, one expert for most of them, with biases and without."""
+    """Two of five experts for each token, with the same expert for most tokens, with and without biases."""
     for (dtype, bound), inputs, tokens in product(DTYPES.items(), EDGES, (3, 11)):
         outputs, ids = inputs % 5 + 2, memory.place(torch.tensor([4, 0, 1, 3, 1, *[0, 4] * 10][: 2 * tokens]))
         shapes = (tokens, inputs), (5, outputs, inputs), (5, outputs)
@@ -209,8 +209,8 @@ def attentions(memory: Allocator) -> Found:
 
 
 def causal_windows(memory: Allocator) -> Found:
-    """Causal attention of contiguous and strided tensors, with one and with several query heads for a key; the other
-    side in fp64."""
+    """Causal attention of contiguous and strided tensors, with one and with several query heads per key head; compared
+    with fp64."""
     forms = (1, 16, 1, 1, 16), (2, 48, 4, 2, 32), (3, 32, 6, 2, 48), (2, 64, 3, 3, 16)  # B, T, H, K, E
     for (dtype, bound), form, strided in product(DTYPES.items(), forms, (False, True)):
         rows, tokens, heads, kv_heads, width = form
@@ -244,10 +244,10 @@ def managers(
 
 @torch.no_grad()
 def tails(memory: Allocator) -> Found:
-    """Keys whose last elements are in a tensor of their own, shared by more heads than a thread computes together."""
+    """Keys whose last elements are in a separate tensor, shared by more heads than a thread computes together."""
     forms = (torch.float32, 9, 17, 0), (torch.float32, 11, 1, 5), (torch.bfloat16, 10, 17, 5)  # dtype, H, R, window
     for dtype, heads, width, window in forms:
-        positions = torch.tensor([[6, 7, 8], [8, 9, 10]]) + window  # slots are used again only in windows
+        positions = torch.tensor([[6, 7, 8], [8, 9, 10]]) + window  # slots are reused only with windows
         shapes = (2, 3, heads, 20 + width), (2, 11, 1, 20), (2, 11, 1, width)
         q, keys, tails = (memory.place(numbers(*shape, dtype=dtype)) for shape in shapes)
         options: dict[str, Any] = {"window": window, "scale": 0.3, "softcap": None, "sinks": None}
@@ -260,14 +260,14 @@ def tails(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def quantized_writes(memory: Allocator) -> Found:
-    """A step that only writes its vectors to the cache: codes and scales are those of `LayerCache.update`, bit for
+    """A step that only writes its vectors to the cache: codes and scales equal those of `LayerCache.update` bit for
     bit."""
     for dtype, width, kind in product(DTYPES, (1, 16, 35), (0, 2)):
         config = DecoderConfig(9, 8, 1, 2, d_head=width, position=NoPosition())
         pair = [managers(config, 2, 3, dtype, quantized=True)[kind] for _ in range(2)]
         weight = memory.place(numbers(9, 2 * width, dtype=dtype))
-        weight[3] = 0  # scales are never 0
-        weight[5] = torch.arange(2 * width) - width  # half of which lie between two codes
+        weight[3] = 0  # a zero vector still needs a nonzero scale
+        weight[5] = torch.arange(2 * width) - width  # half of these values lie between two codes
 
         def run(tokens: Tensor, positions: Tensor, view: CacheView, weight: Tensor = weight) -> Tensor:
             vectors, layer = F.embedding(tokens, weight), view.layers[0]
@@ -304,7 +304,7 @@ def draws(memory: Allocator) -> Found:
 
 @torch.no_grad()
 def programs(memory: Allocator) -> Found:
-    steps = (  # the kind of cache, whether it is quantized, and the tokens of a row
+    steps = (  # decoder, dtype, kind of cache, whether it is quantized, tokens per row
         ("llama", torch.bfloat16, 0, False, 1),
         ("gemma2", torch.float32, 2, False, 1),
         ("gpt2", torch.float32, 1, True, 3),

@@ -17,16 +17,16 @@ from onward.base.fields import Part
 from onward.generation.search.beam import beam_search
 
 SOURCE = Path(onward.__file__).parent
-Types = dict[str, str]  # as source code, by the names of arguments
-PARTS: list[type] = [onward.Adapters, *Part.__subclasses__()]  # the first one's module is imported with its name
+Types = dict[str, str]  # types as source code, by argument name
+PARTS: list[type] = [onward.Adapters, *Part.__subclasses__()]  # onward.Adapters is imported by its name
 CLASSES = {cls.__name__: cls for cls in (onward.GenerationOptions, onward.MovingWeight, *PARTS)}
-WIDER = {"json_schema": "str | Mapping[str, Any]"}  # which the class itself converts
+WIDER = {"json_schema": "str | Mapping[str, Any]"}  # the class itself converts mappings
 FROM = {"collections.abc": ("Callable", "Mapping", "Sequence"), "typing": ("Any", "Literal", "TypedDict")}
 
 
 def spelled(kind: Type) -> Iterable[str]:
-    """The alternatives of a type as source code, with what is converted to it: a sequence to a tuple, a text to a
-    part, a function or a text to a tuple of them."""
+    """The alternatives of a type as source code, including the types that are converted to it: a sequence to a tuple, a
+    text to a part, a function or a text to a tuple of these."""
     match kind:
         case Limited():
             yield from spelled(kind.args[0])
@@ -65,7 +65,7 @@ def typed(types: Mapping[str, Type], without: Iterable[str] = (), only: Iterable
 
 
 def together(tables: Iterable[Types]) -> Types:
-    """Keyword arguments of several functions: the types of a name are alternatives."""
+    """Merge the keyword arguments of several functions; the types of the same name become alternatives."""
     found = dict[str, dict[str, None]]()
     for table in tables:
         for name, text in table.items():

@@ -1,4 +1,4 @@
-"""A tokenizer of every kind: of bytes, of characters, of words, of pieces that mark spaces, with every prefix."""
+"""Tokenizers of every kind: bytes, characters, words, and pieces with marked spaces, with every way to add a prefix."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CONTROL = ["<s>", "</s>"]
 
 
 def merges(vocabulary: list[str]) -> list[tuple[str, str]]:
-    """Merges that build every piece from its characters, left to right; the prefixes join the vocabulary."""
+    """Merges that build every piece from its characters, left to right; all prefixes are added to the vocabulary."""
     made = list[tuple[str, str]]()
     for piece in [*vocabulary]:
         for size in range(1, len(piece)):
@@ -35,8 +35,8 @@ def merges(vocabulary: list[str]) -> list[tuple[str, str]]:
 
 
 def marked(prefix: str) -> tokenizers.Tokenizer:
-    """Pieces that mark spaces, with byte fallback, as in Llama; `prefix` says where a space is added: everywhere (by a
-    normalizer), always, first or never (by a pre-tokenizer)."""
+    """Pieces with marked spaces and byte fallback, as in Llama; `prefix` says where a space is added: everywhere (by a
+    normalizer), or always, first or never (by a pre-tokenizer)."""
     pairs = merges(MERGED)
     characters = sorted(set(TEXT.replace(" ", "\u2581")))
     vocabulary = dict.fromkeys(["<unk>", *BYTE_TOKENS, *characters, *map("".join, pairs)])
@@ -53,7 +53,7 @@ def marked(prefix: str) -> tokenizers.Tokenizer:
 
 
 def unigram(prefix: str) -> tokenizers.Tokenizer:
-    """The most likely pieces, as in T5 and XLM-R."""
+    """A unigram tokenizer, as in T5 and XLM-R."""
     scored = [(piece, -float(n)) for n, piece in enumerate(MERGED, 4)]
     letters = [(letter, -60.0) for letter in sorted(set(TEXT.replace(" ", "\u2581")))]
     inner = tokenizers.Tokenizer(models.Unigram([("<unk>", 0.0), *scored, *letters], unk_id=0))
@@ -86,7 +86,7 @@ def characters() -> tokenizers.Tokenizer:
 
 
 def sentencepiece(folder: Path, prefix: int, squeeze: int) -> tokenizers.Tokenizer:
-    """A file of SentencePiece, with spaces stripped and collapsed (`squeeze`)."""
+    """A tokenizer from a SentencePiece file; with `squeeze`, spaces are stripped and collapsed."""
     texts = dict.fromkeys([*map("".join, merges(MERGED)), *sorted(set(TEXT.replace(" ", "\u2581")))])
     pieces = [*CONTROLS, *(Piece(text, -n, 1) for n, text in enumerate(texts))]
     return read_sentencepiece(write_pieces(folder / "m.model", pieces, prefix=prefix, squeeze=squeeze))[0]

@@ -9,12 +9,12 @@ from pathlib import Path
 
 @contextmanager
 def limited(seconds: float, room: int) -> Iterator[None]:
-    """A context in which more than `room` bytes beyond the present allocations, or more than `seconds` of CPU time,
-    raise an error."""
+    """Context manager: more than `room` bytes beyond the current allocations, or more than `seconds` of CPU time, raise
+    an error."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     here = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (here + room, hard))
-    start = time.process_time()  # which other processes do not change
+    start = time.process_time()  # CPU time, independent of other processes
     try:
         yield
     finally:

@@ -20,7 +20,7 @@ F32 = 0  # the type of keys and values in the cache
 
 @contextmanager
 def opened(path: Path, context: int = 0, **options: Any) -> Iterator[Any]:
-    """A file in llama.cpp, in fp32; the test skips where llama-cpp-python is not installed."""
+    """A file opened in llama.cpp, in fp32; skips the test if llama-cpp-python is not installed."""
     llama_cpp = pytest.importorskip("llama_cpp", reason=REASON)
     exact = {
         "type_k": F32,
@@ -47,7 +47,7 @@ def quantize(path: Path, out: Path, dtype: str) -> None:
 
 
 def logprobs(path: Path, tokens: Sequence[int], context: int = 0, **options: Any) -> Tensor:
-    """The log-probabilities (T, V) of the next token after each of T tokens; read in chunks of 8 tokens."""
+    """The log-probabilities (T, V) of the next token after each of T tokens; computed in chunks of 8 tokens."""
     with opened(path, context, n_batch=8, n_ubatch=8, **options) as model:
         model.eval(list(tokens))
         return torch.tensor(np.array(model.scores[: len(tokens)])).log_softmax(-1)

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Stored = dict[str, Tensor]  # by the ending of the name of a layer's tensor
-Case = tuple[dict[str, Any], Callable[[int, int], tuple[Stored, Tensor]]]  # config, stored and meant by (O, I)
+Stored = dict[str, Tensor]  # tensors of a layer, by the suffix of their names
+# config, and a function from (O, I) to stored tensors and expected values
+Case = tuple[dict[str, Any], Callable[[int, int], tuple[Stored, Tensor]]]
 
 
 def integers(least: int, end: int, *shape: int) -> Tensor:
@@ -18,7 +19,7 @@ def integers(least: int, end: int, *shape: int) -> Tensor:
 
 
 def nvfp4_in_fp64(packed: Tensor, scales: Tensor, factor: Tensor) -> Tensor:
-    """Dequantize by the definition of E2M1, the low half of a byte first."""
+    """Dequantize by the definition of E2M1, with the low nibble of a byte first."""
     codes = torch.stack([packed % 16, packed // 16], -1).flatten(1).double()
     sign, exponent, mantissa = 1 - 2 * (codes // 8), codes // 2 % 4, codes % 2
     numbers = sign * torch.where(exponent == 0, mantissa / 2, (1 + mantissa / 2) * 2 ** (exponent - 1))
@@ -38,7 +39,7 @@ def mlx(bits: int, size: int, **other: Any) -> Case:
 
 
 def mlx_floats(mode: str) -> Case:
-    """MLX stores elements in words of 32 bits, and scales in bytes."""
+    """Weights in MLX's formats of floating-point elements: elements in 32-bit words, scales in bytes."""
     size = 16 if mode == "nvfp4" else 32
 
     def make(outputs: int, inputs: int) -> tuple[Stored, Tensor]:

@@ -1,4 +1,5 @@
-"""Parts from outside the package, as a researcher writes them: some are right, and some break generation in silence."""
+"""Parts from outside the package, as a researcher may write them: some are correct, others silently break
+generation."""
 
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from onward.model import AttentionContext, PreNormModule, build_branches, previo
 
 
 class Twice(PreNormModule):
-    """Looped depth: each layer is passed twice."""
+    """Looped depth: each layer is applied twice."""
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         return super().forward(super().forward(x, context), context)
@@ -27,7 +28,7 @@ class Shifted(PreNormModule):
 
 
 class Means(PreNormModule):
-    """The mean of the tokens so far, by a scan, is added to the input of attention."""
+    """Adds the mean of the tokens so far, computed by a scan, to the input of attention."""
 
     def forward(self, x: Tensor, context: AttentionContext) -> Tensor:
         y = self.attn_norm(x)

@@ -1,7 +1,7 @@
 """Pictures of the server's page, light and dark: python tests/support/page_picture.py runs/quickstart docs/page
 
-Writes OUT-light.png and OUT-dark.png: a text with two versions, and the attention of one of its tokens. A third
-argument is the beginning of the text.
+Writes OUT-light.png and OUT-dark.png: a text with two versions, and the attention of one of its tokens. An optional
+third argument is the beginning of the text.
 """
 
 import sys
@@ -22,7 +22,7 @@ def main(model: str, out: str, prompt: str = PROMPT) -> None:
             page.wait_for_selector("#model option", state="attached")
             page.check("#mode [value=complete]", force=True)
             options(page, temperature=0.8, max_tokens=60)
-            for seed in range(30):  # until an answer does not end early
+            for seed in range(30):  # try seeds until an answer does not end early
                 options(page, seed=seed)
                 page.click("#new")
                 ask(page, prompt)

@@ -1,4 +1,4 @@
-"""Run folders written by hand, and pages read with the standard library's parser."""
+"""Run folders with synthetic content, and pages parsed with the standard library's parser."""
 
 import json
 import re
@@ -18,7 +18,8 @@ VOID = {"meta", "input", "rect", "circle", "line", "path", "img", "link", "br"}
 
 
 class Page(HTMLParser):
-    """A page: the tags that are open at its end, its scripts by id or type, all tags with attributes, and its text."""
+    """A parsed page: the tags still open at its end, its scripts by id or type, all tags with attributes, and its
+    text."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -47,7 +48,8 @@ class Page(HTMLParser):
 
 
 def model_and_tokenizer(extra: str = "", **fields: Any) -> tuple[Decoder, Tokenizer]:
-    """A random model of 2 layers and 4 heads over characters, and `extra` as one more token; `fields` of its config."""
+    """A random character model with 2 layers and 4 heads, and `extra` as an additional token; `fields` are fields of
+    its config."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer("char", [TEXT, extra])
     tokenizer.inner.add_tokens([extra] if extra else [])
@@ -64,7 +66,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def write_run(run: Path, steps: int = 40) -> Path:
-    """The files of a run of 40 planned steps; finished where it made them all."""
+    """Write the files of a run with 40 planned steps, which is finished if it made all of them."""
     (run / "data").mkdir(parents=True)
     rows: list[dict[str, Any]] = []
     for step in range(1, steps + 1):
@@ -95,7 +97,7 @@ def written(run: Path, text: str = TEXT, extra: str = "", other: Path | None = N
 
 
 def plots(page: str) -> dict[str, dict[str, Any]]:
-    """The data of each plot of a page: the loss curve as "loss", the others by their titles."""
+    """The data of each plot on a page: the loss curve as "loss", the other plots by title."""
     found = {}
     figures = r'<figure class="(?:curve|chart)">(?:<h3>([a-z ]+) <b>)?.*?<script type="application/json">(.*?)</script>'
     for title, data in re.findall(figures, page, re.DOTALL):
@@ -104,7 +106,7 @@ def plots(page: str) -> dict[str, dict[str, Any]]:
 
 
 def paths(page: str, title: str = "") -> list[list[tuple[float, float]]]:
-    """The points of each line of the plot with a title; "": of the loss curve."""
+    """The points of each line in the plot with this title; "": in the loss curve."""
     start = page.index(f"<h3>{title} <b>" if title else '<figure class="curve">')
     svg = page[start : page.index("</svg>", start)]
     lines = re.findall(r'<path class="(?!rollback|dots)[^"]*" [^>]*d="M([^"VZ]*)', svg)

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-LENGTH = 16  # tokens compared; windows and original contexts are shorter
+LENGTH = 16  # number of compared tokens; windows and original contexts are shorter
 
 
 @torch.inference_mode()
 def assert_same_logits(ours: torch.nn.Module, theirs: Any) -> None:
-    """Equal within 2e-5 of the largest logit, or 1e-4 with Gated DeltaNet: in these models its fp32 differs from its
-    own fp64 by up to 3e-5."""
+    """Assert that logits are equal within 2e-5 of the largest logit, or 1e-4 with Gated DeltaNet, whose fp32 results
+    differ from its fp64 results by up to 3e-5 in these models."""
     vocabulary = theirs.config.vocab_size
     tokens = torch.randint(vocabulary, (3, LENGTH), generator=torch.Generator().manual_seed(0))
     wanted = theirs(tokens).logits
@@ -24,7 +24,7 @@ def assert_same_logits(ours: torch.nn.Module, theirs: Any) -> None:
 
 @torch.no_grad()
 def stir(model: Any) -> Any:
-    """Biases, norms and corrections random too."""
+    """Add random numbers to all weights, including biases, norms and routing biases."""
     torch.manual_seed(0)
     for tensor in {t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}.values():
         tensor.add_(torch.randn_like(tensor) * 0.15)

@@ -1,5 +1,5 @@
-"""The peak of the memory of a process that trains or decodes, compared with the plan: `python -m support.peak
-NAME` prints both, in bytes. Only on Linux."""
+"""Compares the peak memory of a process that trains or decodes with the plan: `python -m support.peak
+NAME` prints both, in bytes. Works only on Linux."""
 
 import sys
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def train(config: DecoderConfig, rows: int, precision: str) -> None:
 
 
 def decode(config: DecoderConfig, rows: int, dtype: torch.dtype) -> None:
-    """Long prompts, and some new tokens for each, up to the end of the context."""
+    """Continue long prompts with some new tokens, up to the end of the context."""
     with torch.device("meta"):
         model = onward.Decoder(config)
     model = model.to(dtype).to_empty(device="cpu").eval()
@@ -79,13 +79,13 @@ def decode(config: DecoderConfig, rows: int, dtype: torch.dtype) -> None:
 
 
 def status(key: str) -> int:
-    """A figure of this process in bytes."""
+    """A field of this process in /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
 
 
 def plan(name: str) -> tuple[Callable[[DecoderConfig, int], None], DecoderConfig, int, int]:
-    """The function of a case, its decoder, its rows, and the planned peak."""
+    """The function of a case, its decoder, its number of rows, and the planned peak."""
     if name in TRAINING:
         config, rows, precision = TRAINING[name]
         said = training_memory(config, rows, config.context_length, CrossEntropy(), precision=precision).peak
@@ -109,8 +109,9 @@ def main(name: str) -> None:
         "d_embed": 64,
         "context_length": 64,
     }
-    run(replace(config, vocab_size=4096, **small), 1)  # libraries and compiled kernels count for any model
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    # a small run first, so that libraries and compiled kernels are not counted
+    run(replace(config, vocab_size=4096, **small), 1)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = status("VmRSS")
     run(config, rows)
     print(status("VmHWM") - before, said)

@@ -1,4 +1,4 @@
-"""Small models that continue prompts, and the plain run that their tokens must equal: without a cache, alone."""
+"""Small models that continue prompts, and plain generation as the reference: one prompt at a time, without a cache."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,12 +46,12 @@ def decoder(kind: str = "rotary", **changes: object) -> Decoder:
     model = on_device(Decoder(DecoderConfig(**sizes | CONFIGS[kind] | changes)).eval())  # type: ignore[arg-type]
     with torch.no_grad():
         for p in model.parameters():
-            p.mul_(4)  # far from uniform, so that the choices hang on the model
+            p.mul_(4)  # distributions far from uniform, so that the tokens depend on the model
     return model
 
 
 def run(model: Decoder, requests: list[Request], **options: object) -> list[list[int]]:
-    """The tokens of the requests, which an engine answers together."""
+    """The tokens of requests that an engine answers together."""
     engine = Engine(model, rows=max(1, len(requests)), **options)  # type: ignore[arg-type]
     for request in requests:
         engine.add(request)

@@ -183,7 +183,7 @@ MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
 
 
 def model_of(source: str, **sizes: int) -> nn.Module:
-    """The model in the source of a file."""
+    """The model defined in the source of a file."""
     names: dict[str, Any] = {"__name__": "patient"}
     exec(compile(source, "patient.py", "exec"), names)
     torch.manual_seed(0)
@@ -201,5 +201,5 @@ def planted(name: str, **sizes: int) -> nn.Module:
 
 
 def failures(found: list[Finding]) -> dict[str, str]:
-    """The checks that fail, each with its message."""
+    """The failed checks, each with its message."""
     return {f.check: f"{f.what}; {f.where}; {f.why}; {f.mend}; {f.how}" for f in found if f.status == "failed"}

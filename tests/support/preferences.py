@@ -1,4 +1,4 @@
-"""Methods of preferences, batches of answers for them, and a model to compare with its base."""
+"""Preference methods, batches of answers for them, and a trained model to compare with its base."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from support.finetuning import pairs, tokenizer
 
 
 def example_batch(method: str) -> ExampleBatch:
-    """Pairs or judged answers, two in each row."""
+    """A batch of pairs or of judged answers, two examples per row."""
     records = [Record(row, f"line {i}") for i, row in enumerate(pairs(4))]
     table, _ = tabulated(method_of(method).examples(Encoder(tokenizer()), records), 96, "error")
     return batch_of(table, [[i, i + 1] for i in range(0, len(table), 2)], by_example=True)
@@ -35,7 +35,7 @@ def changed(base: Path, amount: float = 0.1) -> Decoder:
 
 
 def of(notation: str, **changes: Any) -> Any:
-    """A method from its notation, in which every loss of pairs has beta 0.3."""
+    """The method with this notation, with beta 0.3 for every loss of pairs."""
     made: Any = fields.part(Method, notation, "method")
     terms = tuple((weight, with_beta(one)) for weight, one in getattr(made, "terms", ()))
     return replace(made, terms=terms) if terms else replace(with_beta(made), **changes)

@@ -1,4 +1,4 @@
-"""Random programs over the rows of a cache, each answer compared with that of the plain model."""
+"""Random programs over the rows of a cache, with the logits of each call compared with those of the plain model."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ ROWS, LENGTH, CHUNK = 4, 12, 4
 class Row:
     """The content of a cache row."""
 
-    text: list[int]  # the tokens that are in the cache
+    text: list[int]  # the tokens in the cache
     waiting: list[int]  # the tokens of the prompt that are not cached
-    low: int = 0  # the number of tokens by which it can be rolled back
+    low: int = 0  # the number of tokens by which the row can be rolled back
 
 
 class Program:
@@ -31,7 +31,7 @@ class Program:
         self.model, self.manager, self.random = model, manager, random
         self.rows: list[Row | None] = [None] * ROWS
         self.texts: list[list[int]] = [[]]  # prefixes of new requests
-        self.shared = self.refused = 0  # tokens found by allocate, and times that there was no room
+        self.shared = self.refused = 0  # number of cached tokens found by `allocate`, and of calls without room
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -41,7 +41,7 @@ class Program:
             check_blocks(self.manager)
 
     def tokens(self, most: int) -> list[int]:
-        # two tokens, so that prefixes are often equal
+        # only two token ids, so that prefixes are often equal
         return [self.random.randrange(2) for _ in range(self.random.randint(1, most))]
 
     def allocate(self, row: int) -> None:
@@ -56,7 +56,7 @@ class Program:
             self.rows[row] = Row(prompt[:held], prompt[held:], held)
 
     def feed(self, row: int) -> None:
-        """Some rows continue in one call, each with its own number of tokens."""
+        """Continue some rows in one call, each with its own number of tokens."""
         starts, pieces = [], []
         for r, state in enumerate(self.rows[row : self.random.randint(row + 1, ROWS)], row):
             if state is None:
@@ -87,7 +87,8 @@ class Program:
                 self.manager.register_prefix(r, self.texts[-1])
 
     def plain(self, text: list[int], row: int) -> torch.Tensor:
-        """The logits by a cache that is used once, since the rope_length of the row may be longer than the text."""
+        """The logits from a new cache (not without a cache, since the rope_length of the row may be longer than the
+        text)."""
         cache = KVCache(self.model.config, 1, LENGTH, len(text), device=device())
         cache.rope_length[0] = self.manager.cache.rope_length[row]
         return self.model(torch.tensor([text]), torch.arange(len(text))[None], cache)[0]
@@ -122,7 +123,7 @@ class Program:
 
 
 def check_blocks(manager: CacheManager) -> None:
-    """No block is lost, free while a row has it, or found by two hashes."""
+    """Check that no block is lost, free while a row uses it, or found by two hashes."""
     if not isinstance(manager, BlockManager):
         return
     for pool in manager.pools.values():

@@ -1,6 +1,6 @@
-"""Folders of models as the hub has them: the keys of their config.json, names of tensors, dtype and files, with random
-weights of small sizes. `RELEASES` is the table; `release` builds a folder of it, `assert_read_as_in_transformers`
-compares the model that Onward reads from it."""
+"""Folders of models as on the hub: the same config.json keys, tensor names, dtypes and files, with small random
+weights. `RELEASES` is the table of releases; `release` writes the folder of one, `assert_read_as_in_transformers`
+compares the model that Onward reads from this folder."""
 
 import re
 import warnings
@@ -71,7 +71,7 @@ YARN = {
 
 
 def prediction(layer: int, width: int = 32, vocabulary: int = 96) -> dict[str, list[int]]:
-    """Some tensors of a layer for multi-token prediction, numbered after the model's own."""
+    """Some tensors of a multi-token prediction layer, numbered after the model's own layers."""
     names = {"embed_tokens.weight": [vocabulary, width], "shared_head.head.weight": [vocabulary, width]}
     names |= {f"{norm}.weight": [width] for norm in ("enorm", "hnorm", "shared_head.norm", "input_layernorm")}
     names |= {"eh_proj.weight": [width, 2 * width], "self_attn.o_proj.weight": [width, width]}
@@ -80,16 +80,17 @@ def prediction(layer: int, width: int = 32, vocabulary: int = 96) -> dict[str, l
 
 @dataclass(frozen=True)
 class Release:
-    """`names` are pairs (pattern, replacement) from names that transformers writes to those on the hub."""
+    """A release on the hub; `names` are pairs (pattern, replacement) that map transformers' tensor names to those on
+    the hub."""
 
     config: dict[str, Any]  # config.json
-    family: str  # model_type under which Onward reads it
+    family: str  # model_type of the family that reads it
     names: tuple[tuple[str, str], ...] = ()
-    transposed: str = ""  # pattern of stacks that the hub has transposed
-    extra: dict[str, list[int]] = field(default_factory=dict)  # tensors that are not read
+    transposed: str = ""  # pattern of the names of stacks that are stored transposed
+    extra: dict[str, list[int]] = field(default_factory=dict)  # tensors that Onward does not read
     shards: int = 2
     others: tuple[str, ...] = ()  # further files with weights in another format
-    reference: str = ""  # class of transformers, if not the one in config.json
+    reference: str = ""  # class of transformers, if it differs from that in config.json
 
 
 MODERN = (r"^model\.language_model\.", "language_model.model."), (r"^lm_head\.", "language_model.lm_head.")
@@ -377,14 +378,14 @@ def renamed(name: str, found: Release) -> str:
 
 
 def stored(name: str, tensor: torch.Tensor, found: Release) -> torch.Tensor:
-    """As stored on the hub: in bf16 except for routing biases, and transposed where `found` requires it."""
+    """A tensor as stored on the hub: in bf16 except for routing biases, and transposed if `found` requires it."""
     turned = bool(found.transposed and re.search(found.transposed, name))
     dtype = torch.float32 if name.endswith("e_score_correction_bias") else torch.bfloat16
     return (tensor.mT if turned else tensor).to(dtype).contiguous()
 
 
 def assert_read_as_in_transformers(name: str, folder: Path) -> None:
-    """Check that our logits equal those of transformers for the same folder, and that a message names ignored
+    """Check that Onward's logits equal those of transformers for the same folder, and that a message names ignored
     tensors."""
     found = RELEASES[name]
     kind = getattr(transformers, found.reference or found.config["architectures"][0])

@@ -1,4 +1,4 @@
-"""Functions that several processes of one group run, as torchrun would start them."""
+"""Run functions in the processes of a group, set up as by torchrun."""
 
 import os
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from support.forked import CONTEXT
 
 def run_ranks(task: Callable[..., Any], *arguments: Any, count: int = 2) -> list[Any]:
     """The result or exception of `task(*arguments)` in each rank; None for a rank that was killed."""
-    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # outlives the ranks
+    store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # must outlive the ranks
     pipes, processes = [], []
     for rank in range(count):
         pipe, end = CONTEXT.Pipe(duplex=False)
@@ -29,7 +29,7 @@ def run_ranks(task: Callable[..., Any], *arguments: Any, count: int = 2) -> list
 
 
 class Ranks:
-    """Processes of one group that wait for tasks: starting processes takes seconds."""
+    """Processes of one group that wait for tasks, since starting new ones takes seconds."""
 
     def __init__(self, count: int) -> None:
         store = distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -60,7 +60,7 @@ class Ranks:
 
 
 def serve_rank(rank: int, count: int, port: int, pipe: Connection) -> None:
-    """Run the tasks that come, until there are no more."""
+    """Run incoming tasks until there are no more."""
     begin_rank(rank, count, port)
     while True:
         try:

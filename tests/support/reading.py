@@ -1,4 +1,4 @@
-"""The tokens that a model reads, seen without a hook: with hooks, no prompt is reused."""
+"""Counts the tokens that a model processes, without a hook, since hooks disable the reuse of prompts."""
 
 import pytest
 from torch import Tensor
@@ -8,7 +8,7 @@ from onward.model import decoder
 
 
 def tokens_read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows by the number of tokens of each plain call of any decoder."""
+    """A list that gets the number of tokens of each plain call of any decoder."""
     numbers, check = list[int](), decoder.check_tokens
 
     def checked(tokens: Tensor, config: DecoderConfig) -> None:

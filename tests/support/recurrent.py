@@ -19,7 +19,7 @@ from support.decoders import config
 
 @dataclass(frozen=True)
 class Fading(Attention, kind="fading"):
-    """s = 0.5 s + W x after each token, of which the layer returns a projection."""
+    """A layer with the state s = 0.5 s + W x after each token; it returns a projection of s."""
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         return {}
@@ -57,5 +57,6 @@ class FadingModule(nn.Module):
 
 
 def fading(**changes: Any) -> DecoderConfig:
-    """A decoder in which every other layer has a state and no keys; the others have windows."""
+    """A decoder in which every other layer has a state instead of keys; the first of the other two layers has a
+    window."""
     return config(n_layers=4, attention=(Fading(), SelfAttention(window=3), Fading(), SelfAttention()), **changes)

@@ -1,4 +1,4 @@
-"""The form of every refusal of the server: one sentence that uses the names of the request."""
+"""Checks the form of the server's error messages: one sentence that uses the names in the request."""
 
 import json
 import re
@@ -8,16 +8,17 @@ import httpx
 
 from onward.serving.names import OTHER_NAMES
 
-INNER = re.compile(  # names of Python, pydantic and our own code
+INNER = re.compile(  # names from Python, pydantic and Onward's own code
     r"pydantic|Input should|a valid|None|True|False|\b(str|int|float|bool|dict|tuple|Mapping|Sequence|Any)\b|\[str"
     r"|\w+Error\b|<class|SamplingFields|AnswerFields|GenerationOptions|__|\.py\b"
 )
 OPTIONS = re.compile(rf"\b({'|'.join({*OTHER_NAMES.values(), 'json_schema'} - {'n'})})\b")
-QUOTED = re.compile(r'"[^"]*"|is [\[{"].*?(?=: )')  # values of the request, in a message
+QUOTED = re.compile(r'"[^"]*"|is [\[{"].*?(?=: )')  # values of the request that are quoted in a message
 
 
 def refusal(reply: httpx.Response, sent: dict[str, Any]) -> dict[str, Any]:
-    """The error of a response with status 400: one sentence of bounded length, with no inner names."""
+    """The error of a response with status 400; checks that it is one sentence of bounded length, without internal
+    names."""
     assert reply.status_code == 400, reply.text
     error: dict[str, Any] = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

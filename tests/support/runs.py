@@ -1,11 +1,11 @@
-"""Small runs for the tests of training, and their comparison."""
+"""Small runs for tests of training, and comparisons of runs."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # its first import keeps its callers' frames alive, and with them the lock of a run
+import torch._dynamo  # imported here: its first import keeps its callers' frames, and thus a run's lock, alive
 
 from onward import RunConfig
 from onward.checkpoint.saves.folder import saves
@@ -29,7 +29,7 @@ def metrics(folder: Path) -> list[dict[str, Any]]:
 
 
 def assert_same_adapters(one: Path, other: Path) -> None:
-    """Bit for bit, and the same metrics except for seconds."""
+    """Assert that two runs have the same adapters, bit for bit, and the same metrics except for seconds."""
     for name in "adapter_model.safetensors", f"checkpoints/{saves(one)[-1].name}/state.safetensors":
         first, second = read_tensors(one / name), read_tensors(other / name)
         assert first.keys() == second.keys()
@@ -38,7 +38,7 @@ def assert_same_adapters(one: Path, other: Path) -> None:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Bit for bit, except for the seconds that steps took."""
+    """Assert that two runs are the same, bit for bit, except for the seconds of steps."""
     names = ["model.safetensors"]
     assert saves(one)[-1].name == saves(other)[-1].name
     names += [f"checkpoints/{saves(one)[-1].name}/{name}.safetensors" for name in ("model", "state")]

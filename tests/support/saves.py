@@ -1,4 +1,4 @@
-"""The state that a save keeps, without a trainer."""
+"""The training state for a save, made without a trainer."""
 
 from typing import Any
 

@@ -22,7 +22,7 @@ def byte_vocabulary() -> Vocabulary:
 
 
 def state_of(schema: Any) -> State:
-    """The grammar state of an empty answer under a schema, over all bytes."""
+    """The grammar state of an empty answer under a schema, with the bytes as vocabulary."""
     return Language("json_schema", json.dumps(schema)).start(byte_vocabulary())
 
 
@@ -42,7 +42,7 @@ def random_answer(schema: Any, random: Random, limit: int = 400) -> str | None:
 
 
 def is_allowed(schema: Any, value: Any) -> bool:
-    """Whether the grammar of a schema allows a value, in some order of its properties."""
+    """Whether the grammar of a schema allows a value with some order of its properties."""
     state = state_of(schema)
     for text in orders(value):
         tokens, copy = list(text.encode()), state.copy()
@@ -212,5 +212,5 @@ def random_value(random: Random, depth: int = 0) -> Any:
 
 
 def problems(ready: Prepared, text: str) -> list[str]:
-    """Why a complete answer does not conform to a schema, a sentence each."""
+    """The reasons, one sentence each, why a complete answer does not conform to a schema."""
     return [problem for claim in ready.claims(text) if (problem := claim.problem())]

@@ -1,4 +1,4 @@
-"""A server whose model answers by a script: the next answer is chosen by the results of tools in the conversation."""
+"""A server with scripted answers: the next answer depends on the tool results in the conversation."""
 
 from __future__ import annotations
 
@@ -35,12 +35,13 @@ HELLO = "Hello, traveler."
 
 
 def call_text(name: str, arguments: dict[str, Any]) -> str:
-    """A call as the template writes it."""
+    """A tool call in the template's format."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def scripted(prompt: str) -> str | None:
-    """The answer to a conversation: a call for each result that is still to come; None if the model is free."""
+    """The scripted answer to a conversation: the next call, or the final answer after all calls; None if there is no
+    script."""
     if "Where shall I go?" in prompt:
         done = prompt.count("[tool]")
         return call_text(*CALLS[done]) if done < len(CALLS) else FINAL
@@ -49,8 +50,8 @@ def scripted(prompt: str) -> str | None:
 
 @contextmanager
 def scripted_server(folder: Path) -> Iterator[Running]:
-    """Serve a tiny model of random weights under the name `caller`; an answer that `scripted` gives is the only one
-    that a constraint allows."""
+    """Serve a tiny model with random weights under the name `caller`; if `scripted` gives an answer, a constraint
+    allows only this answer."""
     torch.manual_seed(0)
     tokenizer = train_tokenizer("byte", ["a"])
     tokenizer.templates["default"] = TEMPLATE

@@ -16,7 +16,7 @@ Field = tuple[int, int | float | bytes]
 
 @dataclass(frozen=True)
 class Spec:
-    """A file: its pieces, the fields that are used, and fields by number that go into the two specifications."""
+    """A model file: its pieces, the fields that are used, and additional fields by number."""
 
     pieces: Sequence[Piece]
     kind: int = 2
@@ -36,12 +36,12 @@ class Spec:
         return message(*listed, (2, trainer), (3, normalizer), *more["model"])
 
     def symbols(self) -> list[str]:
-        """The user-defined symbols, the longest first."""
+        """The user-defined symbols, longest first."""
         texts = [piece.text for piece in self.pieces if piece.type == USER_DEFINED]
         return sorted(texts, key=len, reverse=True)
 
     def cut(self, text: str) -> list[str]:
-        """The characters and the symbols of a text."""
+        """Split a text into user-defined symbols and single characters."""
         found, at = [], 0
         while at < len(text):
             size = next((len(one) for one in self.symbols() if text.startswith(one, at)), 1)
@@ -50,7 +50,7 @@ class Spec:
         return found
 
     def normalized(self, text: str) -> str:
-        """The normalized text, which is then cut into pieces."""
+        """The normalized text, before it is split into pieces."""
         parts = self.cut(text)
         if self.squeeze:
             while parts and parts[0] == " ":
@@ -68,7 +68,8 @@ class Spec:
         return result + (SPACE if self.prefix and self.suffix else "")
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text: of all neighbors that form a piece the best are merged first, of equal ones the first."""
+        """The ids of a text: repeatedly merges the two neighbors that form the piece with the best score (the first
+        such pair if scores are equal)."""
         scores = {p.text: p.score for p in self.pieces if p.type in (NORMAL, USER_DEFINED, UNUSED)}
         symbols, parts = {*self.symbols()}, self.cut(self.normalized(text))
         while True:
@@ -99,13 +100,13 @@ class Spec:
 
 LETTERS = ["a", "b", "c", SPACE, "é", "日"]
 TEXT = [*LETTERS, "a", "b", " ", " ", "  ", "\n", "x", "e\u0301", "\u3000", "<s>", "</s>", "<unk>", "<0x41>", "🙂"]
-STRANGE_FIELDS: dict[str, list[Field]] = {  # by message: fields that have to be refused
+STRANGE_FIELDS: dict[str, list[Field]] = {  # by protobuf message: fields that must be refused
     "model": [(4, message((1, message((1, b"a"), (2, b"no"))))), (5, message((2, b"map"))), (9, 1), (200, b"x")],
     "piece": [(4, 1), (200, b"x")],
     "trainer": [(8, 1), (56, 1), (200, b"x"), (3, 1), (3, 3), (3, 4), (3, 9)],
     "normalizer": [(2, b"a map"), (5, 0), (7, 1), (200, b"x")],
 }
-OF_TRAINING: list[Field] = [  # fields that change nothing once a vocabulary is trained
+OF_TRAINING: list[Field] = [  # fields that matter only for training a vocabulary
     *((number, value) for number in (4, 11, 14, 16, 17, 18, 20, 49, 50, 52, 55) for value in (0, 1, 9999)),
     *((number, value) for number in (19, 21, 22, 23, 25, 26, 32, 33, 34) for value in (0, 1)),
     *((number, b"a text") for number in (1, 2, 5, 7, 30, 31, 36, 53, 54, 44)),
@@ -128,7 +129,7 @@ def random_spec(draw: random.Random) -> Spec:
         pieces += [Piece(text, 0, USER_DEFINED) for text in used]
     fallback = bool(draw.randrange(2))
     pieces = [*CONTROLS, *(BYTES if fallback else []), *pieces]
-    if not draw.randrange(8):  # one piece differs from the expected one
+    if not draw.randrange(8):  # change one piece
         at = draw.randrange(len(pieces))
         kind, score = draw.choice([1, 2, 3, 4, 5, 6]), draw.choice([pieces[at].score, pieces[-1].score, 0])
         pieces[at] = replace(pieces[at], type=kind, score=score)

@@ -1,4 +1,4 @@
-"""A server of the tests: it runs in a thread, on a free port."""
+"""A server for tests, which runs in a thread on a free port."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from onward.serving.server_options import ConnectionLimits
 
 from support.forked import Forked
 
-DEFAULT_TIMEOUT_CONFIG.read = 60.0  # seconds, since other tests take the cores; httpx has 5
+DEFAULT_TIMEOUT_CONFIG.read = 60.0  # in seconds, since other tests may use all cores; httpx's default is 5
 APP = "keys", "hosts", "origins", "observers"  # options of make_app
 
 
 @dataclass
 class Running:
-    """A server that runs, and its parts."""
+    """A running server and its parts."""
 
     url: str
     service: Service
@@ -40,7 +40,7 @@ class Running:
         return httpx.post(self.url + path, json=body, timeout=60)
 
     def idle(self, within: float = 20.0) -> bool:
-        """Return whether no request, row or block is left, after at most this many seconds."""
+        """Return whether no request, row or block is in use, after waiting at most this many seconds."""
         end = time.monotonic() + within
         while time.monotonic() < end:
             if self.is_idle():
@@ -49,7 +49,7 @@ class Running:
         return False
 
     def is_idle(self) -> bool:
-        """Return whether no request, row or block is left now."""
+        """Return whether no request, row or block is in use now."""
         engines = engines_of(self.served)
         rows = any(any(pool.ref_counts) for engine in engines for pool in engine.scheduler.manager.pools.values())  # type: ignore[attr-defined]
         busy = any(engine.busy for engine in engines)
@@ -64,7 +64,8 @@ def serving(
     connections: ConnectionLimits | None = None,
     **options: Any,
 ) -> Iterator[Running]:
-    """Serve models inside the `with` block. `options` are those of EngineOptions, of `make_app`, and `load_more`."""
+    """Serve models inside the `with` block. `options` are options of EngineOptions and of `make_app`, and
+    `load_more`."""
     own = {name: options.pop(name) for name in APP if name in options}
     models = [str(one) for one in ([model] if isinstance(model, str | Path) else model)]
     load = lambda name, folders: onward.load(name, adapter_folder=[*folders])
@@ -88,13 +89,14 @@ def serving(
 
 
 def started(*words: str, log: list[str] | None = None) -> tuple[Forked, str]:
-    """Start `onward serve` on a free port; return its process and address, once it is ready. The lines of its log are
-    appended to `log`."""
+    """Start `onward serve` on a free port; return its process and address, once it is ready. Its log lines are appended
+    to `log`."""
     process = Forked(main, ["serve", *words, "--port", "0"])
     said: list[str] = [] if log is None else log
     for line in process.stderr:
         said.append(line)
         if "the page: " in line:
-            threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()  # a pipe has no room
+            # keeps reading, since the pipe would fill up
+            threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
             return process, line.partition("the page: ")[2].split()[0].removesuffix("/")
     raise AssertionError("".join(said))

@@ -1,4 +1,5 @@
-"""One rank of many in one process: a step of a real Trainer with tensors without numbers, in torch's fake group."""
+"""Simulates one rank of many in one process: a step of a real Trainer with fake tensors in torch's fake process
+group."""
 
 import weakref
 from collections import Counter
@@ -27,9 +28,9 @@ from onward.planning.dry import Shortened
 from onward.planning.traffic import collectives
 from onward.training import Balance, optimizers
 
-Key = tuple[str, str]  # axis ("": all processes) and kind of a collective
+Key = tuple[str, str]  # axis ("": all processes) and kind of collective
 
-SIZES = {  # of a collective: the argument whose bytes count, and that of the group
+SIZES = {  # by collective: its kind, index of the argument whose bytes count, index of the group argument
     "c10d.allreduce_": ("all-reduce", 0, 1),
     "c10d.allgather_": ("all-gather", 0, 2),
     "c10d._allgather_base_": ("all-gather", 0, 2),
@@ -41,13 +42,12 @@ SIZES = {  # of a collective: the argument whose bytes count, and that of the gr
 
 
 def is_vote(tensors: Any) -> bool:
-    """Whether a stage sends integers: before their first step, stages agree on the shapes of hidden states."""
+    """Whether a pipeline stage sends integers, as in the exchange of hidden-state shapes before the first step."""
     return not tree_leaves(tensors)[0].is_floating_point()
 
 
 class Counted(TorchDispatchMode):
-    """A context that counts collectives and their bytes, by axis and kind. Values that the host reads are 1 where there
-    are none."""
+    """Counts collectives and their bytes, by axis and kind. Values that the host reads from fake tensors are 1."""
 
     def __init__(self, processes: Processes) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ class Counted(TorchDispatchMode):
 
 
 class Allocated(TorchDispatchMode):
-    """A context that knows the live storages. FSDP frees gathered weights by resizing their storages to nothing, so
-    sums are taken of their sizes at the time."""
+    """Tracks the live storages. FSDP frees gathered weights by resizing their storages to 0, so their current sizes are
+    summed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Allocated(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor) -> None:
-        """Know the storage of a tensor."""
+        """Track the storage of a tensor."""
         storage = local(tensor).untyped_storage()
         known = self.storages.get(storage._cdata)
         if known is None or known() is None:
@@ -119,7 +119,7 @@ class Simulated:
 
 
 class Uncounted(Balance):
-    """Does not count the tokens of experts, which have no numbers."""
+    """Does not count the tokens of experts, because fake tensors have no values."""
 
     def watch(self, *_: object) -> None:
         pass
@@ -133,7 +133,7 @@ class Uncounted(Balance):
 
 @contextmanager
 def fake_processes(mesh: Mesh, stage: int = 0) -> Iterator[Processes]:
-    """The first of the processes of a mesh, or of a stage of it, in a group whose collectives do nothing."""
+    """The first process of a mesh, or of one of its pipeline stages, in a group whose collectives do nothing."""
     distributed.init_process_group("fake", rank=stage * mesh.stage, world_size=mesh.count)
     try:
         yield Processes(stage * mesh.stage, mesh.count, None, mesh).connected(torch.device("cpu"))
@@ -142,19 +142,19 @@ def fake_processes(mesh: Mesh, stage: int = 0) -> Iterator[Processes]:
 
 
 def gathered_bytes(model: Any) -> int:
-    """The bytes of gathered weights, and of buffers that they come in."""
+    """The bytes of gathered weights, and of the buffers that receive them."""
     parts = [module._get_fsdp_state() for module in model.modules() if isinstance(module, FSDPModule)]
     if not parts:
         return 0
     params = [param for state in parts for group in state._fsdp_param_groups for param in group.fsdp_params]
     storages = {t.untyped_storage()._cdata: t.untyped_storage() for p in params for t in p.all_gather_outputs}
-    waiting = getattr(parts[0]._comm_ctx, "all_gather_state", None)  # absent before the first forward
+    waiting = getattr(parts[0]._comm_ctx, "all_gather_state", None)  # None before the first forward
     buffer = waiting.all_gather_result.all_gather_output.untyped_storage().nbytes() if waiting else 0
     return buffer + sum(storage.nbytes() for storage in storages.values())
 
 
 def sum_of_nothing(_: object, bucket: distributed.GradBucket) -> torch.futures.Future[Tensor]:
-    """The hook of replicas; the fake group's futures have no values."""
+    """Replaces the gradient hook of replicas, since the fake group's futures have no values."""
     distributed.all_reduce(bucket.buffer())
     done = torch.futures.Future[Tensor]()
     done.set_result(bucket.buffer())
@@ -172,7 +172,8 @@ def simulated(
     recompute: bool = False,
     stage: int = 0,
 ) -> Simulated:
-    """Make a step of the first of many ranks, on one batch; of that of a stage, on a batch for each stage."""
+    """Make a step of the first of many ranks on one batch, or of the first rank of a pipeline stage on one batch per
+    stage."""
     replicas = patch.object(parallelize, "sum_of_bucket", sum_of_nothing)
     with fake_processes(mesh, stage) as processes, SizeLimit(1 << 62), replicas, patch.object(parallelize, "allocate"):
         with torch.device("meta"):
@@ -197,7 +198,7 @@ def simulated(
             gradients = list[int]()
             mark: Any = lambda *_: marks.append(allocated.now - gathered_bytes(model))
             own = [block for block in model.blocks if not isinstance(block, Absent)]
-            own[-1].register_forward_hook(mark, prepend=True)  # before all tokens are gathered
+            own[-1].register_forward_hook(mark, prepend=True)  # called before all tokens are gathered
 
             def before_update(*_: object) -> None:
                 gradients.append(sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None))
@@ -213,9 +214,10 @@ def simulated(
         states = [t for o in trainer.optimizers for s in o.state.values() for t in s.values() if t.ndim]
         weights = sum(local(p).nbytes for p in model.parameters())
     state = sum(local(tensor).nbytes for tensor in states)
-    buckets = 0 if mesh.divides else gradients[0]  # of replicas, which the reducer allocates out of sight
+    # buckets of replicas, which the reducer allocates without being tracked
+    buckets = 0 if mesh.divides else gradients[0]
     peak = state + marks[-1] + buckets
-    at_most = marks[mesh.pipeline - stage]  # when the last batch before the first backward has passed
+    at_most = marks[mesh.pipeline - stage]  # memory after the forward of the last batch before the first backward
     return Simulated(weights, gradients[0], state, at_most - marks[0], peak, counted.calls, counted.bytes)
 
 

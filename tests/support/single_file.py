@@ -1,5 +1,6 @@
-"""A decoder in one file, as people write them after Llama and Mixtral: rotary positions, RMSNorm, grouped heads,
-experts, a mask for padding, a scaled embedding, and a cache that can be cut. It is correct: tests plant bugs in it."""
+"""A decoder in one file, in the common style after Llama and Mixtral: rotary positions, RMSNorm, grouped heads,
+experts, a padding mask, a scaled embedding, and a cache that can be truncated. It is correct: tests plant bugs in
+it."""
 
 from __future__ import annotations
 

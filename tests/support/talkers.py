@@ -1,4 +1,4 @@
-"""Models with scripted answers: tiny models whose chat templates have a form of calls and of reasoning."""
+"""Models with scripted answers: tiny models whose chat templates have a format of calls and of reasoning."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MESSAGES = (
     "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.name }}{{ c.function.arguments | tojson }}"
     "{% endfor %}{% endfor %}"
 )
-SHOWN = {  # how each form shows in a chat template
+SHOWN = {  # text by which each format is recognized in a chat template
     "hermes": "<tool_call></tool_call>",
     "mistral": "[TOOL_CALLS] [",
     "mistral_args": "[TOOL_CALLS]name[ARGS]",
@@ -36,19 +36,19 @@ SHOWN = {  # how each form shows in a chat template
     "open-think": "<tool_call></tool_call>",
     "mistral-think": "[TOOL_CALLS][THINK]",
 }
-BEGINS = {"open-think": "<think>\n", "harmony": "<|start|>assistant"}  # of an answer, written by the template
+BEGINS = {"open-think": "<think>\n", "harmony": "<|start|>assistant"}  # beginning of an answer, written by the template
 
 
 def template_of(name: str) -> str:
-    """The chat template of a model of this name."""
+    """The chat template of the model with this name."""
     shown = f"{{% if tools %}}{{{{ tools | tojson }}}}{SHOWN[name]}{{% endif %}}"
     begin = BEGINS.get(name, "[assistant]")
     return f"{shown}{MESSAGES}{{% if add_generation_prompt %}}{begin}{{% endif %}}"
 
 
 def talker(folder: Path, name: str, controls: bool, texts: Sequence[str] = ()) -> Path:
-    """Save a model of random weights with the chat template of this name; return its folder. Its vocabulary is trained
-    on the texts and, with `controls`, has the markers as control tokens."""
+    """Save a model with random weights and the chat template of this name; return its folder. Its vocabulary is trained
+    on the texts; with `controls`, the markers are control tokens."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of("bpe:600", texts, MARKERS if controls else ())
     tokenizer.templates["default"] = template_of(name)
@@ -59,8 +59,8 @@ def talker(folder: Path, name: str, controls: bool, texts: Sequence[str] = ()) -
 
 @dataclass
 class Reply:
-    """A reply, from either route, whole or streamed: its reasoning, its content, (name, arguments) of its calls, and
-    why it ended. `names` are the kinds of its pieces, of a stream, in their order."""
+    """A reply from either route, complete or streamed: its reasoning, its content, (name, arguments) of its calls, and
+    its finish reason. `kinds` are the kinds of the pieces of a stream, in order."""
 
     reasoning: str = ""
     content: str = ""
@@ -70,7 +70,7 @@ class Reply:
     kinds: list[str] = field(default_factory=list)
 
     def add(self, delta: dict[str, Any]) -> None:
-        """Add a message, or a piece of one."""
+        """Add a message, or a piece of a message."""
         self.reasoning += delta.get("reasoning_content") or ""
         self.content += delta.get("content") or ""
         self.kinds += [name for name in ("reasoning_content", "content") if delta.get(name)]
@@ -86,14 +86,14 @@ class Reply:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The parts that a stream and a complete reply share."""
+        """The parts that must be the same in a stream and in a complete reply."""
         usage = {name: value for name, value in self.usage.items() if name[:6] not in ("prompt", "input_")}
         return self.reasoning, self.content, self.calls, self.finish_reason, usage
 
 
 def script(running: Running, model: str, text: str) -> dict[str, Any]:
-    """Fields of a request that make the model answer with this text, in which markers are control tokens if the model
-    has them, and end."""
+    """Fields of a request that make the model answer with exactly this text; markers are control tokens if the model
+    has them."""
     tokenizer = next(one for one in running.served if one.name == model).lm.text()
     return {"forced_tokens": [*encoded(text, Markers(tokenizer)), tokenizer.eos_id]}
 
@@ -117,7 +117,7 @@ def chat(running: Running, stream: bool, **body: Any) -> Reply:
 
 
 def respond(running: Running, stream: bool, **body: Any) -> Reply:
-    """Ask /v1/responses; the pieces of a stream must be those of its last event."""
+    """Ask /v1/responses; checks that the pieces of a stream match its last event."""
     if not stream:
         response = HTTP.post(f"{running.url}/v1/responses", json=body)
         assert response.status_code == 200, response.text
@@ -136,7 +136,7 @@ def respond(running: Running, stream: bool, **body: Any) -> Reply:
 
 
 def of_response(response: dict[str, Any]) -> Reply:
-    """The reply in a response."""
+    """The reply in a complete response."""
     reply = Reply(finish_reason=response["status"], usage=response["usage"])
     for item in response["output"]:
         match item["type"]:

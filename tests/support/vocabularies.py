@@ -1,4 +1,4 @@
-"""Small vocabularies in the files of other libraries: ranks of tiktoken, tekken.json, SentencePiece."""
+"""Small vocabularies in the file formats of other libraries: tiktoken's ranks, tekken.json, SentencePiece."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from support.llama_cpp import PARTS
 
 @cache
 def small_ranks() -> dict[bytes, int]:
-    """A small vocabulary of ranks: the bytes, then merges in order."""
+    """A small tiktoken vocabulary (ranks): the bytes, then merges in order."""
     vocab = train_tokenizer("bpe:700", [" ".join(PARTS) * 3]).inner.get_vocab(with_added_tokens=False)
     tokens = sorted((token for token in vocab if not token.startswith("<|")), key=vocab.__getitem__)
     return {bytes(map(BYTE_OF.__getitem__, token)): rank for rank, token in enumerate(tokens)}
@@ -28,7 +28,7 @@ def write_ranks(ranks: Mapping[bytes, int], path: Path) -> Path:
 
 
 def write_tekken(ranks: Mapping[bytes, int], folder: Path) -> Path:
-    """Mistral's file of 500 of the ranks, behind 20 control tokens."""
+    """Write a tekken.json of Mistral's format with 500 of the ranks after 20 control tokens."""
     config = {"pattern": TEKKEN, "default_vocab_size": 520, "default_num_special_tokens": 20, "version": "v3"}
     listed = [
         {"rank": rank, "token_bytes": base64.b64encode(t).decode(), "token_str": None} for t, rank in ranks.items()
@@ -38,7 +38,7 @@ def write_tekken(ranks: Mapping[bytes, int], folder: Path) -> Path:
 
 
 def message(*fields: tuple[int, int | float | bytes]) -> bytes:
-    """A message of protobuf."""
+    """A protobuf message."""
     found = b""
     for number, value in fields:
         if isinstance(value, float):

@@ -1,9 +1,9 @@
-"""How much code a reader passes through to follow one thing that Onward does: the files entered, and their lines.
+"""Measures the amount of code behind one operation of Onward: the files in which functions are called, and their lines.
 
     PYTHONPATH=src:tests python -m support.walks
 
-Files are those of Onward in which any function was called; a file counts with all of its lines, a function with its
-docstring and comments. Names of the public package alone are used, so that releases can be compared.
+A file counts, with all of its lines, if one of its functions was called; a function counts with its docstring and
+comments. Only public names are used, so that releases can be compared.
 """
 
 import io
@@ -25,12 +25,12 @@ from onward.cli import main as command_line
 from onward.families import express, preset, read
 
 SOURCE = Path(onward.__file__).parent
-SHARED = "base", "__init__.py"  # which all folders use
+SHARED = "base", "__init__.py"  # shared by all folders
 
 
 def entered(walk: Callable[[], object]) -> dict[Path, set[int]]:
-    """The files of Onward, without those that all folders share, in which `walk()` calls a function, and the lines of
-    the functions called in each."""
+    """The files of Onward in which `walk()` calls a function, except those shared by all folders, and for each file the
+    lines of the called functions."""
     codes = set[CodeType]()
 
     def note(frame: FrameType, event: str, _: object) -> None:
@@ -56,7 +56,8 @@ Walk = Callable[[], object]
 
 
 def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Walk]]]:
-    """Name, folders that are not counted since the walk above has them, and a function that prepares the walk."""
+    """Yield a name, folders that are not counted because the previous walk covers them, and a function that prepares
+    the walk."""
     sizes: dict[str, Any] = {
         "vocab_size": 64,
         "d_model": 32,
@@ -78,7 +79,7 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
             onward.Decoder(config)(tokens, positions=torch.arange(8)[None], cache=cache)
 
     def without_kernels() -> None:
-        torch.set_default_dtype(torch.float64)  # no kernel accepts this value
+        torch.set_default_dtype(torch.float64)  # no kernel supports fp64
         try:
             forward()
         finally:
@@ -88,7 +89,7 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
         engine = onward.Engine(model, rows=4, compile_after=None)
         for start in range(4):
             engine.add(onward.Request([start, 1, 2], max_new_tokens=8, sampling=onward.Sampling(temperature=1.0)))
-        return lambda: [engine.step(), engine.step()]  # the prompts, then one token of each
+        return lambda: [engine.step(), engine.step()]  # prefill, then one token of each request
 
     def training() -> Walk:
         out = tempfile.mkdtemp(dir=folder)
@@ -120,9 +121,9 @@ def walks(folder: Path) -> Iterator[tuple[str, tuple[str, ...], Callable[[], Wal
 
 
 def counted(folder: Path) -> Iterator[tuple[str, dict[str, int], int]]:
-    """The name of each walk, the lines of each file on it, and those of the functions called."""
+    """Yield the name of each walk, the number of lines by file, and the number of lines of the called functions."""
     for name, left_out, prepare in walks(folder):
-        prepare()()  # imports the modules that are imported at first use
+        prepare()()  # a first run, since some modules are imported at first use
         found = entered(prepare())
         own = {path for path in found if path.relative_to(SOURCE).parts[0] not in left_out}
         lines = {str(path.relative_to(SOURCE)): len(path.read_text().splitlines()) for path in sorted(own)}

@@ -1,4 +1,5 @@
-"""Ways to run a model: each takes tokens (2, LENGTH) and returns the logits of the plain run in its own manner."""
+"""Ways to run a model: each takes tokens (2, LENGTH) and returns the same logits as the plain run, computed
+differently."""
 
 from collections.abc import Callable
 from functools import partial
@@ -19,7 +20,7 @@ def positions(tokens: Tensor, start: int = 0) -> Tensor:
 
 
 def new_cache(model: Decoder, chunk: int, kind: str = "contiguous") -> CacheManager:
-    """The manager of a cache of some kind for 2 rows of LENGTH tokens."""
+    """The manager of a cache of this kind for 2 rows of LENGTH tokens."""
     options: dict[str, Any] = {
         "dtype": model.embed.weight.dtype,
         "quantized": kind.startswith("quantized"),
@@ -40,7 +41,8 @@ def feed(
     row: int = 0,
     upto: bool = False,
 ) -> Tensor:
-    """Logits of tokens (B, T) in the rows of a cache from `row` on, each from its start; `lengths` are without pads."""
+    """Logits of tokens (B, T) in the rows of a cache from `row` on; row i begins at its position in `starts`, and
+    `lengths` do not count padding."""
     rows, width = tokens.shape
     starts = [starts] * rows if isinstance(starts, int) else starts
     for i, (start, length) in enumerate(zip(starts, lengths or [width] * rows), row):
@@ -56,7 +58,7 @@ def in_steps(model: Decoder, tokens: Tensor, kind: str, chunk: int, upto: bool =
 
 
 def row_by_row(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
-    """Each row through its own view of one cache, and in steps of its own."""
+    """Each row has its own view of one cache, and its own step size."""
     cache = new_cache(model, 5, kind)
     pieces: list[list[Tensor]] = [[], []]
     for start in range(LENGTH):
@@ -68,7 +70,7 @@ def row_by_row(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
 
 
 def rolled_back(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
-    """Other tokens follow, are given up, and the right ones take their place."""
+    """Other tokens are cached first, then rolled back and replaced by the right ones."""
     cache, out = new_cache(model, 4, kind), []
     for start in range(0, LENGTH, 2):
         feed(model, cache, tokens[:, start : start + 4].flip(0, 1), start)
@@ -77,7 +79,7 @@ def rolled_back(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
 
 
 def reused(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
-    """The rows belonged to others before."""
+    """The rows contained other texts before."""
     cache, out = new_cache(model, 5, kind), []
     for texts in tokens.flip(1), tokens:
         for row in 0, 1:
@@ -88,7 +90,8 @@ def reused(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
 
 
 def ragged(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
-    """Rows of 8 and 5 tokens, then of 4 and 7, the shorter one padded on the right, at last past the context."""
+    """Rows of 8 and 5 tokens, then of 4 and 7; the shorter row is padded on the right, at the end beyond the context
+    length."""
     cache, padded = new_cache(model, 8, kind), torch.cat([tokens, tokens.flip(1)], 1)
     first = padded[:, :8].clone()
     first[1, 5:] = 0
@@ -98,12 +101,12 @@ def ragged(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
 
 
 def packed(model: Decoder, tokens: Tensor) -> Tensor:
-    """Both rows as documents in one."""
+    """Both rows as documents packed into one row."""
     return model(tokens.view(1, -1), positions(tokens).reshape(1, -1)).view(2, LENGTH, -1)
 
 
 def branched(model: Decoder, tokens: Tensor) -> Tensor:
-    """Both rows in one: each as the second branch of a document with which it shares some tokens."""
+    """Both rows in one row, each as the second branch of a document with which it shares some tokens."""
     where, rows, at = positions(tokens)[0], list[Tensor](), list[Tensor]()
     for row, cut in zip(tokens, (7, 4)):
         rows += [row[:cut], row.flip(0)[cut:], row.roll(1)[cut:], row[cut:]]
@@ -116,7 +119,7 @@ def from_vectors(model: Decoder, tokens: Tensor) -> Tensor:
     return model(model.embed(tokens))
 
 
-CACHED: dict[str, Callable[[Decoder, Tensor, str], Tensor]] = {  # the last argument is the kind of the cache
+CACHED: dict[str, Callable[[Decoder, Tensor, str], Tensor]] = {  # the third argument is the kind of cache
     "one by one": partial(in_steps, chunk=1),
     "in chunks": partial(in_steps, chunk=5),
     "in chunks that read only the slots in use": partial(in_steps, chunk=5, upto=True),

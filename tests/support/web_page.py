@@ -16,8 +16,8 @@ VIEWS = "next", "attention", "layers", "parts", "engine"
 def opened(
     browser: Any, url: str, scheme: str = "light", width: int = 1280, faults: Sequence[str] = (), script: str = ""
 ) -> Iterator[Any]:
-    """Open the page; afterwards the console holds no error but those that contain one of `faults`, and nothing is wider
-    than the window. `script` runs before the page's own."""
+    """Open the page; afterwards check that the console has no errors except those that contain one of `faults`, and
+    that nothing is wider than the window. `script` runs before the page's own scripts."""
     size = {"width": width, "height": 900}
     context = browser.new_context(color_scheme=scheme, viewport=size, permissions=["clipboard-read", "clipboard-write"])
     page = context.new_page()
@@ -35,7 +35,7 @@ def opened(
 
 
 def options(page: Any, **values: object) -> None:
-    """Set options of the fold, and close it."""
+    """Set options in the foldable panel, and close it."""
     page.click("#options summary")
     for name, value in values.items():
         page.fill(f"#{name}", str(value))
@@ -63,7 +63,7 @@ def newest(page: Any) -> Any:
 
 
 def answers(page: Any, tokenizer: Tokenizer, text: str) -> Callable[[], None]:
-    """Let the server's models answer each completion with this text; returns a function that ends it."""
+    """Make the server's models answer each completion request with this text; return a function that undoes this."""
 
     def forced(route: Any) -> None:
         body = route.request.post_data_json

@@ -1,5 +1,4 @@
-"""Text decoders that transformers has only inside of models that also see images: tiny configurations of those
-models."""
+"""Text decoders that transformers has only inside multimodal models: tiny configurations of these models."""
 
 from typing import Any
 

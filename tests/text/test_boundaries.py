@@ -1,4 +1,4 @@
-"""Texts in two parts: the tokens of both parts are the text, with no space added or lost between them."""
+"""Texts in two parts: the tokens of both parts decode to the text, with no space added or lost between them."""
 
 import random
 from pathlib import Path
@@ -18,7 +18,7 @@ from onward.training.environments.environment import reply_tokens
 from support.kinds import KINDS, of_kind
 
 PARTS = ["The answer is:", " ", " ", "four", "cats", "ca", "terpillar", "  ", "\n", "é", "猫", "🐈", ".", "<s>", "\t"]
-HALVES = [  # chunks that end and begin within words, with spaces, or empty
+HALVES = [  # halves that end or begin inside words or with spaces, or are empty
     ("The answer is: ", "four cats"),
     ("The answer is:", " four cats"),
     ("The answer is: four cats is ca", "terpillar"),

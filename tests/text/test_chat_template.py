@@ -72,7 +72,7 @@ def bytes_() -> tokenizers.Tokenizer:
 
 
 def marked(prefix: Any, flags: dict[str, bool]) -> tokenizers.Tokenizer:
-    """A tokenizer that marks words and falls back to bytes, as SentencePiece does."""
+    """A tokenizer that marks words and falls back to bytes, like SentencePiece."""
     vocabulary = ["<unk>", *(f"<0x{i:02X}>" for i in range(256)), *sorted(set(TEXT) - {" "}), "▁", "▁c", "at"]
     ids = {token: i for i, token in enumerate(vocabulary)}
     inner = tokenizers.Tokenizer(models.BPE(ids, [("▁", "c"), ("a", "t")], byte_fallback=True, unk_token="<unk>"))

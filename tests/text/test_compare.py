@@ -39,7 +39,7 @@ def lowercase() -> Tokenizer:
 
 
 def half() -> Tokenizer:
-    """One that only knows a, and forgets the rest."""
+    """A tokenizer whose vocabulary contains only "a", and that drops all other text."""
     return Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE({"a": 0}, [])))
 
 

@@ -23,7 +23,7 @@ TEXTS = [text for group in samples().values() for text in group.values()]
 
 
 def trained(pattern: str, texts: Sequence[str] = TEXTS) -> Tokenizer:
-    """BPE behind any pattern, as published tokenizers of later families are."""
+    """BPE with any split pattern, like the tokenizers of later families."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -36,7 +36,7 @@ def trained(pattern: str, texts: Sequence[str] = TEXTS) -> Tokenizer:
 
 
 def shuffled(tokenizer: Tokenizer) -> Tokenizer:
-    """The same merges with ids in no order, and control tokens first."""
+    """The same merges with shuffled ids, and control tokens first."""
     table = json.loads(tokenizer.inner.to_str())
     vocab = table["model"]["vocab"]
     new = {old: (old * 7 + 5) % len(vocab) for old in vocab.values()}
@@ -60,7 +60,7 @@ HOSTILE = st.lists(PARTS | st.text(max_size=8), max_size=40).map("".join)
 
 
 def check(tokenizer: Tokenizer, texts: Sequence[str]) -> None:
-    """Both ways give the ids of encode_batch."""
+    """Check that both ways of encoding give the ids of encode_batch."""
     fastest = by_tiktoken(tokenizer)
     assert fastest
     expected = tokenizer.encode_batch(texts)
@@ -100,7 +100,7 @@ def test_both_libraries_know_the_same_characters() -> None:
 
 @pytest.mark.parametrize("what", ["a", "ab1", "!", " ", "\n", " \t", "\x1c", "!\x1c", "猫", "\u3000", "\ud800"])
 def test_a_run_without_a_break_has_the_ids_of_the_library(what: str) -> None:
-    """`tiktoken` alone fails on a million spaces."""
+    """`tiktoken` by itself fails on a million spaces."""
     run = what * ((1_200_000 if what == " " else 90_000) // len(what))
     for name in "ours", "llama-3":
         check(EQUAL[name], [run, f"the {run[:70_000]} ferry\n", f"{run[:30_000]}x {run[:60_000]}"])
@@ -121,7 +121,7 @@ def test_library_encodes_many_texts_in_bounded_groups() -> None:
 
 
 def merges(*pairs: tuple[str, str], **options: object) -> Tokenizer:
-    """A tokenizer of these merges, in this order."""
+    """A tokenizer with these merges, in this order."""
     vocab = {c: i for i, c in enumerate(BYTE_OF)}
     for left, right in pairs:
         vocab.setdefault(left + right, len(vocab))
@@ -185,7 +185,7 @@ def test_libraries_that_disagree_on_characters_are_noticed(monkeypatch: pytest.M
     import tiktoken
 
     class Older(tiktoken.Encoding):
-        """Takes U+0085 for no space."""
+        """Does not treat U+0085 as a space."""
 
         def __init__(self, name: str, *, pat_str: str, **options: Any) -> None:
             super().__init__(name, pat_str=r"[^\S\x85]" if pat_str == r"\s" else pat_str, **options)

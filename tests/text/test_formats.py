@@ -75,7 +75,7 @@ def test_published_vocabularies_are_known_by_their_number_of_ranks(tmp_path: Pat
     ids = {name: tokenizer.inner.token_to_id(name) for name in ("<|begin_of_text|>", "<|eot_id|>", "<|end_header_id|>")}
     assert ids == {"<|begin_of_text|>": 128_000, "<|eot_id|>": 128_009, "<|end_header_id|>": 128_007}
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (128_000, 128_001, 128_256)
-    assert tokenizer.encode("<|eot_id|>") == list(b"<|eot_id|>")  # control tokens in a text are text
+    assert tokenizer.encode("<|eot_id|>") == list(b"<|eot_id|>")  # control tokens typed in a text are encoded as text
     assert {count: max(known.specials.values()) for count, known in PUBLISHED.items()} == {
         50_256: 50_256,
         100_256: 100_276,
@@ -112,7 +112,7 @@ SPELLED = {
 def test_sentencepiece_merges_by_score_and_falls_back_on_bytes(text: str, tmp_path: Path) -> None:
     tokenizer = Tokenizer.load(write_pieces(tmp_path / "tokenizer.model", PIECES))
     ids = tokenizer.encode(text)
-    spelled = ["\u2581", "ab", "c"] if text == "abc" else SPELLED[text]  # \u2581ab is better than abc
+    spelled = ["\u2581", "ab", "c"] if text == "abc" else SPELLED[text]  # \u2581ab has a better score than abc
     assert [tokenizer.inner.id_to_token(i) for i in ids] == (["\u2581ab", "c"] if text == "abc" else spelled)
     assert tokenizer.decode(ids) == text
     assert (tokenizer.bos, tokenizer.eos) == ("<s>", "</s>")
@@ -144,7 +144,7 @@ def test_symbols_are_found_behind_the_space_before_a_text(text: str, tokens: lis
 
 
 def trained_by_library(kind: str, folder: Path) -> tuple[Tokenizer, Any]:
-    """A vocabulary of sentencepiece, in Onward and in the library; the test skips where it is not installed."""
+    """A vocabulary of sentencepiece, in Onward and in the library; skips the test if the library is not installed."""
     library = pytest.importorskip("sentencepiece", reason="sentencepiece is not installed: its ids are not compared")
     plain: dict[str, Any] = {"remove_extra_whitespaces": False, "normalization_rule_name": "identity"}
     options: dict[str, Any] = {
@@ -179,7 +179,7 @@ def test_sentencepiece_gives_the_ids_of_its_library(kind: str, tmp_path: Path) -
     texts = [*TEXTS, *WITH_SYMBOLS]
     wanted = [reference.encode(text) for text in texts]
     assert [tokenizer.encode(text) for text in texts] == wanted
-    if "squeezed" in kind:  # a text may begin with U+2581: of two at its beginning the library drops one or both
+    if "squeezed" in kind:  # not texts that begin with U+2581: of two at the beginning the library drops one or both
         wanted = [ids for text, ids in zip(texts, wanted) if not text.lstrip(" ").startswith("\u2581")]
     assert [tokenizer.decode(ids) for ids in wanted] == [reference.decode(ids) for ids in wanted]
 

@@ -1,4 +1,4 @@
-"""Prompts with tokens for images are refused by name, however they come."""
+"""Prompts with image tokens are refused with the token's name, in every form of prompt."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ TEMPLATE = "{% for m in messages %}{{ m.content }}{% endfor %}{% if image %}<|im
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose config.json names a token for images."""
+    """A model whose config.json names an image token."""
     folder = tmp_path_factory.mktemp("sees")
     tokenizer = train_tokenizer("byte", [])
     tokenizer.inner.add_special_tokens([IMAGE])

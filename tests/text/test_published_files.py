@@ -25,8 +25,8 @@ SCRIPTS += ["  two\n\n three\t ", "don't WE'LL I'm", "中文，。テスト", "�
 
 @cache
 def bpe() -> tuple[dict[str, int], list[str]]:
-    """The vocabulary and the lines of merges of a small byte-level tokenizer whose merges cross no part of any class,
-    and some that do."""
+    """The vocabulary and merges of a small byte-level tokenizer: merges that respect the splits of every tokenizer
+    class, and some that cross them."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -39,7 +39,7 @@ def bpe() -> tuple[dict[str, int], list[str]]:
 
 
 def words() -> tuple[dict[str, int], list[str]]:
-    """A vocabulary of the first GPT: letters, letters that end a word, an unknown token."""
+    """A vocabulary like that of the first GPT: letters, letters that end a word, an unknown token."""
     letters = [*"abcdefghijklmnopqrstuvwxyz.,'0123456789"]
     merges = ["t h", "th e</w>", "a n", "an d</w>"]
     tokens = ["<unk>", *letters, *(f"{letter}</w>" for letter in letters), *(m.replace(" ", "") for m in merges)]
@@ -58,11 +58,12 @@ def write(folder: Path, **files: Any) -> None:
 
 
 def assert_same_ids(folder: Path, theirs: Any, seed: int = 0) -> Tokenizer:
-    """Equal ids of random texts, with control tokens in a text as text and as tokens."""
+    """Assert equal ids for random texts, with control tokens in a text encoded as text and as tokens."""
     ours = Tokenizer.load(folder)
     added = ours.inner.get_added_tokens_decoder()
     of_theirs = {i: repr(token) for i, token in theirs.added_tokens_decoder.items() if i != ours.unknown_id}
-    assert {i: repr(token) for i, token in added.items()} == of_theirs  # an unknown token is not dropped in texts
+    # the unknown token is excluded, since Onward does not strip it from decoded texts
+    assert {i: repr(token) for i, token in added.items()} == of_theirs
     for as_text in True, False:
         ours.inner.encode_special_tokens = as_text
         for text in texts(seed, [token.content for token in added.values()]):
@@ -94,7 +95,7 @@ def test_vocabulary_and_merges_are_split_as_by_their_class(name: str, tmp_path: 
     (tmp_path / "vocab.json").write_text(json.dumps(vocab))
     (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
     write(tmp_path, config=config, **({"tokenizer_config": published} if published else {}))
-    if "3.5" in name or "3_5" in name:  # transformers reads only its tokenizer.json
+    if "3.5" in name or "3_5" in name:  # transformers reads only tokenizer.json for this class
         theirs = Qwen3_5Tokenizer(
             vocab=vocab, merges=[(left, right) for left, right in (line.split(" ") for line in merges)]
         )
@@ -119,7 +120,7 @@ def test_unknown_classes_of_vocabulary_and_merges_are_refused_by_name(tmp_path: 
 
 
 def drawn_lists(some: random.Random, vocab: dict[str, int]) -> dict[str, Any]:
-    """Files that list and name random added tokens, some of which are in the vocabulary."""
+    """Configuration files with random added tokens, some of which are in the vocabulary."""
     contents = ["<|im_start|>", "<|im_end|>", "<tool>", "[PAD]", "<|x y|>", "ab", "é"]
     some.shuffle(contents)
     flags = {name: {"lstrip": some.random() < 0.3, "rstrip": some.random() < 0.3} for name in contents}

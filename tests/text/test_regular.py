@@ -1,4 +1,4 @@
-"""Regular expressions of users match as in Python's re, within bounds of time and memory."""
+"""User-supplied regular expressions match as in Python's re, with limits on time and memory."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Every field of a SentencePiece file is used as the library uses it, or the file is refused by the field's name."""
+"""Every field of a SentencePiece file is used as in the library, or the file is refused with the field's name."""
 
 import importlib.util
 import random
@@ -116,7 +116,7 @@ def test_control_tokens_have_the_names_of_the_specification(tmp_path: Path) -> N
     assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == ("<s>", "</s>", "<pad>")
     renamed = with_fields("trainer", (46, b"</s>"), (47, b"<s>"), (48, b"ab"))
     tokenizer = load(renamed, tmp_path)
-    assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == ("</s>", "<s>", None)  # ab is no control token
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.pad) == ("</s>", "<s>", None)  # ab is not a control token
 
 
 @pytest.mark.fuzzer

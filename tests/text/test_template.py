@@ -1,4 +1,4 @@
-"""Templates write control tokens, variables cannot; templates that never end or grow are refused."""
+"""Templates can write control tokens, variables cannot; templates that never end or grow without limit are refused."""
 
 import re
 from collections import Counter
@@ -49,7 +49,7 @@ def of_bytes(normalizer: Any = None) -> tokenizers.Tokenizer:
 
 
 def of_words() -> tokenizers.Tokenizer:
-    """A tokenizer whose model, too, has the control tokens as words."""
+    """A tokenizer whose model also contains the control tokens as words."""
     words = ["<unk>", *CONTROL, *sorted(set("".join(ALPHABET)))]
     inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -86,7 +86,7 @@ FILTERS = [
     "messages[0].role | lower",
     "tools | tojson",
 ]
-SHOWN = "{{ messages[0].shown }}"  # a message that a template does not write is refused
+SHOWN = "{{ messages[0].shown }}"  # every template must write the message, since messages left out are refused
 CONTENT = "{{ messages[0].content }}"
 LITERALS = st.lists(st.sampled_from([*HALVES, *CONTROL]), min_size=1, max_size=3).map("".join)
 PARTS = st.lists(st.tuples(st.sampled_from(["text", "constant"]), LITERALS) | st.sampled_from(FILTERS), max_size=6)
@@ -151,7 +151,7 @@ def written(text: str) -> MaskedString:
 
 
 def marked(text: str) -> MaskedString:
-    """A string whose upper-case letters the template wrote."""
+    """A string whose upper-case letters are marked as written by the template."""
     return MaskedString(text, "".join(chr(2 * c.isupper()) for c in text))
 
 

@@ -1,4 +1,4 @@
-"""A chat template's text is that of Jinja's sandbox, whatever is called in it and wherever."""
+"""A chat template gives the text of Jinja's sandbox, whatever functions and syntax it uses."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from onward.text.template import compiled, render
 
 VALUES = {"x": "a-b a\n c", "y": "a", "n": 2, "names": ["u", "v w"], "table": {"k": "z", "n": 3}, "none": None}
 TEXTS = ["x", "y", "'a b'", "table.k", "names[1]", "('a' ~ x)", "(x | upper)", "(x | tojson)", "x[1:]", "n | string"]
-CALLS = [  # T and U are texts
+CALLS = [  # T and U are replaced by texts
     *("T.replace(U, 'r')", "T.replace('a', U, 1)", "T.join(names)", "T.join([U, 'q'])", "T.split(U)", "T.split()"),
     *("T.rsplit(U, 1)", "T.splitlines()", "T.partition(U)", "T.rpartition(' ')", "T.strip()", "T.lstrip('a')"),
     *("T.rstrip(U)", "T.startswith(U)", "T.removeprefix('a')", "T.removesuffix(U)", "T.upper()", "T.title()"),
@@ -52,7 +52,7 @@ CALLS = [  # T and U are texts
     ),
     *("T.join(n)", "T.replace(n, U)", "T + n", "T.format()", "none.x", "T.split(U, maxsplit=1)", "T.expandtabs(2)"),
 ]
-PLACES = {  # E is the expression
+PLACES = {  # E is replaced by the expression
     "output": "{{ E }}",
     "loop": "{% for i in names %}{{ E }}{{ loop.last }}{% endfor %}",
     "loop over it": "{% for i in [E] recursive %}{{ i }}{% else %}none{% endfor %}",
@@ -130,7 +130,7 @@ def test_a_control_token_of_the_template_is_one_in_each_place(place: str) -> Non
         ids = chat.encode([{"role": "user", "content": "<|end|>"}], names=["u"], y="")
         written = jinja2.Environment(extensions=[loopcontrols]).from_string(source)
         plain = written.render(messages=[{"content": ""}], names=["u"], y="")
-        if place == "list":  # the template prints a list, which is a text of its own
+        if place == "list":  # the template prints a list as one text
             continue
         count = plain.count("<|end|>") + plain.count("<|END|>")
         assert count == sum(i in {inner.token_to_id("<|end|>"), inner.token_to_id("<|END|>")} for i in ids), source

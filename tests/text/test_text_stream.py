@@ -1,4 +1,4 @@
-"""Text decoded token by token is in the end the complete text."""
+"""Text decoded token by token equals the complete text at the end."""
 
 from pathlib import Path
 
@@ -58,5 +58,5 @@ def test_control_tokens_have_no_text_in_a_stream() -> None:
 
 def test_the_cost_of_a_token_does_not_grow_where_no_character_ever_ends() -> None:
     byte = TOKENIZERS["byte"]
-    continuation = byte.encode("é")[1:] * 50_000  # takes minutes if each token decodes the complete text again
+    continuation = byte.encode("é")[1:] * 50_000  # would take minutes if each token decoded the complete text again
     assert "".join(streamed(byte, continuation)) == UNKNOWN * 50_000

@@ -114,7 +114,7 @@ def test_ctrl_c_does_not_wait_for_the_merges() -> None:
 
     def learn() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        end.wait(60)  # a library that learns merges, and ignores signals
+        end.wait(60)  # stands for a library that learns merges and ignores signals
         ended.set()
 
     with pytest.raises(KeyboardInterrupt):
@@ -141,7 +141,7 @@ def test_the_files_of_gpt2_give_the_ids_of_transformers(shared: Path, tmp_path: 
 
 
 def metaspace() -> Tokenizer:
-    """A tokenizer that marks the beginning of a text, as SentencePiece does."""
+    """A tokenizer that marks the beginning of a text, like SentencePiece."""
     inner = tokenizers.Tokenizer(models.BPE({c: i for i, c in enumerate("▁ab\n")}, []))
     inner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
     inner.decoder = decoders.Metaspace()
@@ -149,7 +149,7 @@ def metaspace() -> Tokenizer:
 
 
 def across_lines() -> Tokenizer:
-    """A tokenizer whose tokens may reach over a line break."""
+    """A tokenizer whose tokens may contain a line break and the next character."""
     vocabulary = {c: i for i, c in enumerate(["a", "b", "\n", "\nb"])}
     return Tokenizer(tokenizers.Tokenizer(models.BPE(vocabulary, [("\n", "b")])))
 

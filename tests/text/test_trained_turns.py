@@ -1,5 +1,4 @@
-"""The tokens that a model must write are trained, and no given token is, in templates like those of published
-models."""
+"""In templates like those of published models, exactly the tokens that a model must write are trained."""
 
 import json
 from typing import Any
@@ -23,11 +22,11 @@ HERMES_CALLS = (
     "{% for c in m.tool_calls or [] %}{% if m.content or not loop.first %}\n{% endif %}<tool_call>\n"
     '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
 )
-LAST = (  # the index of the last message of the user, as templates that drop earlier reasoning find it
+LAST = (  # finds the last user message, as in templates that drop earlier reasoning
     "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}"
     "{% endif %}{% endfor %}"
 )
-REASONED = (  # reasoning in a field or in the content
+REASONED = (  # reasoning in a field of the message or in its content
     "{% set text = m.content or '' %}{% set thought = m.reasoning_content or '' %}{% if '</think>' in text %}"
     "{% set thought = text.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
     "{% set text = text.split('</think>')[-1].lstrip('\n') %}{% endif %}"
@@ -114,7 +113,7 @@ WITHOUT_TOOLS = "Llama 2", "Gemma"
 
 
 def rendered(template: str, messages: list[Any], prompt: bool, **variables: Any) -> str:
-    """The text of a template by Jinja itself."""
+    """The text of a template rendered by Jinja."""
     extensions: list[type[Extension]] = [GenerationTag, loopcontrols]
     plain = jinja2.Environment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     plain.filters |= {"tojson": lambda value: json.dumps(value, ensure_ascii=False), "generated": lambda text: text}
@@ -124,7 +123,7 @@ def rendered(template: str, messages: list[Any], prompt: bool, **variables: Any)
 
 
 def runs(chat: Chat, conversation: Conversation) -> list[tuple[str, str]]:
-    """The trained runs of a conversation: the text before each, and its own."""
+    """The trained runs of a conversation: for each, the text before it and its own text."""
     decode = lambda ids: chat.inner.decode(ids, skip_special_tokens=False)
     result, start = [], 0
     tokens, trained = conversation.tokens, [*conversation.trained, False]
@@ -137,7 +136,7 @@ def runs(chat: Chat, conversation: Conversation) -> list[tuple[str, str]]:
 
 
 def written(template: str, messages: list[Any], index: int) -> tuple[str, str]:
-    """The text before the answer that is the message `index`, and the answer with the control token that ends it."""
+    """The text before the answer in message `index`, and the answer with the control token that ends it."""
     before = rendered(template, messages[:index], True)
     text = rendered(template, messages[: index + 1], False)
     if template == "GLM":
@@ -166,7 +165,7 @@ def test_each_answer_is_trained_once_after_the_text_that_the_model_is_given(temp
 
 
 THOUGHT = {**RAIN, "reasoning_content": "Clouds."}
-THOUGHTS: dict[str, tuple[str, list[Any], list[str]]] = {  # template, messages, and the text of each trained run
+THOUGHTS: dict[str, tuple[str, list[Any], list[str]]] = {  # template, messages, expected text of each trained run
     "each answer with its reasoning": (
         "Qwen3",
         [ASK, THOUGHT, MORE, {"role": "assistant", "content": "<think>Sun.</think>Sun"}],

@@ -63,9 +63,10 @@ def test_ids_stay_equal_through_transformers_and_back(name: str, tokenizers, tmp
     wanted = [tokenizer.encode(text) for text in TEXTS]
     assert [theirs.encode(text, split_special_tokens=True) for text in TEXTS] == wanted
     assert [back.encode(text) for text in TEXTS] == wanted
-    known = [ids for ids in wanted if tokenizer.unknown_id not in ids]  # transformers makes it a control token
+    # transformers makes the unknown token a control token
+    known = [ids for ids in wanted if tokenizer.unknown_id not in ids]
     assert [back.decode(ids) for ids in known] == [tokenizer.decode(ids) for ids in known]
-    if tokenizer.eos_id is not None:  # transformers gives <|endoftext|> to ranks without control tokens
+    if tokenizer.eos_id is not None:  # transformers adds <|endoftext|> to tiktoken ranks without control tokens
         assert (back.bos_id, back.eos_id) == (tokenizer.bos_id, tokenizer.eos_id)
 
 

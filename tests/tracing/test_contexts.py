@@ -26,7 +26,7 @@ CALLS = 6
 
 @pytest.fixture(autouse=True)
 def often() -> Iterator[None]:
-    """Threads take turns after a few operations."""
+    """Make threads switch after a few operations."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     yield
@@ -34,7 +34,7 @@ def often() -> Iterator[None]:
 
 
 def together(works: list[Callable[[], Any]]) -> list[Any]:
-    """The results of functions that begin at the same time in threads of their own."""
+    """The results of functions that start at the same time in separate threads."""
     barrier = Barrier(len(works))
 
     def run(work: Callable[[], Any]) -> Any:

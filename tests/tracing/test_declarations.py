@@ -1,4 +1,5 @@
-"""Blocks and attentions of the user have the activations that they declare, or a block's own."""
+"""User-defined blocks and attentions have the activations that they declare; blocks without declarations have the
+default ones."""
 
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_a_subclass_of_a_block_has_the_activations_of_its_class(own: Any) -> Non
 
 
 class OwnAttention(torch.nn.Module):
-    """Attention of one head, written without a class of ours but `Attend`."""
+    """Attention with one head, written without Onward's classes except `Attend`."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class OwnAttention(torch.nn.Module):
 
 
 class OwnBlock(torch.nn.Module):
-    """A block without declarations, around an attention with them and a feed-forward without."""
+    """A block without declarations, with an attention that has declarations and a feed-forward that has none."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -140,7 +141,7 @@ class Contradicting(OwnAttention):
         ),
         (
             Contradicting,
-            "Contradicting declares two different ContextVectors: give all of its activ",
+            "Contradicting declares two different ContextVectors: all of its activ",
         ),
     ],
 )

@@ -168,7 +168,7 @@ def test_after_an_exception_the_model_is_as_before() -> None:
         ),
         (
             lambda m: onward.edit(m, {"blocks.0": lambda x: x[:, 1:]}),
-            r"gives float32 \(2, 11, 16\) in place of .*12, 16",
+            r"returned float32 \(2, 11, 16\) instead of .*12, 16",
         ),
         (lambda m: onward.edit(m, {"blocks.0": lambda x: x @ torch.zeros(3, 3)}), "the edit of blocks.0 failed on flo"),
     ],

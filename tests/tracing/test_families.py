@@ -1,4 +1,4 @@
-"""Every family is traced and attributed: its own parts have the listed activations too."""
+"""Every family can be traced and attributed: its own parts also have the listed activations."""
 
 import re
 from pathlib import Path

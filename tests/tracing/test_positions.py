@@ -1,5 +1,5 @@
-"""Edits apply to positions in the text: with a cache, over several calls and among other requests, the result is that
-of one call with the complete text."""
+"""Edits apply to positions in the text: with a cache, over several calls and among other requests, the result equals
+that of one call with the complete text."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def in_pieces(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
 
 
 def changes_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[str, Any]]:
-    """Every editable activation, and one of its heads, units or experts, with every kind of change."""
+    """Edits of every editable activation, and of one of its heads, units or experts, with every kind of change."""
     with onward.trace(model) as t:
         model(tokens)
     for name, activation in activations(model).items():
@@ -56,8 +56,8 @@ def changes_of(model: Decoder, tokens: Tensor) -> Iterator[tuple[str, Any]]:
             continue
         for one in (None, activation.parts - 1) if activation.parts else (None,):
             key, x, keys = name if one is None else f"{name}.{one}", t[name].detach()[:1], "S" in activation.shape
-            x = x.nan_to_num(neginf=-5.0)  # a query whose keys are all masked would have NaN
-            if one is not None:  # the experts of each token come in the order of its choices
+            x = x.nan_to_num(neginf=-5.0)  # for a query with only masked keys, -inf would give NaN
+            if one is not None:  # the experts of a token are in the order of its choices
                 x = x.select(2, 0) if name.endswith(".experts") else x.select(activation.axis or 0, one)
             yield key, zero
             yield key, scale(1.5)
@@ -85,7 +85,7 @@ def test_edits_with_a_cache_are_those_of_the_whole_text(name: str, runs: int) ->
     model, tokens = decoder(config, torch.float64), token_ids(config, 2, LENGTH)
     cases: list[tuple[str, Any]] = list(changes_of(model, tokens))
     random.Random(name).shuffle(cases)
-    cases.sort(key=lambda case: ".shares" in case[0])  # edited shares give tokens other numbers of experts
+    cases.sort(key=lambda case: ".shares" in case[0])  # edited shares change the number of experts per token
     for run in range(min(runs, len(cases) // 4)):  # four edits at a time
         kind = ("contiguous", "paged")[run % 2]
         with onward.edit(model, dict(cases[4 * run : 4 * run + 4])):
@@ -176,7 +176,7 @@ def test_a_mean_is_that_of_the_texts_given_and_not_of_the_call() -> None:
         for text in texts:
             model(text[None])
     every = {name: torch.cat([call[name] for call in t.calls]).flatten(0, 1) for name in names}
-    uses = (every[names[3]] == 3).any(-1)  # an expert is averaged over its own tokens
+    uses = (every[names[3]] == 3).any(-1)  # the mean of an expert is over its own tokens
     wanted = {names[0]: every[names[0]].mean(0), names[1]: every[names[1]].mean(0)}
     wanted[names[2]] = every[names[2]][uses].mean(0)
     for source in t, texts, texts.tolist():
@@ -201,7 +201,7 @@ def test_a_mean_of_requests_leaves_out_their_padding() -> None:
 @pytest.mark.parametrize(
     ("use", "message"),
     [
-        (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=-1)}), "at -1: count them from the first"),
+        (lambda m: onward.edit(m, {"blocks.0": add(1.0, at=-1)}), "at -1: count them from 0"),
         (lambda m: onward.edit(m, {"blocks.0": scale(2, at=slice(-3, None))}), r"at slice\(-3, None, None\)"),
         (
             lambda m: onward.edit(m, {"blocks.0": mean_of(onward_trace(m, "blocks.1"))}),
@@ -229,7 +229,7 @@ def test_a_value_for_several_texts_is_refused_in_an_engine() -> None:
     engine = Engine(model)
     request = engine.add(Request([1, 2], GREEDY, 2))
     with (
-        pytest.raises(UserError, match="of 2 texts in an engine: give one"),
+        pytest.raises(UserError, match="for 2 texts in an engine: give one"),
         onward.edit(model, {"blocks.0": torch.zeros(2, 1, 16)}),
     ):
         list(engine.run())

@@ -1,4 +1,5 @@
-"""Traces change no bit and follow the formulas, also in engines, with checkpointing and in compiled blocks."""
+"""Traces leave outputs bit-for-bit unchanged and follow the formulas, also in engines, with checkpointing and in
+compiled blocks."""
 
 import warnings
 from collections import Counter
@@ -48,7 +49,7 @@ def test_trace_of_everything_changes_no_bit_and_has_the_listed_shapes(name: str,
     assert not hooks(model)
     sizes = {"B": len(tokens), "T": tokens.size(1), "S": tokens.size(1)}
     for activation, shape in onward.activation_names(model).items():
-        if activation != "position":  # made once for all rows
+        if activation != "position":  # computed once for all rows
             assert tuple(t[activation].shape) == eval(shape, sizes), activation
 
 

@@ -1,4 +1,4 @@
-"""Fixtures that several files share: a tiny base model and conversations. Nothing writes into either."""
+"""Fixtures shared by several files: a tiny base model and conversations. Tests must not change them."""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""Runs that begin from an adapter: they continue it, or train another on top of it, merged or frozen."""
+"""Runs that start from an adapter: they continue it, or train another adapter on top of it, with the first one merged
+or frozen."""
 
 import json
 from pathlib import Path
@@ -88,7 +89,7 @@ def test_only_the_adapters_that_are_named_are_trained(way: str, first: Path, tmp
 
 
 def test_sft_then_dpo_then_merge_equals_peft(first: Path, preferences: Path, tmp_path: Path) -> None:
-    """PEFT loads the adapter of each stage on its base with the same logits, and merges to the same weights."""
+    """PEFT loads the adapter of each stage on its base with the same logits, and merges it to the same weights."""
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     for way, changes in WAYS.items():
         folder = tmp_path / way.replace(", ", "-").replace(" ", "-")

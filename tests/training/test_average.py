@@ -13,7 +13,7 @@ from support.devices import on_device
 
 
 def moved(model: nn.Module, average: Average, times: int) -> list[dict[str, torch.Tensor]]:
-    """The weights after each of some updates."""
+    """The weights after each of `times` updates."""
     seen = []
     for _ in range(times):
         for parameter in model.parameters():

@@ -26,7 +26,7 @@ transformed = pytest.mark.parametrize("transforms", TRANSFORMS.values(), ids=TRA
 
 
 def mixture(router: Routing, dtype: torch.dtype = torch.float32) -> Decoder:
-    """Four layers, every second of them a mixture of experts."""
+    """Four layers, every second one a mixture of experts."""
     experts = Experts(count=COUNT, router=router, backend="loop")
     return decoder(config(n_layers=4, mlp=(Gated(), experts)), dtype).train()
 
@@ -41,7 +41,7 @@ def watched(
 
 
 def routed(model: Decoder) -> list[tuple[Tensor, Tensor]]:
-    """For each mixture the scores of all experts (N, X) and the experts visited (N, A), by the formulas."""
+    """For each mixture of experts, the scores of all experts (N, X) and the chosen experts (N, A), by the formulas."""
     found = []
 
     def look(mlp: torch.nn.Module, inputs: tuple[Tensor], _: Tensor) -> None:
@@ -57,7 +57,7 @@ def routed(model: Decoder) -> list[tuple[Tensor, Tensor]]:
 
 
 def switch_loss(model: Decoder) -> Any:
-    """X * sum of f * P, expert by expert, and the mean over the layers."""
+    """X * sum of f * P, computed expert by expert and averaged over the layers."""
     losses = []
     for scores, chosen in routed(model):
         shares = torch.exp(scores) / torch.exp(scores).sum(1, keepdim=True)
@@ -75,7 +75,7 @@ def test_auxiliary_loss_and_gradients_follow_the_formula(
     loss = 0.3 * switch_loss(model)
     wanted = torch.autograd.grad(loss, parameters, allow_unused=True)
     balance = watched(model, transforms, loss=0.3)
-    for _ in range(2):  # collected counts are dropped, and recomputation in the backward does not collect again
+    for _ in range(2):  # counts of the previous pass are dropped, and recomputation in the backward is not counted
         logits = model(token_ids(model.config))
         found: Any = balance.auxiliary()
         assert_close(found, loss, 1e-12)
@@ -127,7 +127,7 @@ def test_visits_in_training_are_counted_once(router: Routing, transforms: list[C
 
 
 def loads_in_training(model: Decoder, balance: Balance, steps: int) -> list[float]:
-    """The mean of `loads` in each step of a training that learns only the balance."""
+    """The mean of `loads` in each step of a training with only the balancing terms."""
     generator, loads = torch.Generator().manual_seed(0), []
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""A run of a given time: validations, samples and saves are part of it."""
+"""A run with a time limit, which includes validations, samples and saves."""
 
 import shutil
 from contextlib import AbstractContextManager
@@ -60,9 +60,9 @@ def test_validations_take_at_most_a_twentieth_unless_asked_for(tmp_path: Path) -
 def simulated(
     costs: Costs, limit: float, slower_from: float = 1e9, factor: float = 1.0, stalled_step: int = 0
 ) -> tuple[float, int, int]:
-    """The end time of a run with a time limit, its number of steps, and the step at which this number was fixed, if
-    each step and validation takes its cost on a simulated clock, multiplied by a factor from some time on, and one step
-    takes a second more."""
+    """Simulate a run with a time limit; return its end time, its number of steps, and the step at which this number was
+    fixed. On the simulated clock, steps and validations take their `costs`, multiplied by `factor` from the time
+    `slower_from` on, and `stalled_step` takes one second more."""
     now = 0.0
 
     def spend(seconds: float) -> None:
@@ -73,7 +73,7 @@ def simulated(
     run, costs_of_run = fitted(RunConfig(time=f"{limit}s"), costs, limit, spent=3.0, tokens=1000)
     budget = Budget(limit, costs_of_run, lambda: now, limit)
     step = steps = fixed_at = 0
-    spend(2.0)  # checks of the model
+    spend(2.0)  # time for checks of the model
     budget.begin_step()
     while not steps or step < steps:
         step += 1
@@ -124,7 +124,7 @@ def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> N
             return super().averaged()
 
         def state_dict(self) -> TrainerState:
-            tick(2)  # as does a save
+            tick(2)  # a save begins
             return super().state_dict()
 
     model, text = decoder(decoder_config()), Tokens.of(np.arange(500, dtype=np.uint16) % 13)
@@ -132,7 +132,7 @@ def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> N
     windows, given = Windows([text], LENGTH, seed=0), config(tmp_path, tmp_path / "run")
     tokenizer = train_tokenizer("char", ["abcdefghijklm"])
     inputs = Inputs((text,), text, 0)
-    samples = iter([100, 4])  # the first of a process, which compiles kernels, is not one that is paid again
+    samples = iter([100, 4])  # the first call of a process compiles kernels; its cost must not be used
     planner = Planner(given, windows, model.device, Processes())
     costs = measured_costs(
         given, trainer, tokenizer, planner, inputs, lambda *_: tick(next(samples)), 200.0, lambda: seconds
@@ -142,7 +142,8 @@ def test_a_validation_is_timed_with_its_sample_and_its_save(tmp_path: Path) -> N
 
 
 def costs_by_simulation(limit: float, folder: Path) -> tuple[Costs, float]:
-    """The costs of a run of a given time that are measured where each token takes 0.1 ms, and how long that takes."""
+    """The costs measured for a run with a time limit if each token takes 0.1 ms, and the duration of the
+    measurement."""
     now = 0.0
 
     def spend(module: object, arguments: tuple[torch.Tensor, ...]) -> None:
@@ -228,14 +229,14 @@ def test_validations_before_the_last_are_left_out_where_time_is_short(
     run.budget = Budget(10 * 1.0 + 5 * 2.0 + 4.0, Costs(step, 2.0, 4.0), lambda: now)
     steps: list[int] = []
     for event in run.train():
-        now += step if isinstance(event, Step) else validation  # time that the caller spends on it
+        now += step if isinstance(event, Step) else validation  # time that the caller spends on the event
         steps += [event.step] if isinstance(event, Validation) else []
     assert steps == validated
 
 
 def test_a_resumed_run_repeats_the_decay_that_the_clock_began(story_file: Path, tmp_path: Path) -> None:
-    """The clock fixes the steps in the middle of a run; if it is killed before or during the decay, it ends with the
-    same result."""
+    """The clock fixes the number of steps in the middle of a run; if the run is killed before or during the decay and
+    resumed, it ends with the same result."""
     whole, now = tmp_path / "whole", 0.0
     run = Run.start(config(story_file, whole, steps=0, time="40s", validate_every=4, warmup=3, evaluation_tokens=64))
     run.budget = Budget(40.0, Costs(1.0, 2.0, 4.0), lambda: now, 40.0)
@@ -255,7 +256,7 @@ def test_a_resumed_run_repeats_the_decay_that_the_clock_began(story_file: Path, 
     stable = run.step - int(fixed.decay)
     assert rates[2:stable] == [7.5e-3] + [1e-2] * (stable - 3)
     assert rates[-1] == pytest.approx(0.05 * 1e-2)
-    shutil.rmtree(copies[0] / "checkpoints" / saves(copies[0])[-1].name)  # so that the save before the decay is newest
+    shutil.rmtree(copies[0] / "checkpoints" / saves(copies[0])[-1].name)  # the save before the decay is then the newest
     for copy in copies:
         resumed = Run.resume(copy)
         assert resumed.log.messages == []

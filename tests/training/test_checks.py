@@ -1,4 +1,4 @@
-"""Checks before training: correct setups pass, and a mutant of each fails."""
+"""Checks before training: correct setups pass, and a mutant for each check fails."""
 
 import math
 import re
@@ -48,7 +48,7 @@ def test_the_windows_of_a_run_have_the_next_token_as_target(pack: str) -> None:
     told = re.fullmatch(r"(\d+) of (\d+) targets are the next token", check.sentence)
     assert told
     assert told[1] == told[2]
-    assert (int(told[2]) == 8 * 31) == (pack == "stream")  # the last of a document has none
+    assert (int(told[2]) == 8 * 31) == (pack == "stream")  # the last token of a document has no target
 
 
 MUTANTS: dict[str, Callable[[Batch], Batch]] = {
@@ -80,7 +80,7 @@ def test_decoders_are_causal_and_a_leak_of_a_thousandth_is_noticed(name: str) ->
 
 
 def without_mask(_: object, inputs: tuple[Tensor, Tensor, Tensor, object], output: Tensor) -> Tensor:
-    """A forward hook of an Attend module."""
+    """A forward hook for an Attend module."""
     q, k, v = (t.transpose(1, 2) for t in inputs[:3])
     return F.scaled_dot_product_attention(q, k, v, enable_gqa=True).transpose(1, 2)
 

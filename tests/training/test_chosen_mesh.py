@@ -1,4 +1,4 @@
-"""The mesh that a run chooses by itself: replicas where a device can hold all that is trained, else shards."""
+"""The mesh that a run chooses by default: replicas if the training fits on one device, else shards."""
 
 import re
 from collections.abc import Callable, Sequence

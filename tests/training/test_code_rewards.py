@@ -22,7 +22,7 @@ RIGHT = ["assert f(1) == 2", "assert f(-1) == 0"]
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in place of /tmp, next to a folder with a file of the user."""
+    """A folder used instead of /tmp, next to a folder with a user's file."""
     (tmp_path / "home").mkdir()
     (tmp_path / "home/secret").write_text("a secret")
     (tmp_path / "temporary").mkdir()
@@ -38,7 +38,7 @@ def assert_nothing_left(folder: Path) -> None:
     for process in Path("/proc").glob("[0-9]*/cwd"):
         try:
             assert not os.readlink(process).startswith(str(folder / "temporary"))
-        except OSError:  # it has ended, or is not ours
+        except OSError:  # the process has ended, or belongs to another user
             continue
 
 
@@ -74,7 +74,7 @@ def test_tests_pass_by_themselves(code: str, tests: list[str], passed: int, fold
     assert_nothing_left(folder)
 
 
-ANYWHERE = {  # kept out on every system
+ANYWHERE = {  # prevented on every system
     "not Python": "1 +",
     "a zero byte": "x = 1\0",
     "an exception": "1 / 0",
@@ -93,7 +93,7 @@ ANYWHERE = {  # kept out on every system
     "forged results": "import os\nfor i in range(3, 64): os.set_inheritable(i, True), os.write(i, b'0\\n')",
     "a wait in an exit handler": "import atexit, time; atexit.register(time.sleep, 600); 1 / 0",
 }
-FILES = {  # kept out by Landlock
+FILES = {  # prevented by Landlock
     "a file of the user's": "open(HOME + '/secret').read()",
     "the names of the user's files": "import os; os.listdir(HOME)",
     "the list of users": "open('/etc/passwd').read()",
@@ -106,7 +106,7 @@ FILES = {  # kept out by Landlock
     "a folder": "import os; os.mkdir('folder')",
     "other processes": "import os; os.listdir('/proc')",
 }
-CALLS = {  # kept out by seccomp
+CALLS = {  # prevented by seccomp
     "processes without end": "import os\nwhile True: os.fork()",
     "a process": "import os\nif os.fork(): os._exit(0)",
     "another program": "import subprocess; subprocess.run(['true'])",

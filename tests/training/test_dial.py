@@ -1,4 +1,4 @@
-"""The size of a model is chosen for the time of its run."""
+"""The size of a model is chosen to fit the time limit of its run."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ INPUTS = Inputs((TOKENS,), None, 0)
 
 
 def chosen(limit: float, speed: float = 2e6, inputs: Inputs = INPUTS, **given: Any) -> tuple[RunConfig, Choice]:
-    """The choice on a machine that trains `speed` parameters on 1,024 tokens in a second, plus 1 ms a step."""
+    """The choice on a machine where a step takes 1 ms plus one second per `speed` parameters."""
     timing = lambda config, model, *_: 1e-3 + sum(p.numel() for p in model.parameters()) / speed
     found, choice = dial(RunConfig(time="1m", **given), TOKENIZER, inputs, torch.device("cpu"), limit, None, timing)
     assert choice is not None

@@ -15,12 +15,12 @@ from support.decoders import DECODERS, LENGTH, decoder
 
 Numbers = list[int]
 MODELS = {name: decoder(config, torch.float64) for name, config in DECODERS.items()}
-ROUNDING = 1e-12  # another number of tokens for an expert makes its products round otherwise
+ROUNDING = 1e-12  # an expert's matrix products round differently if its number of tokens changes
 LENGTHS = st.lists(st.integers(1, 7), min_size=2, max_size=6).filter(lambda lengths: sum(lengths) > LENGTH)
 
 
 def window(documents: list[Numbers], pack: Packing = "documents") -> Batch:
-    """The one window that begins with the first document."""
+    """The window that begins with the first document."""
     ids = np.concatenate(documents)[: LENGTH + 1]
     ends = np.cumsum([len(d) for d in documents])
     return Windows([Tokens.of(ids, ends[ends <= len(ids)])], LENGTH, seed=0, pack=pack).read([0])
@@ -33,7 +33,7 @@ def texts(lengths: list[int], seed: int = 0) -> list[Numbers]:
 
 @torch.inference_mode()
 def moved(name: str, pack: Packing, lengths: list[int], changed: int) -> Tensor:
-    """How far the logits of each place (T,) move when one document gets other tokens."""
+    """The maximum change of the logits at each position, (T,), when the tokens of one document change."""
     before, after = texts(lengths), texts(lengths)
     after[changed] = [(token + 1) % 13 for token in after[changed]]
     logits = [MODELS[name](b.tokens, b.positions) for b in (window(before, pack), window(after, pack))]
@@ -52,7 +52,8 @@ def test_changing_a_document_changes_no_logit_of_another(name: str) -> None:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"scaled turns"}))  # whose turns depend on the longest document
+# its RoPE scaling depends on the longest document
+@pytest.mark.parametrize("name", sorted(MODELS.keys() - {"scaled turns"}))
 @given(lengths=LENGTHS, seed=st.integers(0, 99))
 def test_loss_of_a_window_is_the_sum_over_its_documents(name: str, lengths: list[int], seed: int) -> None:
     model, documents = MODELS[name], texts(lengths, seed)

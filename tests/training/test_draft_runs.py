@@ -27,7 +27,7 @@ OPTIONS = {"method": "draft", "completion_length": 12, "depth": 3, "steps": 6, "
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model with a draft head beside it."""
+    """A model with a draft head in the subfolder draft."""
     folder = base_model(tmp_path_factory.mktemp("with_draft") / "model")
     data = write_rows(folder.parent / "chats.jsonl", sums(12))
     before = file_sha256(folder / "model.safetensors")
@@ -94,8 +94,8 @@ def test_a_draft_head_of_another_model_is_left_out_with_a_sentence(changed: str,
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"lora": 4}, "lora is given with draft, which leaves the model as it is"),
-        ({"template": "chatml"}, "choose one"),
+        ({"lora": 4}, "lora is given with draft, which does not train the model"),
+        ({"template": "chatml"}, "choose a template"),
     ],
 )
 def test_options_that_change_the_model_are_refused(

@@ -66,11 +66,11 @@ def test_edited_run_goes_on_or_the_file_is_named(count: int, stopped_run: Path, 
     for seed in range(count):
         shutil.copytree(stopped_run, folder := tmp_path / "run")
         name = edit(folder, Random(seed))
-        # run.json may ask for any size
+        # not for run.json, which may request any size
         if sentence := continued(folder, training=name != "run.json"):
             refused += 1
             assert "\n" not in sentence
-            named = name == "run.json" or name in sentence or "cannot go on as it was started" in sentence
+            named = name == "run.json" or name in sentence or "its inputs have changed" in sentence
             assert named, f"seed {seed}, {name}: {sentence}"
         shutil.rmtree(folder)
     assert refused > count / 3

@@ -1,4 +1,5 @@
-"""Completions of several turns: the environment replies, its tokens are not trained, and models learn to use a tool."""
+"""Completions with several turns: the environment replies, its tokens are not trained, and models learn to use a
+tool."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,8 +127,8 @@ class Secret(Calculator, kind="secret"):
 
 
 def learned_tool(seed: int, steps: int) -> tuple[float, float]:
-    """The mean rewards of the first three and the last five steps. The model has been trained on conversations that ask
-    (?), receive a digit, and end with a random digit of three; then it is rewarded for writing the digit that it
+    """The mean rewards of the first three and the last five steps. The model is first trained on conversations that ask
+    (?), receive a digit, and end with one of three random digits; then it is rewarded for writing the digit that it
     received."""
     model, generator = model_of(seed), torch.Generator().manual_seed(seed)
     digits = lambda rows, count: torch.randint(3, (rows, count), generator=generator).tolist()
@@ -136,7 +137,7 @@ def learned_tool(seed: int, steps: int) -> tuple[float, float]:
         rows = torch.tensor([CHARS.encode(f"{a}+{b}=?#={c}{d}#", special=False) for a, b, c, d in digits(32, 4)])
         rows[rows == TEXT.encode("#")[0]] = CHARS.end_ids[0]
         targets = rows[:, 1:].clone()
-        targets[:, [0, 1, 2, 5, 6]] = IGNORE_INDEX  # of the prompt and the reply
+        targets[:, [0, 1, 2, 5, 6]] = IGNORE_INDEX  # tokens of the prompt and the reply
         trainer.train_step(StepPlan([Batch(rows[:, :-1], targets, seed=step)]))
     rule = GRPO(samples=16, completion_length=6, environment=Secret(turns=2))
     loss = PolicyGradient(rule, CHARS, reward_of("exact"))
@@ -215,7 +216,7 @@ def test_groups_of_equal_rewards_are_replaced_by_earlier_prompts() -> None:
     [first] = loss.prepare(model, [asked([(1, 2), (3, 4)], 1)])
     kept = list(loss.replay.deviations)
     assert kept, "some rewards differ"
-    loss.reward = type(loss.reward)(reward_of("exact"), CHARS)  # which none of these gets
+    loss.reward = type(loss.reward)(reward_of("exact"), CHARS)  # none of these completions gets this reward
     [second] = loss.prepare(model, [asked([(0, 9), (9, 0)], 2)])
     prompts = {tuple(prompt) for prompt, _ in prompts_of(second)}
     assert prompts & {question.prompt for question in kept}

@@ -1,4 +1,4 @@
-"""Several processes that fail: one sentence with the rank and the cause, and one line of each other process."""
+"""Failures of several processes: one sentence with the rank and the cause, and one line from each other process."""
 
 import json
 import os
@@ -36,7 +36,7 @@ TRAIN = f"{shlex.quote(sys.executable)} -m onward train"
 
 
 def reports(stderr: str) -> list[str]:
-    """Our lines, that of the rank with the cause first; torchrun has a traceback of its own, and no other is there."""
+    """The lines of Onward, first that of the failed rank; checks that there is no traceback except torchrun's own."""
     assert stderr.count("Traceback (most recent call last)") <= 1, stderr
     return sorted((line for line in stderr.splitlines() if line.startswith("onward: ")), key=lambda s: "ended" in s)
 
@@ -63,7 +63,7 @@ def killed_elsewhere(processes: Processes) -> None:
 
 
 def user_error_and_sigterm(processes: Processes) -> None:
-    """Send SIGTERM to the other rank, as torchrun does a moment later to the remaining ranks."""
+    """Send SIGTERM to the other rank, as torchrun does to the remaining ranks a moment later."""
     kill(processes, 1 - processes.rank, signal.SIGTERM)
     user_error(processes)
 
@@ -73,13 +73,13 @@ def wait(processes: Processes) -> None:
 
 
 def wait_in_vain(processes: Processes) -> None:
-    """Code that continues after an error."""
+    """Like code that continues after an error."""
     with suppress(Exception):
         signal.pause()
 
 
 def fail(folder: Path, *tasks: Callable[[Processes], None]) -> None:
-    """Run a task as each rank, in the command's context."""
+    """Run tasks[rank] in this rank, in the command's context."""
     rank = int(os.environ["RANK"])
     os.environ["TORCHELASTIC_ERROR_FILE"] = str(folder / f"{rank}.json")
     with one_report(patience=0.5):
@@ -116,7 +116,7 @@ def test_failure_is_one_sentence_of_a_rank_and_a_line_of_the_other(failure: str,
 
 
 def start_apart(text: Path, folder: Path, processes: Processes) -> None:
-    """Start a run in a folder that only this process has."""
+    """Start a run in a folder that only this process can see."""
     own = folder / f"machine {processes.rank}"
     own.mkdir()
     os.chdir(own)
@@ -134,7 +134,7 @@ def test_processes_without_a_common_disk_are_named(story_file: Path, tmp_path: P
 
 MISTAKES = {
     "a missing text": ("missing.txt --accumulation 2", "missing.txt does not exist"),
-    "an existing run": ("story.txt --accumulation 2 --out made", "made holds a run already"),
+    "an existing run": ("story.txt --accumulation 2 --out made", "made already contains a run"),
     "too few batches": ("story.txt", "accumulation is 1, too few batches for 2 processes"),
     "a mesh of more": (
         "story.txt --accumulation 4 --mesh 'shard=2 tensor=2'",
@@ -185,7 +185,8 @@ def test_killed_rank_is_named_by_the_other(story_file: Path, tmp_path: Path) -> 
     run = Run.start(config(story_file, tmp_path / "run", steps=100_000, validate_every=50_000, accumulation=2)).folder
     command = f"echo $$$$ > {shlex.quote(str(tmp_path))}/pid$RANK; exec {TRAIN} --resume {shlex.quote(str(run))}"
     words = [*LAUNCH, "--no-python", "sh", "-c", command]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as launched:  # $$$$ becomes the $$ of sh
+    # torchrun turns $$$$ into the $$ of sh
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as launched:
         rows, until = run / "metrics.jsonl", time.monotonic() + 60
         while not (rows.exists() and rows.stat().st_size) and time.monotonic() < until:
             time.sleep(0.01)
@@ -263,7 +264,7 @@ def test_process_that_does_not_answer_is_named(rank: int) -> None:
 
 
 def stopped(processes: Processes) -> None:
-    """Stop this process, which is killed when both others have written their reasons."""
+    """Stop this process; it is killed when both others have written their error messages."""
     folder = Path(os.environ["TORCHELASTIC_ERROR_FILE"]).parent
     others_end = f"while [ $(ls {shlex.quote(str(folder))} | wc -l) -lt 2 ]; do sleep 0.1; done"
     subprocess.Popen(["sh", "-c", f"{others_end}; kill -9 {os.getpid()}"])
@@ -322,7 +323,7 @@ def test_ranks_with_different_data_or_versions_are_named(fact: str, two: Ranks) 
 
 
 def train_with_other_packages(folder: Path) -> None:
-    """Train a run, in rank 1 with another version of the first package."""
+    """Train a run; rank 1 has another version of the first package."""
     run = Run.resume(folder)
     if run.processes.rank:
         loop.versions = lambda: ["0.1", *versions()[1:]]

@@ -1,4 +1,4 @@
-"""Fine-tuning: the run is that of training, with other inputs and another loss."""
+"""Fine-tuning: the same run as in pre-training, with other inputs and another loss."""
 
 import json
 import signal
@@ -120,7 +120,7 @@ def test_new_control_tokens_get_mean_embeddings() -> None:
 
 
 def table_of(method: Method, lengths: list[int], vocabulary: int) -> Examples:
-    """Examples of random tokens, most of which are trained; `lengths` are those of the sequences."""
+    """Examples of random tokens, most of them trained; `lengths` are the lengths of the sequences."""
     generator = np.random.default_rng(0)
     ends, count = np.cumsum(lengths), 1 if method.kind in ("sft", "classify") else 2
     trained = generator.random(ends[-1]) < 0.7
@@ -141,7 +141,7 @@ def headed(model: Decoder, method: str) -> Decoder:
 
 
 def gradient(model: Decoder, method: Method, batches: Sequence[Batch]) -> dict[str, torch.Tensor]:
-    """The gradient of the mean loss over the batches, as the trainer takes it."""
+    """The gradient of the mean loss over the batches, as in the trainer."""
     model.zero_grad()
     loss = method.loss(base_in("base"))
     with without_dropout(model):
@@ -157,12 +157,12 @@ ROWS = {
 }
 
 
-ALONE = [  # no other model, no samples
+ALONE = [  # methods without a second model and without sampling
     *(n for n, one in Method.choices().items() if n not in ("distill", "draft") and not issubclass(one, PolicyMethod))
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in ALONE if name != "kto"])  # whose divergence is that of a batch
+@pytest.mark.parametrize("name", [name for name in ALONE if name != "kto"])  # kto's KL divergence is computed per batch
 def test_gradients_do_not_depend_on_the_size_of_batches(name: str) -> None:
     method = method_of(name)
     model = headed(decoder(DECODERS["gemma2"]), name)

@@ -1,4 +1,4 @@
-"""Heads of outputs: reward models and classifiers, their losses, saves, and use as a reward."""
+"""Reward and classification heads: their losses, saves, and use as a reward."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(base: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int], Path]:
-    """A run of each method, with all weights and with adapters of rank 2."""
+    """A run of each method, both with all weights and with adapters of rank 2."""
     folder, found = tmp_path_factory.mktemp("runs"), {}
     for method in DATA:
         for rank in 0, 2:
@@ -208,7 +208,7 @@ def test_a_head_goes_with_its_model(base: Path, runs: dict[tuple[str, int], Path
     )
     run = Run.start(options("classify", runs["reward", 0], tmp_path, "run", steps=1, validate_every=1))
     assert head_labels(run.model) == ("no", "yes"), "another task has another head"
-    with pytest.raises(UserError, match="no head of outputs"):
+    with pytest.raises(UserError, match="no head for rewards or classes"):
         onward.load(base).classify(["a"])
     with pytest.raises(UserError, match=r"llama\.cpp"):
         onward.save(onward.load(runs["reward", 0]), tmp_path / "reward.gguf")
@@ -234,7 +234,7 @@ def test_a_reward_model_rewards_completions(base: Path, runs: dict[tuple[str, in
         list(run.train())
         sample = run.trainer.loss.samples[0]  # type: ignore[attr-defined]
         assert np.isfinite(sample["reward"])
-    with pytest.raises(UserError, match="a model without rewards: train one"):
+    with pytest.raises(UserError, match="has no reward head: train a reward model"):
         Run.start(config(base, data, tmp_path / "bad", reward=str(base), **settings))
     with pytest.raises(UserError, match="has another vocabulary"):
         Model(str(runs["reward", 0])).open(onward.train_tokenizer("byte", []))

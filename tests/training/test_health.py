@@ -36,17 +36,17 @@ from onward.transforms import compile_blocks
 from support.decoders import DECODERS, config, decoder, token_ids
 from support.devices import device
 
-LIMIT = 8.0  # the default of a run
+LIMIT = 8.0  # default of RunConfig.spike
 every_decoder = pytest.mark.parametrize("name", DECODERS)
 
 
 def falling(random: np.random.Generator, steps: int = 3000, first: float = 10.4, last: float = 3.0) -> np.ndarray:
-    """A power law from the loss of guessing."""
+    """A loss curve that falls by a power law from the loss of a uniform guess."""
     return last + (first - last) * (1 + np.arange(steps) / 20) ** -0.5
 
 
 def mixed(random: np.random.Generator, windows: int, hard: float, steps: int = 3000) -> np.ndarray:
-    """Batches of easy windows and a share of hard ones, whose losses vary among themselves."""
+    """The losses of batches of easy windows and a share `hard` of hard ones, with random variation."""
     difficulty = np.where(random.random((steps, windows)) < hard, 2.0, 0.7) * random.lognormal(
         0, 0.15, (steps, windows)
     )
@@ -54,7 +54,7 @@ def mixed(random: np.random.Generator, windows: int, hard: float, steps: int = 3
 
 
 def bump(random: np.random.Generator) -> np.ndarray:
-    """A loss that rises again while the learning rate warms up."""
+    """A loss curve that rises again while the learning rate warms up."""
     return falling(random) + 2.5 * np.exp(-(((np.arange(3000) - 150) / 40) ** 2)) + random.normal(0, 0.05, 3000)
 
 
@@ -92,7 +92,7 @@ def test_a_jump_of_the_loss_is_caught_wherever_it_comes(name: str) -> None:
             jump = 4 * max(curve[step - 64 : step]) + 1
             caught += (
                 spikes.check_step(jump, 1.0)
-                == f"the loss {jump:.2f} is far above the {median(curve, step):.2f} of the last steps"
+                == f"the loss {jump:.2f} is far above {median(curve, step):.2f}, the median of recent steps"
             )
         spikes.note(loss)
     assert caught == 49
@@ -169,7 +169,7 @@ def watched(model: Decoder, tokens: Tensor) -> tuple[dict[str, Tensor], dict[str
 
 
 def dead_units(mlp: Any, name: str, inputs: dict[str, Tensor], outputs: dict[str, Tensor]) -> float:
-    """The share of dead units by the formulas of the parts, unit by unit and token by token."""
+    """The share of dead units, computed by the formulas of the parts, unit by unit and token by token."""
 
     def peaks(module: nn.Module, x: Tensor) -> list[float]:
         units = (
@@ -203,7 +203,7 @@ def dead_units(mlp: Any, name: str, inputs: dict[str, Tensor], outputs: dict[str
 
 @torch.no_grad()
 def kill(model: Decoder, units: int) -> None:
-    """The first units of every feed-forward and of the first expert never answer."""
+    """Make the first units of every feed-forward and of the first expert dead."""
     for module in model.modules():
         if isinstance(module, PlainFeedForwardModule):
             first = getattr(module, "gate", module.up)
@@ -214,11 +214,11 @@ def kill(model: Decoder, units: int) -> None:
             weight[0, :units] = 0
             if bias is not None:
                 bias[0, :units] = 0
-                weight[0, units] = 0  # answers by its bias
+                weight[0, units] = 0  # active only through its bias
 
 
 def mean_entropy(model: Decoder, attend: Any, given: Batch) -> float:
-    """The entropy of the attention weights of a layer, by its definition, row by row."""
+    """The entropy of the attention weights of a layer, computed by its definition, row by row."""
     calls: list[tuple[Any, ...]] = []
     hook = attend.register_forward_hook(lambda _, g, output: calls.append(g))
     model(given.tokens[:1])
@@ -257,7 +257,7 @@ def test_measurements_follow_the_formulas_in_double_precision(name: str) -> None
         if hasattr(block, "mlp"):
             wanted[f"dead_units/{layer}"] = dead_units(block.mlp, f"blocks.{layer}.mlp", inputs, outputs)
     assert found == pytest.approx(wanted, rel=1e-9, abs=1e-12)
-    if name != "xielu":  # whose units are never 0
+    if name != "xielu":  # units of xielu are never 0
         assert all(value > 0 for key, value in found.items() if "dead" in key)
 
 
@@ -268,7 +268,7 @@ def test_uniform_attention_has_the_entropy_of_a_uniform_choice(window: int) -> N
     block: Any
     for block in model.blocks:
         nn.init.zeros_(block.attn.q.weight)
-    seen = [min(t + 1, window or 200) for t in range(128)]  # the first 128 tokens are looked at
+    seen = [min(t + 1, window or 200) for t in range(128)]  # only the first 128 tokens are measured
     wanted = sum(map(math.log, seen)) / 128
     found = measure(model, batch(c))
     assert found["attention_entropy/0"] == pytest.approx(wanted, rel=1e-5)
@@ -306,7 +306,8 @@ def test_blocks_without_a_feed_forward_have_no_units() -> None:
 
 
 def steps(model: Decoder, given: Batch, looking: bool) -> Iterator[Tensor]:
-    """Some training steps with dropout, with or without a look before and after each: every weight and gradient."""
+    """Yield every weight and gradient of some training steps with dropout; if `looking`, measure the layers before and
+    after each step."""
     torch.manual_seed(3)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     for _ in range(2):

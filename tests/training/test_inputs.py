@@ -22,7 +22,7 @@ from support.runs import SETTINGS, TINY, config
 
 @pytest.fixture
 def prepared(story_file: Path, tmp_path: Path) -> Path:
-    """The story as tokens of another tokenizer, from two sources."""
+    """Two sources prepared with another tokenizer; one is the story."""
     other = tmp_path / "other.txt"
     other.write_text("A queen sailed to an island.\n" * 60)
     prepare([str(story_file), str(other)], "bpe:300", tmp_path / "prepared", workers=1)
@@ -68,11 +68,11 @@ def test_the_validation_text_is_the_end_of_each_source(prepared: Path, tmp_path:
 @pytest.mark.parametrize(
     ("lengths", "share", "train", "validation"),
     [
-        ([60, 30, 10], 0.1, [60, 30], [10]),  # a document begins at the share
+        ([60, 30, 10], 0.1, [60, 30], [10]),  # a document begins exactly at the share
         ([60, 33, 7], 0.1, [60, 33], [7]),
         ([60, 25, 15], 0.1, [60, 25], [15]),
-        ([70, 25, 5], 0.2, [70], [25, 5]),  # the earlier beginning is nearer
-        ([10, 90], 0.1, [10, 80], [10]),  # it would more than double the validation text
+        ([70, 25, 5], 0.2, [70], [25, 5]),  # the earlier document start is nearer
+        ([10, 90], 0.1, [10, 80], [10]),  # the nearest start would more than double the validation text
         ([100], 0.1, [90], [10]),
     ],
 )
@@ -99,7 +99,8 @@ def test_validation_text_may_be_a_prepared_folder_or_a_pipe(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
-    source, text = tmp_path / "pipe", "A queen sailed to an island.\n" * 60  # a thread may start late, elsewhere
+    # absolute path, since the thread may start after the directory changes
+    source, text = tmp_path / "pipe", "A queen sailed to an island.\n" * 60
     threading.Thread(target=source.write_text, args=[text], daemon=True).start()
     run = started(tmp_path, prepared, validation=validation)
     assert run.tokenizer.decode(run.inputs.validation[:].tolist()).endswith("island.\n")

@@ -1,4 +1,4 @@
-"""Rewards of a judge behind an address: grades, wins in pairs, and a judge that is busy, slow or wrong."""
+"""Rewards from a judge on a server: grades, wins in pairs, and a judge that is busy, slow or wrong."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def judged(server: Server, texts: list[str], options: str = "", kind: str = "judge", **columns: Any) -> list[float]:
-    """The scores of texts by the model m of a server."""
+    """The scores of texts from the model m on a server."""
     address = f"http://127.0.0.1:{server.server_port}/v1/"
     reward = OpenReward(reward_of(f"{kind}(url='{address}', model=m{options})"))
     return reward([Completion("Say hello", text, "hi", columns) for text in texts])
@@ -65,7 +65,7 @@ SHORT = ", prompt='{prompt}|{answer}|{first}|{second}'"
 
 
 def longer(text: str) -> str:
-    """The reply of a judge that prefers the longer answer, and of two of the same length the first."""
+    """The reply of a judge that prefers the longer answer, or the first if both have the same length."""
     *_, first, second = text.split("|")
     return "<think>A or B?</think> **A**" if len(first) >= len(second) else "It is B."
 
@@ -74,7 +74,7 @@ def longer(text: str) -> str:
     ("texts", "wanted", "requests"),
     [
         (["a", "aaa"], [0.0, 1.0], 2),
-        (["ab", "ba"], [0.5, 0.5], 2),  # A in both orders: the place decides, not the answer
+        (["ab", "ba"], [0.5, 0.5], 2),  # the judge replies A in both orders, which is a tie
         (["a", "a"], [0.5, 0.5], 0),
         (["aa", "a", "aaa", "a"], [2 / 3, 1 / 6, 1.0, 1 / 6], 10),
         (["a"], [0.0], 0),

@@ -1,4 +1,4 @@
-"""A run killed at any moment and resumed is the run that was never stopped."""
+"""A run that is killed at any moment and resumed equals a run that was never stopped."""
 
 import random
 import signal
@@ -32,7 +32,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 
 def size(folder: Path) -> int:
-    """How much a run has recorded."""
+    """The size of a run's metrics.jsonl."""
     path = folder / "metrics.jsonl"
     return path.stat().st_size if path.exists() else 0
 

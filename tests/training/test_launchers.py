@@ -21,7 +21,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "scale.md"
 
 
 def lose(machine: subprocess.Popen[bytes]) -> None:
-    """Kill a launcher and the processes that it started, which have sessions of their own."""
+    """Kill a launcher and the processes that it started, which have their own sessions."""
     children = Path(f"/proc/{machine.pid}/task/{machine.pid}/children")
     for number in [*map(int, children.read_text().split()), machine.pid] if children.exists() else []:
         os.kill(number, signal.SIGKILL)
@@ -37,14 +37,14 @@ def free_port() -> str:
 
 
 def block(containing: str) -> str:
-    """The text block of the page that contains these words."""
+    """The text block on the page that contains these words."""
     return next(
         text for text in re.findall(r"```text\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL) if containing in text
     )
 
 
 def tools(folder: Path, **scripts: str) -> dict[str, str]:
-    """An environment with these commands besides those of this Python, torchrun among them."""
+    """An environment with these scripts and torchrun as commands, in addition to the commands of this Python."""
     folder.mkdir()
     scripts |= {"torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"'}
     for name, script in scripts.items():
@@ -55,7 +55,7 @@ def tools(folder: Path, **scripts: str) -> dict[str, str]:
 
 @pytest.fixture
 def prepared(story_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to work in, with the prepared data of the page's first commands."""
+    """A working directory with the prepared data of the page's first commands."""
     monkeypatch.chdir(tmp_path)
     assert main(["data", "prepare", str(story_file), "--tokenizer", "byte", "--out", "prepared"]) == 0
     return tmp_path
@@ -115,7 +115,7 @@ def test_a_run_continues_on_the_remaining_machine_and_with_another(story_file: P
     command = [sys.executable, "-m", "torch.distributed.run", *words, *options, str(out)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | dict([exported.removeprefix("export ").split("=")])
     machines = [subprocess.Popen(command, env=environment)]
-    while socket.socket().connect_ex(("127.0.0.1", int(port))):  # the first one keeps the rendezvous
+    while socket.socket().connect_ex(("127.0.0.1", int(port))):  # the first launcher hosts the rendezvous
         time.sleep(0.1)
     machines.append(subprocess.Popen(command, env=environment))
 

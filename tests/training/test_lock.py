@@ -82,7 +82,7 @@ def wait_for(path: Path) -> None:
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """The message with which a command ends."""
+    """The error message of a failing command."""
     capsys.readouterr()
     assert main(["train", *words]) == 2
     return capsys.readouterr().err
@@ -94,11 +94,11 @@ def test_second_start_into_one_folder_names_the_process_that_started_first(
     run = tmp_path / "run"
     words = ["--out", str(run), "--steps", "2", *SMALL.split()]
     with subprocess.Popen([*ONWARD, "-", *words], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as first:
-        wait_for(run / LOCK)  # the run waits for its text
+        wait_for(run / LOCK)  # the run waits for its text on standard input
         assert f"another process trains in {run} (process {first.pid} on " in refusal(capsys, str(story_file), *words)
         first.communicate(story_file.read_bytes())
     assert first.returncode == 0
-    assert "holds a run already" in refusal(capsys, str(story_file), *words)
+    assert "already contains a run" in refusal(capsys, str(story_file), *words)
 
 
 @pytest.mark.long
@@ -111,7 +111,7 @@ def test_a_process_refused_between_start_and_training_does_not_end_the_run(story
     assert f"another process trains in {run.folder} (process {os.getpid()} on " in other()
     list(run.train(stop=lambda: run.step == 2))
     assert not is_running(run.folder)
-    assert "holds a run already" in other()
+    assert "already contains a run" in other()
     assert (run.folder / LOCK).read_text() == named, "a process that is refused leaves no name"
     assert list(run.train())
 

@@ -1,4 +1,4 @@
-"""The trainer: steps in memory, equal however they are split, wrapped or interrupted."""
+"""The trainer: steps in memory give the same result however they are split, wrapped or interrupted."""
 
 import math
 import os
@@ -39,7 +39,7 @@ def windows(count: int, length: int = 16) -> Batch:
 
 
 def gradients(parts: list[Batch]) -> list[torch.Tensor]:
-    """The gradients that one step gave to the optimizer."""
+    """The gradients that the optimizer gets in one step."""
     model, seen = fresh(), []
 
     class Watch(torch.optim.SGD):
@@ -54,7 +54,7 @@ def gradients(parts: list[Batch]) -> list[torch.Tensor]:
 @pytest.mark.parametrize("sizes", [[4, 4], [1, 7], [2, 2, 2, 2], [1] * 8])
 def test_accumulation_equals_the_whole_batch(sizes: list[int]) -> None:
     whole = windows(8)
-    whole.targets[3, 5:] = IGNORE_INDEX  # so that a mean of means would differ
+    whole.targets[3, 5:] = IGNORE_INDEX  # a mean of means would then differ
     parts = [Batch(*pair) for pair in zip(whole.tokens.split(sizes), whole.targets.split(sizes))]
     for one, many in zip(gradients([whole]), gradients(parts)):
         torch.testing.assert_close(many, one, rtol=1e-4, atol=1e-6)
@@ -146,7 +146,7 @@ def test_fp16_gradients_that_are_never_finite_fail_the_step() -> None:
 
 @dataclass(frozen=True)
 class Pairs(Batch):
-    """Rows in which each even row is preferred to the next one."""
+    """A batch in which each even row is preferred to the next row."""
 
     margin: float = 0.0
 
@@ -172,7 +172,7 @@ def test_trainer_minimizes_any_loss_over_the_targets_of_its_batches() -> None:
 
 
 class Wrapped(torch.nn.Module):
-    """A wrapper like those of compilers and shards: it holds a module, and calls it in its own forward."""
+    """A wrapper like those for compilation and sharding, which calls the wrapped module in its own forward."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
@@ -214,7 +214,8 @@ def distributed_data_parallel(folder: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
     kept = [assert_trains_as_the_plain_one(DistributedDataParallel, mlp, chunk) for chunk in (0, 5) for mlp in MLPS]
     print(len(kept), "are equal", flush=True)
-    os._exit(0)  # the end of a wrapper can wait forever for a thread of its group, which waits for Python
+    # the exit could hang: DistributedDataParallel's destructor may wait forever for a thread that needs the GIL
+    os._exit(0)
 
 
 @pytest.mark.long
@@ -241,7 +242,7 @@ def test_trainer_goes_on_from_its_state_bit_for_bit(stop: int) -> None:
     found = list(first.train(plans[:stop]))
     state = deepcopy(first.state_dict())
     assert not [name for name in state.tensors if "embed" in name], "frozen parameters are no part of the state"
-    list(first.train(plans[stop:]))  # further steps of the first trainer do not change the copy
+    list(first.train(plans[stop:]))  # further steps of the first trainer must not change the copy
     second.load_state(state)
     found += second.train(plans[stop:])
     assert [replace(step, seconds=0) for step in found] == wanted
@@ -250,7 +251,7 @@ def test_trainer_goes_on_from_its_state_bit_for_bit(stop: int) -> None:
         assert torch.equal(second.state_dict().tensors[name], tensor), name
 
 
-WITH_KERNELS = replace(CONFIG, d_head=16)  # as causal attention needs
+WITH_KERNELS = replace(CONFIG, d_head=16)  # head size that causal attention needs
 FUNCTIONS: list[Any] = [
     fused.RMSNorm,
     fused.Rotation,

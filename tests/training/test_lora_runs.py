@@ -1,4 +1,5 @@
-"""Runs that train adapters: only these are saved, on a base that is verified, and a killed run resumes exactly."""
+"""Runs that train adapters: only the adapters are saved, the base model is verified, and a killed run resumes
+exactly."""
 
 import json
 import shutil
@@ -143,9 +144,11 @@ def test_a_run_says_the_error_of_its_quantized_base(chats: Path, tmp_path: Path)
     assert error["tokens"] == rows.num_targets
     assert [error["loss"], error["plain_loss"]] == pytest.approx([mean_loss(m, [rows])[0] for m in models], rel=1e-5)
     notices = [event.sentence for event in run.train() if isinstance(event, Notice)]
-    assert any(f"the loss on {rows.num_targets} tokens is {error['loss']:.4f}, with plain" in one for one in notices)
+    assert any(
+        f"the loss on {rows.num_targets} tokens is {error['loss']:.4f}, with unquantized" in one for one in notices
+    )
     write_reports(tmp_path / "run")
-    assert "int4 weights differ from the plain ones by" in (tmp_path / "run" / "report.html").read_text()
+    assert "int4 weights differ from the unquantized weights by" in (tmp_path / "run" / "report.html").read_text()
 
 
 def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, chats: Path, tmp_path: Path) -> None:
@@ -164,7 +167,7 @@ def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, cha
 
 def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats: Path, tmp_path: Path) -> None:
     for changes, message in (
-        ({"lora": "lora(dropout=0.1)", "method": "dpo"}, "not for dpo, which computes without dropout: leave it out"),
+        ({"lora": "lora(dropout=0.1)", "method": "dpo"}, "no effect in dpo, which uses no dropout: leave it out"),
         ({"quantize": "int8"}, "quantize is 'int8' without adapters to train: give lora"),
         ({"lora": 4, "balance_bias": 0.1}, "which leave routers unchanged"),
         ({"lora": 4, "average": 0.9}, "leave it out"),
@@ -174,14 +177,14 @@ def test_options_of_adapters_that_contradict_are_one_sentence(base: Path, chats:
         ({"lora": "lora(init=pissa(iteration=4))"}, "did you mean iterations?"),
         (
             {"lora": "lora(rank=17, init=olora)"},
-            "with olora of rank .*, because it is of rank 16 at most: choose",
+            "with olora and rank .*, because it has at most rank 16: choose",
         ),
         (
             {"lora": "lora(rank=17, init=eva)"},
-            "attn.q with eva of rank .*, because it has 16 inputs: choose",
+            "attn.q with eva and rank .*, because it has 16 inputs: choose",
         ),
-        ({"lora": "lora(rank=2, ranks={'attn.q': 1}, init=eva)"}, "eva distributes them: leave them out"),
-        ({"lora": "lora(ranks={'attn.qq': 1})"}, "ranks 'attn.qq' names nothing .* did you mean attn.q?"),
+        ({"lora": "lora(rank=2, ranks={'attn.q': 1}, init=eva)"}, "eva chooses the ranks: leave them out"),
+        ({"lora": "lora(ranks={'attn.qq': 1})"}, "ranks 'attn.qq' matches nothing .* did you mean attn.q?"),
         ({"lora": "lora(b_rate=0)"}, "b_rate is 0"),
         ({"lora": "lora(b_rate=16)", "optimizer": "muon"}, "b_rate is given with muon"),
     ):

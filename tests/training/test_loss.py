@@ -1,4 +1,4 @@
-"""The loss in chunks is the plain one, and never holds all logits."""
+"""The loss in chunks equals the plain loss, and never has all logits in memory."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def written_out(model: Decoder, batch: Batch, loss: CrossEntropy) -> tuple[Tenso
 
 
 def results(model: Decoder, losses: tuple[Tensor, Tensor]) -> list[Tensor]:
-    """Both losses, and the gradient of every parameter for a third of the first."""
+    """Both losses, and the gradients of a third of the first loss for every parameter."""
     return [*losses, *torch.autograd.grad(losses[0] / 3, list(model.parameters()))]
 
 
@@ -163,7 +163,7 @@ def test_kernel_of_the_cross_entropy_shows_nan():
 
 
 class Own:
-    """A loss that is not a Loss, with one of the methods of those."""
+    """A loss that does not derive from Loss but has one of its methods."""
 
     def __call__(self, model: Any, batch: Any) -> Any:
         return CrossEntropy()(model, batch)
@@ -180,7 +180,7 @@ def test_a_loss_that_does_not_return_two_sums_is_refused_in_a_sentence(result: A
     def mine(model: Any, batch: Any) -> Any:
         return result
 
-    with pytest.raises(UserError, match=f"The loss mine returned {returned}, and a loss returns two sums"):
+    with pytest.raises(UserError, match=f"The loss mine returned {returned} instead of two sums"):
         as_loss(mine)(None, None)
 
 

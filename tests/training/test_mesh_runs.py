@@ -1,4 +1,4 @@
-"""Runs on a mesh: equal to one process, resumed on any other mesh, exact on the same one."""
+"""Runs on a mesh: equal to one process, resumable on any other mesh, and exactly resumable on the same mesh."""
 
 import threading
 from pathlib import Path
@@ -29,8 +29,9 @@ MODEL = TINY | {"dropout": 0.0, "mlp": Experts(count=4, top_k=2, d_ff=16), "tied
 def train(
     out: Path, settings: dict[str, Any], until: int = 8, mesh: str = "", loss: LossFunction | None = None
 ) -> list[str]:
-    """Train a run in fp64 up to a step; it is started if it does not exist yet. Returns the names of its events."""
-    if Processes.join().agreed(lambda: "begun" * (out / "run.json").exists()):  # as rank 0 sees it, before it begins
+    """Train a run in fp64 up to a step; starts the run if it does not exist yet. Returns the names of its events."""
+    # rank 0 decides, before the run is started
+    if Processes.join().agreed(lambda: "begun" * (out / "run.json").exists()):
         run = Run.resume(out, mesh=mesh, loss=loss)
     else:
         config = RunConfig(**settings, out=str(out), mesh=mesh)
@@ -42,7 +43,7 @@ def train(
 
 @pytest.fixture(scope="module")
 def settings(story_file: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Options of a run, with a tokenizer and texts that are prepared already."""
+    """Options of a run, with an existing tokenizer and prepared texts."""
     folder = tmp_path_factory.mktemp("first")
     first = Run.start(RunConfig(**SETTINGS, sources=(str(story_file),), model=MODEL, out=str(folder / "run")))
     return SETTINGS | {"sources": [str(story_file)], "model": MODEL, "tokenizer": str(first.folder)}
@@ -57,9 +58,9 @@ def alone(settings: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) ->
 
 
 def assert_equal_but_for_rounding(one: Path, other: Path) -> None:
-    """Two runs in fp64 have the same log and the same averaged weights, up to 1e-9 of the largest value."""
+    """Assert that two runs in fp64 have the same log and the same averaged weights, up to 1e-9 of the largest value."""
     for a, b in zip(metrics(one), metrics(other), strict=True):
-        shared = a.keys() & b.keys()  # layers of a divided model are not measured
+        shared = a.keys() & b.keys()  # layers of a sharded model are not measured
         figures = {k: b[k] for k in shared}
         assert {k: a[k] for k in shared} == (figures if "reason" in a else pytest.approx(figures, rel=1e-8, abs=1e-9))
     first, second = (read_tensors(run / "model.safetensors") for run in (one, other))
@@ -99,14 +100,14 @@ def test_saves_move_to_four_processes(
 
 
 def train_during_a_save(out: Path, settings: dict[str, Any]) -> list[list[str]]:
-    """Train a run on shards whose saves of step 2 wait for step 3; returns the saves that there were at that step, and
-    at the end."""
+    """Train a run on shards while the save of step 2 waits for step 3; return the existing saves at step 3 and at the
+    end."""
     run, may_write, seen = Run.start(RunConfig(**settings, out=str(out), mesh="shard=2")), threading.Event(), []
 
     def stop() -> bool:
         if run.step == 3 and not may_write.is_set():
             seen.append([folder.name for folder in saves(out)])
-            run.processes.wait()  # both processes have read it
+            run.processes.wait()  # both processes have listed the saves
             may_write.set()
         return run.step == 5
 
@@ -138,7 +139,7 @@ def test_the_same_mesh_resumes_bit_for_bit(mesh: str, settings: dict[str, Any], 
 
 
 def begin(out: Path, settings: dict[str, Any], mesh: str) -> None:
-    """Begin a run, and make a step."""
+    """Start a run, and make one step."""
     run = Run.start(RunConfig(**settings, out=str(out), mesh=mesh))
     list(run.train(lambda: run.step >= 1))
 
@@ -155,7 +156,7 @@ BEGINNINGS: dict[str, dict[str, Any]] = {
 def test_processes_begin_together_as_one_does(
     beginning: str, settings: dict[str, Any], story_file: Path, two: Ranks, tmp_path: Path
 ) -> None:
-    """No process has the whole model, and the first save has the bytes of that of one process."""
+    """No process has the whole model, and the first save is byte-for-byte equal to that of one process."""
     options = {k: v for k, v in settings.items() if k != "model"} | BEGINNINGS[beginning]
     if "base" in options:
         sizes = {"d_model": 32, "n_layers": 2, "n_heads": 4, "context_length": 32}
@@ -176,7 +177,7 @@ def test_processes_begin_together_as_one_does(
 
 
 def start(out: Path, settings: dict[str, Any], mesh: str) -> list[Check]:
-    """The checks at the start of a run from new weights."""
+    """The checks at the start of a run with new weights."""
     run = Run.start(RunConfig(**settings, out=str(out), mesh=mesh))
     texts = run.inputs.train, run.inputs.validation
     return [*start_checks(run.model, run.planner.first_batch(), *texts, fresh=True)]
@@ -197,7 +198,7 @@ def test_processes_check_the_start_as_one_does(
 
 
 def harmful_once(model: Decoder, batch: Batch) -> Any:
-    """The cross-entropy, except for the batch that begins with window 36, in step 5, where it is NaN."""
+    """The cross-entropy, except for the batch that begins with window 36 (in step 5), for which it is NaN."""
     loss, *reported = CrossEntropy()(model, batch)
     return loss * (float("nan") if batch.seed == 36 else 1), *(one * (loss / loss).detach() for one in reported)
 
@@ -214,7 +215,7 @@ def test_processes_of_a_mesh_roll_back_together(
 
 
 def finetune(out: Path, base: Path, rows: Path, mesh: str, method: str, lora: int, until: int) -> None:
-    """Train on pairs or conversations up to a step; the run is started if it is not there yet."""
+    """Train on pairs or conversations up to a step; starts the run if it does not exist yet."""
     options = {"steps": 4, "batch_size": 2, "accumulation": 2, "validate_every": 2, "precision": "fp32"}
     options |= {"method": method, "device": "cpu", "mesh": mesh, "template": "plain"} | ({"lora": lora} if lora else {})
     if Processes.join().agreed(lambda: "begun" * out.exists()):
@@ -224,7 +225,7 @@ def finetune(out: Path, base: Path, rows: Path, mesh: str, method: str, lora: in
     list(run.train(lambda: run.step >= until))
 
 
-TUNED: list[tuple[str, int, tuple[str, ...]]] = [  # method, rank of adapters, and meshes one after the other
+TUNED: list[tuple[str, int, tuple[str, ...]]] = [  # method, rank of adapters, sequence of meshes
     ("dpo", 2, ("shard=2",)),
     ("sft", 0, ("tensor=2", "shard=2")),
     ("dpo", 2, ("tensor=2", "shard=2")),
@@ -236,7 +237,7 @@ TUNED: list[tuple[str, int, tuple[str, ...]]] = [  # method, rank of adapters, a
 def test_fine_tuning_on_a_mesh_is_that_of_one_process(
     tuned: tuple[str, int, tuple[str, ...]], two: Ranks, tmp_path: Path
 ) -> None:
-    """Questions are masked; a run continues on another mesh."""
+    """Questions are not trained; a run continues on another mesh."""
     method, lora, meshes = tuned
     data = {"sft": sums, "dpo": pairs}[method]()
     base, rows = base_model(tmp_path / "base", dropout=0.0), write_rows(tmp_path / "rows.jsonl", data)

@@ -1,5 +1,4 @@
-"""Methods as values: every field of every method changes what is computed, or one sentence names the methods that read
-it."""
+"""Methods as values: every field of every method changes the result, or one sentence names the methods that use it."""
 
 import hashlib
 from pathlib import Path
@@ -19,7 +18,7 @@ from support.finetuning import base_model, config, write_rows
 from support.runs import metrics
 
 METHODS = Method.choices()
-VALUES: dict[str, Any] = {  # of each field, a value that is not its default
+VALUES: dict[str, Any] = {  # for each field, a value that is not its default
     "label_smoothing": 0.3,
     "z_loss": 0.5,
     "loss_chunk": 7,
@@ -64,7 +63,7 @@ VALUES: dict[str, Any] = {  # of each field, a value that is not its default
 NEEDED = {"teacher": "other", "reward": reward_of("length(characters=5)")}
 CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
 WITH: dict[str, dict[str, Any]] = {name: {"iterations": 3} for name in CLIPS}
-EQUAL = {"loss_chunk", "reference"}  # another way to compute the same
+EQUAL = {"loss_chunk", "reference"}  # another way to compute the same result
 EQUAL |= {"environment", "replay"}  # these only affect models that write expressions, and longer runs
 ROWS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": f"{i} + 3?", "answer": str(i)} for i in range(4)],
@@ -76,7 +75,7 @@ READERS = {name: [kind for kind, method in METHODS.items() if name in fields.hin
 
 
 def needed(kind: str) -> dict[str, Any]:
-    """The options without which a method refuses to run."""
+    """The required options of a method."""
     return {name: value for name, value in NEEDED.items() if name in fields.hints(METHODS[kind])}
 
 

@@ -38,7 +38,7 @@ def new(width: int, changes: dict[str, Any], **options: Any) -> tuple[RunConfig,
 
 
 def moved(width: int, changes: dict[str, Any], **options: Any) -> dict[str, float]:
-    """The root mean square of each activation's change in STEPS steps."""
+    """The root mean square change of each activation in STEPS steps."""
     config, model = new(width, changes, **options)
     chain = torch.randperm(64, generator=torch.Generator().manual_seed(0))  # the token that follows each token
     text = [torch.randint(64, (8, 1), generator=torch.Generator().manual_seed(1))]
@@ -61,7 +61,7 @@ def moved(width: int, changes: dict[str, Any], **options: Any) -> dict[str, floa
 
 
 def walks(seed: int, rows: int = 8, length: int = 33) -> Batch:
-    """Random walks, in which each of 64 tokens is followed by one of four."""
+    """Random walks in which each of 64 tokens is followed by one of four tokens."""
     follow = torch.randint(64, (64, 4), generator=torch.Generator().manual_seed(0))
     random = torch.Generator().manual_seed(seed)
     tokens = torch.randint(64, (rows, length), generator=random)
@@ -71,7 +71,7 @@ def walks(seed: int, rows: int = 8, length: int = 33) -> Batch:
 
 
 def loss_after(width: int, rate: float, steps: int = 30, **options: Any) -> float:
-    """The loss on new walks after some steps, each on other walks."""
+    """The loss on new walks after `steps` steps, each on different walks."""
     options |= {"learning_rate": rate, "steps": steps, "schedule": "linear", "warmup": 0.1, "clip": 1.0}
     config, model = new(width, {"n_layers": 1}, **options)
     for _ in build_trainer(config, model).train(StepPlan([walks(step)]) for step in range(1, steps + 1)):
@@ -82,7 +82,7 @@ def loss_after(width: int, rate: float, steps: int = 30, **options: Any) -> floa
 
 
 def growth(widths: list[int], changes: dict[str, Any], **options: Any) -> list[float]:
-    """The largest change of each activation over widths, by its smallest."""
+    """For each activation, the ratio of its largest to its smallest change over the widths."""
     found = [moved(width, changes, **options) for width in widths]
     return [max(one[name] for one in found) / min(one[name] for one in found) for name in found[0]]
 
@@ -96,7 +96,7 @@ def test_changes_of_activations_do_not_grow_with_the_width() -> None:
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_changes_of_activations_are_flat_from_width_64_to_512(shape: str, optimizer: str) -> None:
-    """A rate that is wrong by the root of the width gives 8 ** 0.5 = 2.8."""
+    """A learning rate that is wrong by the square root of the width would give 8 ** 0.5 = 2.8."""
     assert max(growth([64, 128, 256, 512], SHAPES[shape], optimizer=optimizer)) < 2
 
 
@@ -169,7 +169,7 @@ def test_mup_is_refused_where_it_is_not_known(options: dict[str, Any], sentence:
 
 def test_decoder_whose_logits_no_weight_scales_is_refused() -> None:
     config = DecoderConfig(vocab_size=9, d_model=64, n_layers=1, n_heads=2, tied=True, final_norm=NoNorm())
-    with pytest.raises(UserError, match="no weight in its final norm and a tied head"):
+    with pytest.raises(UserError, match="head is tied and its final norm has no weight"):
         factors(config, 16, 32)
     assert factors(replace(config, tied=False), 16, 32)["head.weight"].rate == 1 / 4
 

@@ -1,4 +1,5 @@
-"""New tokens of a chat template in runs with adapters: their rows are trained, saved, resumed, loaded and merged."""
+"""New tokens of a chat template in runs with adapters: their embeddings are trained, saved, resumed, loaded and
+merged."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Optimizers: which parameters they move, and how."""
+"""Optimizers: the parameters that they update, and the updates."""
 
 from collections import Counter
 from typing import Any
@@ -99,7 +99,7 @@ def test_normuon_divides_rows_by_their_mean_squares_and_keeps_the_size_of_the_up
 def test_normuon_bears_rows_without_gradients() -> None:
     w = torch.nn.Parameter(torch.zeros(2, 6, 4))
     optimizer = NorMuon([{"params": [w]}], lr=1.0, weight_decay=0.0)
-    for used in range(2):  # an expert that no token reached, then the other
+    for used in range(2):  # one expert without tokens, then the other
         w.grad = torch.zeros_like(w)
         w.grad[used] = torch.randn(6, 4)
         optimizer.step()
@@ -148,7 +148,7 @@ def test_only_matrices_and_stacks_of_them_decay(config: str, name: str) -> None:
     for optimizer in optimizers(model, name, 0.1, 0.5, (0.9, 0.99)):
         optimizer.step()
     for name, p in model.named_parameters():
-        vector = p.ndim < 2 or "bias" in name or "conv." in name  # biases of experts, taps of channels
+        vector = p.ndim < 2 or "bias" in name or "conv." in name  # biases of experts, convolution kernels
         torch.testing.assert_close(p.detach(), before[name] * (1 if vector else 1 - 0.1 * 0.5), msg=name)
 
 

@@ -1,4 +1,4 @@
-"""Losses of reinforcement: equal to their formulas in fp64, and to TRL's where TRL is installed."""
+"""Reinforcement learning losses: equal to their formulas in fp64, and to TRL's if TRL is installed."""
 
 import math
 from collections import defaultdict
@@ -29,7 +29,7 @@ from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
 
 def case() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Log-probabilities, older ones, those of a reference, a mask (6, 5) and rewards (6,) in groups of 3."""
+    """Current, older and reference log-probabilities and a mask, each (6, 5), and rewards (6,) in groups of 3."""
     torch.manual_seed(0)
     logprobs = (torch.randn(6, 5, dtype=torch.float64) - 2).requires_grad_()
     old, reference = (logprobs.detach() + torch.randn(6, 5, dtype=torch.float64) * 0.3 for _ in range(2))
@@ -51,8 +51,8 @@ def loss_of(notation: str, kl: float) -> tuple[Tensor, Tensor]:
 clip = lambda x, low, high: min(max(x, low), high)
 ppo_loss = lambda ratio, a, low, high: -min(ratio * a, clip(ratio, low, high) * a)
 s = lambda x: 1 / (1 + math.exp(-x))
-# the loss of a token by its ratio, that of its completion, its advantage and its log-probability; the mean over tokens;
-# the scale of advantages; TRL's options
+# function from the ratio of a token, the ratio of its completion, its advantage and its log-probability to its loss;
+# reduction over tokens; scale of advantages; TRL's options
 Token = Callable[[float, float, float, float], float]
 CASES: dict[str, tuple[Token, str, str, dict[str, Any]]] = {
     **{
@@ -181,7 +181,7 @@ def their_inputs(mask: Tensor) -> dict[str, Any]:
 
 
 def pairs_of(method: OnlineDPO, used: list[float] | None = None) -> tuple[Tensor, Tensor]:
-    """The loss of online DPO for `case`, in groups of its samples, and its gradient."""
+    """The loss of online DPO for `case`, in groups of `method.samples` completions, and its gradient."""
     logprobs, _, reference, mask, rewards = case()
     targets = torch.where(mask > 0, 1, IGNORE_INDEX)
     rollouts = Rollouts(targets, targets, rewards=rewards, reference_logprobs=reference)
@@ -194,7 +194,7 @@ def pairs_of(method: OnlineDPO, used: list[float] | None = None) -> tuple[Tensor
 
 
 @pytest.mark.parametrize(
-    ("method", "used", "wanted"),  # the best and the worst of each group of rewards 1, 0, 0.5, 2, 2, -1
+    ("method", "used", "wanted"),  # expected (best, worst) of each group of the rewards 1, 0, 0.5, 2, 2, -1
     [
         (OnlineDPO(), None, [(0, 1), (3, 2), (4, 5)]),
         (OnlineDPO(beta=0.5, label_smoothing=0.2, samples=3), None, [(0, 1), (3, 5)]),
@@ -221,7 +221,7 @@ def test_online_dpo_is_dpo_of_the_best_and_the_worst(
 def test_online_dpo_is_that_of_trl() -> None:
     theirs = pytest.importorskip("trl.experimental.online_dpo.online_dpo_trainer", reason="install trl to compare")
     logprobs, _, reference, mask, rewards = case()
-    order = [0, 2, 4, 1, 3, 5]  # TRL has the first completions of all prompts, then the second ones
+    order = [0, 2, 4, 1, 3, 5]  # TRL orders the first completions of all prompts before the second ones
     ids = torch.zeros(3, 1, dtype=torch.long)
     answers = torch.ones(6, 5, dtype=torch.long)
     losses: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Losses of preferences equal their formulas in fp64, and runs compare with the reference that they name."""
+"""Preference losses equal their formulas in fp64, and runs use the configured reference."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -39,8 +39,8 @@ def batch() -> ExampleBatch:
 log_s = lambda x: -np.log1p(np.exp(-x))
 sigmoid = lambda x: 1 / (1 + np.exp(-x))
 log_odds = lambda x: x - np.log(1 - np.exp(x))
-# in fp64, with beta 0.3, of the log-ratios c and r of the chosen and the rejected answer, of their mean
-# log-probabilities a and b, and of their numbers of tokens n and k
+# functions in fp64, with beta 0.3, of the log-ratios c and r of the chosen and the rejected answer, their mean
+# log-probabilities a and b, and their numbers of tokens n and k
 FORMULAS: dict[str, Callable[..., Any]] = {
     "dpo": lambda c, r, a, b, n, k: -log_s(0.3 * (c - r)),
     "dpo(label_smoothing=0.2)": lambda c, r, a, b, n, k: -log_s(0.3 * (c - r)) * 0.8 - log_s(0.3 * (r - c)) * 0.2,
@@ -116,7 +116,7 @@ def test_tail_weighs_the_tokens_beyond_the_shorter_answer(base: Path, batch: Exa
 
 
 def cut_after(batch: ExampleBatch, count: int) -> ExampleBatch:
-    """The batch, of whose sequences only the first `count` targets are trained."""
+    """The batch with only the first `count` targets of each sequence."""
     targets = batch.targets.clone()
     for number in range(batch.num_sequences):
         rows, columns = ((batch.sequences == number) & (targets >= 0)).nonzero(as_tuple=True)
@@ -200,5 +200,5 @@ def test_a_run_with_a_synced_reference_resumes_exactly(base: Path, tmp_path: Pat
         pass
     list(Run.resume(tmp_path / "run").train())
     assert_same_run(tmp_path / "run", tmp_path / "whole")
-    with pytest.raises(UserError, match="synced, which follows weights and not adapters: leave out lora"):
+    with pytest.raises(UserError, match="synced, which does not support adapters: leave out lora"):
         config(base, data, tmp_path / "lora", **options, lora=2)

@@ -1,4 +1,4 @@
-"""Items made ahead by a thread: the same items, the same errors, and no thread left."""
+"""Items prefetched by a thread: the same items, the same errors, and no thread left."""
 
 import threading
 from collections.abc import Iterator

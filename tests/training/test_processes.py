@@ -57,7 +57,7 @@ with open(out / f"read-{until}-{run.processes.rank}.json", "w") as file:
 
 
 def train(count: int, until: int, settings: dict[str, Any], folder: Path) -> dict[int, set[int]]:
-    """Train up to a step with so many processes; returns the windows that each step has seen."""
+    """Train up to a step with `count` processes; return the windows of each step."""
     program = folder / "program.py"
     program.write_text(PROGRAM)
     words = [str(program), json.dumps(settings), str(until)]
@@ -111,7 +111,7 @@ def finish(folder: Path) -> None:
 
 
 def difference(settings: dict[str, Any], model: Decoder, dtype: torch.dtype, folder: Path) -> float:
-    """The largest difference of a weight after training by one process and by two, in a dtype."""
+    """The maximum difference of a weight after training in one process and in two, in this dtype."""
     weights = []
     for count in 1, 2:
         config = RunConfig(**settings, out=str(folder / f"{dtype} {count}"))
@@ -126,7 +126,8 @@ def difference(settings: dict[str, Any], model: Decoder, dtype: torch.dtype, fol
 @pytest.mark.long
 @pytest.mark.parametrize("steps", [8, 200])
 def test_one_process_and_two_differ_only_by_rounding(steps: int, story_file: Path, tmp_path: Path) -> None:
-    """A difference in the arithmetic would be as large in fp64; rounding is smaller by the ratio of the dtypes' eps."""
+    """A difference in the arithmetic would be equally large in fp64, whereas rounding errors are smaller by the ratio
+    of the dtypes' eps."""
     settings = SETTINGS | {"sources": [str(story_file)], "model": TINY | {"n_layers": 1}, "accumulation": 4}
     settings |= {"steps": steps, "validate_every": steps, "learning_rate": 1e-2}
     first = Run.start(RunConfig(**settings, out=str(tmp_path / "first")))
@@ -138,7 +139,7 @@ def test_one_process_and_two_differ_only_by_rounding(steps: int, story_file: Pat
 
 
 def change_weight_at_step_3(folder: Path) -> None:
-    """Train a run, of which rank 1 changes a weight by a bit."""
+    """Train a run in which rank 1 changes one bit of a weight."""
     run = Run.resume(folder)
     bits = run.model.embed.weight.data.view(torch.int32)
 
@@ -159,7 +160,7 @@ def test_ranks_are_compared_again_at_each_save(story_file: Path, tmp_path: Path)
 
 
 def train_for_two_seconds(story_file: Path, folder: Path) -> tuple[int, int, float, bool]:
-    """The steps made, their number in run.json, the decay, and whether the first process alone has the clock."""
+    """The number of steps made, the number in run.json, the decay, and whether only the first process has a Budget."""
     settings = SETTINGS | {"steps": 0, "time": "2s", "validate_every": 0, "model": TINY, "out": str(folder)}
     run = Run.start(RunConfig(**settings, sources=(str(story_file),)))
     alone = (run.budget is not None) == (run.processes.rank == 0)

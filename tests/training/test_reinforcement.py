@@ -1,4 +1,5 @@
-"""Reinforcement: losses against TRL and formulas in fp64, completions by our engine, and toy tasks that are learned."""
+"""Reinforcement learning: losses compared with TRL and with formulas in fp64, completions by the engine, and toy tasks
+that are learned."""
 
 import json
 import math
@@ -58,8 +59,9 @@ def learner(loss: PolicyGradient, rate: float, seed: int, **sizes: Any) -> Train
 def learned(
     seed: int, steps: int, count: int, samples: int, highest: int, enough: float, kind: str = "grpo"
 ) -> tuple[float, float, float]:
-    """The mean reward of the first three and of the last five steps at sums modulo 10 of digits, after at most `steps`
-    of them or once that is `enough`, and the largest difference between log-probabilities of engine and trainer."""
+    """Learn sums of digits modulo 10, for at most `steps` steps or until the mean reward reaches `enough`; return the
+    mean reward of the first three and of the last five steps, and the largest difference between the log-probabilities
+    of engine and trainer."""
     rule = method_of(kind, samples=samples, completion_length=1)
     loss = PolicyGradient(rule, DIGITS, reward_of("exact"))
     trainer, generator = learner(loss, 1e-3, seed), torch.Generator().manual_seed(seed)
@@ -133,7 +135,8 @@ def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str
     rows = [{"prompt": f"{i} + {i % 7}?", "answer": str(i + i % 7)} for i in range(12)]
     data = write_rows(tmp_path / "sums.jsonl", rows)
     options = {"method": method, "reward": "length(characters=3)", "samples": 2, "completion_length": 4, "steps": 4}
-    options |= {"kl": 0.1, "iterations": 3} if method == "ppo" else {}  # stopped between steps with the same samples
+    # so that the run is stopped between steps with the same samples
+    options |= {"kl": 0.1, "iterations": 3} if method == "ppo" else {}
     list(Run.start(config(base, data, tmp_path / "whole", **options)).train())
     run = Run.start(config(base, data, tmp_path / "run", **options))
     for _ in run.train(stop=lambda: run.step == 2):
@@ -147,14 +150,14 @@ def test_a_run_of_reinforcement_resumes_exactly_and_logs_its_figures(method: str
     assert all(row.keys() == {"step", "prompt", "text", "reward", "trained"} for row in samples)
     logged = metrics(tmp_path / "whole")[0]
     assert {*method_of(method).reports} <= logged.keys()
-    if method == "online_dpo":  # whose base has dropout
+    if method == "online_dpo":  # the base has dropout, which training does not use
         assert logged["loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert onward.load(run.folder).tokenizer is not None
     (tmp_path / "nan.py").write_text("def nan(p, c, a): return [float('nan')] * len(c)\n")
     broken = config(base, data, tmp_path / "broken", **options | {"reward": f"{tmp_path / 'nan.py'}:nan"})
     with pytest.raises(UserError, match="the reward nan returned nan"):
         list(Run.start(broken).train())
-    with pytest.raises(UserError, match="reward is missing"):
+    with pytest.raises(UserError, match="rloo needs a reward"):
         config(base, data, tmp_path / "none", method="rloo")
     assert json.loads((tmp_path / "whole" / "run.json").read_text())["method"]["kind"] == method
 

@@ -1,4 +1,4 @@
-"""Reinforcement in several processes: equal to one process, and resumed exactly."""
+"""Reinforcement learning in several processes: equal to one process, and resumed exactly."""
 
 import gc
 from functools import partial
@@ -27,7 +27,7 @@ OPTIONS |= {"batch_size": 2, "accumulation": 2, "steps": 4, "validate_every": 4}
 
 
 def train(options: FinetuneConfig, until: int = 4, *, again: bool = False) -> None:
-    """Begin or, if `again`, resume a run, up to a step."""
+    """Start or, if `again`, resume a run, and train up to a step."""
     run = Run.resume(options.out) if again else Run.start(options)
     list(run.train(lambda: run.step >= until))
 
@@ -39,7 +39,7 @@ def prompts(folder: Path) -> Path:
 @pytest.mark.long
 @pytest.mark.parametrize("mesh", first(1, ["replicate=2", "shard=2"]))
 def test_processes_resume_with_their_own_completions(mesh: str, two: Ranks, tmp_path: Path) -> None:
-    """Stopped between steps on the same completions, with prompts to replay."""
+    """The run is stopped between steps on the same completions, with prompts to replay."""
     options = OPTIONS | {"iterations": 3, "replay": 4, "mesh": mesh}
     base, rows = base_model(tmp_path / "base"), prompts(tmp_path)
     of = lambda out: config(base, rows, out, **options)
@@ -92,7 +92,7 @@ def test_plan_counts_the_weights_and_the_cache_of_the_engine() -> None:
 
 
 def peak(options: FinetuneConfig) -> int:
-    """The peak allocated bytes of a run in its first two steps, before it copies its state to save it."""
+    """The peak of allocated bytes of a run in its first two steps, before it copies its state for a save."""
     gc.collect()
     with HeapPeak() as heap:
         run = Run.start(options)

@@ -1,5 +1,5 @@
-"""A run whose processes are killed is started again by torchrun, resumes from its newest save, and ends with the
-weights of a run that was never disturbed, bit for bit."""
+"""A run whose processes are killed is started again by torchrun, resumes from its newest save, and ends with weights
+that are bit-for-bit identical to those of an undisturbed run."""
 
 import json
 import re
@@ -53,7 +53,7 @@ def undisturbed(settings: dict[str, Any]) -> None:
 
 
 def assert_survives(ranks: Ranks, count: int, kills: int, pause: float, settings: dict[str, Any], place: Path) -> None:
-    """A run killed so many times equals the undisturbed one."""
+    """Assert that a run that is killed `kills` times equals an undisturbed run."""
     (place / "program.py").write_text(PROGRAM)
     ranks.run(undisturbed, settings | {"out": str(place / "whole")})
     words = ["--standalone", f"--nproc-per-node={count}", f"--max-restarts={kills}", "--monitor-interval=0.05"]
@@ -62,7 +62,8 @@ def assert_survives(ranks: Ranks, count: int, kills: int, pause: float, settings
         [sys.executable, "-m", "torch.distributed.run", *words, *program], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    killed = re.findall(r"attempt (\d+) is killed", done.stderr)  # torchrun names any process that failed then
+    # torchrun names any of the processes that failed at this time
+    killed = re.findall(r"attempt (\d+) is killed", done.stderr)
     assert [*map(int, killed)] == [*range(kills)], done.stderr
     assert_same_run(place / "whole", place / "run")
 

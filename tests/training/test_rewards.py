@@ -1,4 +1,4 @@
-"""Rewards: the library, sums, and functions of the user in processes."""
+"""Rewards: the built-in ones, sums, and user-defined functions in processes."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from support.runs import metrics
 
 THINK = "format(template='<think>{}</think> <answer>{}</answer>')"
 MESSY = r"```python" + "\ndef f(x): return 1/0\n```\nNo:\n```py\ndef f(x):\n    return x + 1\n```\nThat is it."
-SCORES: list[tuple[str, str, dict[str, Any], float]] = [  # a reward, a completion, its record, the score
+SCORES: list[tuple[str, str, dict[str, Any], float]] = [  # a reward, a completion, its record, the expected score
     ("exact", " 12 ", {"answer": "12"}, 1.0),
     ("exact", "12.", {"answer": "12"}, 0.0),
     ("number", "so 3 + 4 is 7.0", {"answer": "7"}, 1.0),
@@ -171,7 +171,7 @@ def test_a_sum_scores_the_weighted_sum_of_its_terms(weights: dict[str, float], t
     assert OpenReward(reward)(completions) == pytest.approx(wanted, rel=1e-9, abs=1e-9)
 
 
-WRONG = {  # notations, and their error messages
+WRONG = {  # wrong notations, and their error messages
     "arithmetic": "did you mean number",
     "regex:a+": "options are in parentheses.*did you mean regex",
     "length:5": "options are in parentheses.*did you mean length",

@@ -24,11 +24,11 @@ SETTINGS: dict[str, Any] = {"steps": 40, "validate_every": 10, "average": 0.9, "
 
 
 class Harm:
-    """A loss that spoils the weights before it is computed on the batches that begin with these windows."""
+    """A loss that corrupts the weights before it is computed on batches that begin with `first_windows`."""
 
     def __init__(self, spoil: Callable[[Any], object], first_windows: Container[int]) -> None:
         self.spoil, self.first_windows = spoil, first_windows
-        self.seen: list[int] = []  # first window of each batch: dropout's seed, where the run's is 0
+        self.seen: list[int] = []  # first window of each batch, which is the dropout seed if the run's seed is 0
 
     def __call__(self, model: Decoder, batch: Batch) -> tuple[Tensor, Tensor]:
         self.seen.append(batch.seed)
@@ -43,7 +43,7 @@ def not_a_number(model: Any) -> None:
 
 
 def spoilt_weights(model: Any) -> None:
-    """The state after a step that was far too large."""
+    """Weights as after a step that was far too large."""
     model.embed.weight.normal_(generator=torch.Generator().manual_seed(0), std=10.0)
 
 
@@ -56,7 +56,8 @@ def test_run_goes_back_to_its_newest_save_and_skips_the_windows(
     harm: Callable[[Any], object], story_file: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    run = Run.start(config(story_file, out, **SETTINGS), loss=Harm(harm, {100}))  # of step 26, four windows each
+    # first window of step 26; each step has four windows
+    run = Run.start(config(story_file, out, **SETTINGS), loss=Harm(harm, {100}))
     (event,) = [event for event in until_end(run) if isinstance(event, Rollback)]
     assert (event.step, event.failed_step, event.skipped) == (20, 26, (100, 104))
     assert ("nan" in event.reason) == (harm is not_a_number)
@@ -74,7 +75,8 @@ def test_run_goes_back_to_its_newest_save_and_skips_the_windows(
 @pytest.mark.long
 @pytest.mark.parametrize("stopped_at", first(2, [27, 40, 22, 33]))
 def test_run_that_rolled_back_resumes_exactly(stopped_at: int, story_file: Path, tmp_path: Path) -> None:
-    """`stopped_at` counts the steps made, those that were undone included: before, during and after the rollback."""
+    """The run is stopped before, during and after the rollback; `stopped_at` counts all steps, including undone
+    ones."""
     whole = Run.start(config(story_file, tmp_path / "whole", **SETTINGS), loss=Harm(spoilt_weights, {100}))
     until_end(whole)
     run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=Harm(spoilt_weights, {100}))
@@ -110,7 +112,8 @@ def test_weights_that_are_not_finite_are_never_saved(story_file: Path, tmp_path:
     for event in run.train():
         if isinstance(event, Step) and event.step == 20 and not failed:
             with torch.no_grad():
-                run.model.embed.weight[0, 0] = float("nan")  # as if the update had caused it: the gradient was finite
+                # as if the update had produced it, since the gradient was finite
+                run.model.embed.weight[0, 0] = float("nan")
         failed += [(event.step, event.failed_step)] if isinstance(event, Rollback) else []
     assert failed == [(10, 21)]
     kept = [read_tensors(save / "model.safetensors") for save in saves(run.folder)]
@@ -124,7 +127,7 @@ def test_weights_spoilt_by_the_last_update_are_rolled_back(story_file: Path, tmp
 
     def step(*arguments: Any) -> None:
         update(*arguments)
-        if run.step == 39 and not spoilt:  # the update of step 40
+        if run.step == 39 and not spoilt:  # after the update of step 40
             spoilt.append(True)
             with torch.no_grad():
                 run.model.embed.weight[0, 0] = float("inf")
@@ -137,12 +140,12 @@ def test_weights_spoilt_by_the_last_update_are_rolled_back(story_file: Path, tmp
 
 
 def grow(model: Any) -> None:
-    """Weights that are finite, and with which every loss is a spike."""
+    """Make weights finite but so large that every loss is a spike."""
     model.embed.weight.mul_(1e6)
 
 
 def spoil_after_update(run: Run, loss: Harm, window: int) -> Run:
-    """The run, in which the update on the step with a window makes weights huge."""
+    """Change the run so that the update in the step with window `window` makes weights huge."""
     (optimizer,) = run.trainer.optimizers
 
     def spoil(*_: object) -> None:
@@ -206,10 +209,11 @@ def test_full_disk_does_not_prevent_a_rollback(story_file: Path, tmp_path: Path)
 
 
 def test_batches_prepared_before_a_rollback_are_discarded(story_file: Path, tmp_path: Path) -> None:
-    loss = Harm(spoilt_weights, {100, 108})  # of steps 26 and 27, two of the steps that are prepared ahead
+    loss = Harm(spoilt_weights, {100, 108})  # windows of steps 26 and 27, which are prepared ahead together
     run = Run.start(config(story_file, tmp_path / "run", **SETTINGS), loss=loss)
     failed = [event.failed_step for event in until_end(run) if isinstance(event, Rollback)]
     assert failed == [26, 27]
-    # back to the save of step 20, whose next window is 80; then to that of step 26, saved since the run recovered there
+    # back to the save of step 20, whose next window is 80; then to the save of step 26, made because the run recovered
+    # there
     assert loss.seen == [*range(0, 104, 4), *range(80, 100, 4), *range(104, 112, 4), *range(112, 168, 4)]
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]

@@ -123,7 +123,7 @@ def test_timing_leaves_no_trace_in_the_weights(story_file: Path, tmp_path: Path)
 
 
 def until(events: Iterator[Event], step: int) -> None:
-    """Go on to the validation at a step, which follows its save."""
+    """Continue to the validation at a step, which follows the save of this step."""
     while not isinstance(event := next(events), Validation) or event.step < step:
         pass
 
@@ -133,7 +133,7 @@ def test_full_disk_is_reported_and_training_goes_on(whole: Path, story_file: Pat
     events = run.train()
     until(events, 10)
     run.saver.finish()
-    with with_room_for(1_000):  # neither a save nor a line of the metrics
+    with with_room_for(1_000):  # no room for a save or a line of the metrics
         found = [next(events) for _ in range(11)]
         run.saver.finish()
     found += events
@@ -181,7 +181,7 @@ def test_resuming_a_finished_run_changes_nothing(story_file: Path, tmp_path: Pat
 
 
 def test_run_is_not_started_over_another(whole: Path, story_file: Path) -> None:
-    with pytest.raises(UserError, match=r"holds a run already: --resume"):
+    with pytest.raises(UserError, match=r"already contains a run: --resume"):
         Run.start(config(story_file, whole))
     with pytest.raises(UserError, match=r"there is no run\.json"):
         Run.resume(whole / "data")

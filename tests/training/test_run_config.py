@@ -154,7 +154,7 @@ def test_what_followed_from_the_sizes_follows_again(name: str, changes: dict, ex
         ("gemma-7b", {"d_model": -96}, "d_model is -96"),
         ("gpt2", {"d_model": "wide"}, "model.d_model is 'wide'"),
         ("gpt2", {"n_hedas": 3}, "did you mean n_heads"),
-        ("gemma-2-2b", {"attention": {"window": 3}}, "model.attention is several parts"),
+        ("gemma-2-2b", {"attention": {"window": 3}}, "model.attention consists of several parts"),
         ("phi-3-mini-128k", {"n_heads": 16}, "96 of each"),
         ("gpt2", {"vocab_size": 5}, "raise it"),
     ],
@@ -185,7 +185,7 @@ def test_fields_go_into_the_part_that_is_there(base: object, over: object, expec
 
 @pytest.mark.parametrize("parts", [["rotary", "none"], "(rotary, none)"], ids=str)
 def test_fields_of_one_of_several_parts_are_not_guessed(parts: object) -> None:
-    with pytest.raises(UserError, match=r"model\.position is several parts: write theta inside each of them"):
+    with pytest.raises(UserError, match=r"model\.position consists of several parts: write theta inside each of them"):
         merge({"model": {"position": parts}}, {"model": {"position": {"theta": 3}}})
 
 

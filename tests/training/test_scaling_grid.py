@@ -1,4 +1,4 @@
-"""A grid of small runs: its sizes, its refusals, and a law from runs on this machine."""
+"""A grid of small runs: its sizes, its error messages, and a law fitted to runs on this machine."""
 
 import json
 from pathlib import Path
@@ -46,18 +46,18 @@ def test_larger_runs_have_larger_batches_and_the_learning_rate_of_their_root() -
     assert small.mup == large.mup == 64
 
 
-@pytest.mark.long  # docs/planning.md runs the same
+@pytest.mark.long  # docs/planning.md runs the same command
 def test_command_trains_the_grid_fits_it_and_does_not_repeat_it(
     story_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sizes = Sizes(CONFIG, 30)  # about the characters of the story
+    sizes = Sizes(CONFIG, 30)  # about the vocabulary size of the story
     least = sum(cell.flops for cell in grid(sizes, least_budget(sizes)))
     words = ["scaling", "run", str(story_file), "--grid-flops", f"{1.2 * least:.3g}", "--out", str(tmp_path / "law")]
     assert main([*words, *FAST.split()]) == 0
     said = capsys.readouterr()
     assert "12 of 12" in said.err
     assert "L(N, D) = E + A / N^alpha" in said.err
-    assert "a loss depends more on the first steps" in said.err
+    assert "the loss depends more on the first steps" in said.err
     assert (tmp_path / "law/law.svg").read_text().startswith("<svg")
     done = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")}
     assert len(done) == BUDGETS * SIZES
@@ -67,7 +67,7 @@ def test_command_trains_the_grid_fits_it_and_does_not_repeat_it(
     assert found["forecast"]["low"] <= found["forecast"]["loss"] <= found["forecast"]["high"]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("result.json")} == done
     assert main([*words[:4], "1e14", *words[5:], *FAST.split()]) == 2
-    assert "holds a grid with grid_flops" in capsys.readouterr().err
+    assert "contains a grid with grid_flops" in capsys.readouterr().err
 
 
 WRONG = {
@@ -79,7 +79,7 @@ WRONG = {
     "{} --grid-flops 1e3": "--grid-flops is 1e+03, less than the",
     "{} --grid-flops much": "--grid-flops is 'much': write a positive number",
     "{} --grid-flops 1e12 --optimizer torch.optim:NAdam": "(optimizer is torch.optim:NAdam)",
-    "{} --grid-flops 1e12 --validation none": "validation is none",
+    "{} --grid-flops 1e12 --validation none": "without a validation text",
 }
 
 

@@ -1,4 +1,4 @@
-"""The learning rate's course."""
+"""Learning rate schedules."""
 
 from itertools import pairwise
 

@@ -15,7 +15,8 @@ GROUPS = [(6, [1, 5, 3]), (2, [4]), (7, [2, 2, 4, 1]), (1, [6, 6])]
 
 
 def completions(vocab: int) -> Batch:
-    """The groups as rows, padded at the end; the completions' second tokens are no targets, as replies are not."""
+    """The groups as rows, padded at the end; the second token of each completion is not a target, like a token of a
+    reply."""
     torch.manual_seed(0)
     count = sum(len(sizes) for _, sizes in GROUPS)
     tokens, targets = torch.zeros(2, count, LENGTH - 1, dtype=torch.int64)
@@ -32,7 +33,7 @@ def completions(vocab: int) -> Batch:
 
 
 def gradients(model: Decoder, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The states at the targets, and the gradients of a function of them."""
+    """The states at the targets, and the gradients of a function of these states."""
     model.zero_grad()
     states = target_states(model, batch)
     (states.square() * torch.linspace(-1, 1, states.numel()).view_as(states)).sum().backward()

@@ -1,4 +1,4 @@
-"""onward bench --train: the parts of a step, and the share of the arithmetic that follows from them."""
+"""onward bench --train: the times of the parts of a step, and the resulting share of the peak FLOPS."""
 
 import json
 from pathlib import Path

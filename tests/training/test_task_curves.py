@@ -70,8 +70,8 @@ CASES = {
     "no such file": Case({"evaluate_tasks": "cloze:absent.txt"}, "absent.txt"),
     "a text that is too short": Case({"evaluate_tasks": "cloze(before=4000)"}, "name a longer text"),
     "written answers": Case({"evaluate_tasks": "answers:{answers}"}, "has no choices"),
-    "no validation": Case({"evaluate_tasks": "copying", "validation": "none"}, "validation is none"),
-    "a limit of nothing": Case({"task_limit": 5}, "without tasks to ask"),
+    "no validation": Case({"evaluate_tasks": "copying", "validation": "none"}, "there is no validation text"),
+    "a limit of nothing": Case({"task_limit": 5}, "without tasks"),
 }
 
 

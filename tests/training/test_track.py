@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 
 def rows(first: int, last: int) -> list[Row]:
-    """The records of a run: steps, health and validations."""
+    """Rows of a run: steps, health and validations."""
     found: list[Row] = []
     for step in range(first, last + 1):
         found.append({"step": step, "loss": 3 - step / 100, "grad_norm": 1.5, "tokens": 64, "expert_load/0": 1 + step})
@@ -34,7 +34,7 @@ def rows(first: int, last: int) -> list[Row]:
 
 
 def curves(given: list[Row]) -> dict[str, dict[int, float]]:
-    """The numbers of rows by name and step."""
+    """The numbers in rows, by name and step."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for row in given:
         for key, value in row.items():
@@ -132,7 +132,7 @@ trackers.close()
 
 
 def offline(run: Path, *lines: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """A process without a key, which could ask on a terminal if it wanted to: its input never ends."""
+    """Run a process without an API key whose standard input stays open, so that it could ask for a key."""
     home = run / "home"
     home.mkdir(exist_ok=True)
     variables = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(home)} | environment
@@ -142,7 +142,7 @@ def offline(run: Path, *lines: str, **environment: str) -> subprocess.CompletedP
 
 
 def from_wandb(folder: Path) -> list[Row]:
-    """The rows in an offline run's file: blocks of 32 KiB with pieces of records, as LevelDB's logs have them."""
+    """The rows in the file of an offline run: blocks of 32 KiB with pieces of records, as in LevelDB's logs."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = folder.glob("*.wandb")
@@ -154,7 +154,7 @@ def from_wandb(folder: Path) -> list[Row]:
         _, length, kind = struct.unpack_from("<IHB", data, place)
         whole += data[place + 7 : place + 7 + length]
         place += 7 + length
-        if kind in (1, 4):  # all of a record, or the last of it
+        if kind in (1, 4):  # a complete record, or the last piece of a record
             record, whole = vars(wandb_internal_pb2)["Record"].FromString(whole), b""
             items = {".".join(i.nested_key) or i.key: json.loads(i.value_json) for i in record.history.item}
             found.append({key: value for key, value in items.items() if not key.startswith("_")})
@@ -190,7 +190,7 @@ def test_wandb_works_offline_without_a_key_and_keeps_its_id(tmp_path: Path, envi
 
 
 class Failing:
-    """Works for one row."""
+    """A tracker that fails after one row."""
 
     seen = 0
 

@@ -1,4 +1,4 @@
-"""Losses of preferences equal those of TRL's trainers, where TRL is installed."""
+"""Preference losses equal those of TRL's trainers, if TRL is installed."""
 
 import importlib
 from collections import defaultdict
@@ -27,7 +27,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Stub:
-    """TRL's interface to a model, for our model: log-probabilities of the tokens whose labels are not -100."""
+    """Onward's model with TRL's interface: log-probabilities of the tokens whose labels are not -100."""
 
     def __init__(self, model: Decoder) -> None:
         self.model = model
@@ -40,7 +40,7 @@ class Stub:
 
 
 def padded(batch: ExampleBatch, which: slice) -> dict[str, Tensor]:
-    """The sequences of a batch as TRL collates them: one in a row, padded on the right."""
+    """The sequences of a batch as TRL collates them: one per row, padded on the right."""
     rows = []
     for number in range(batch.num_sequences)[which]:
         here = batch.sequences == number
@@ -96,7 +96,7 @@ def theirs(notation: str, model: Decoder, reference: Decoder, batch: ExampleBatc
 
 
 def call(compute: Any, trainer: Any, policy: Stub, inputs: dict[str, Any]) -> Tensor:
-    """The loss of a method of a trainer of TRL."""
+    """The loss from a method of a TRL trainer."""
     module: Any = importlib.import_module(compute.__module__)
     module.disable_gradient_checkpointing = lambda *_: nullcontext()
     return compute(trainer, policy, inputs, False)

@@ -1,4 +1,4 @@
-"""Variants are trained under equal conditions, none is trained twice, and noise is distinguished from a difference."""
+"""Variants are trained under equal conditions, none is trained twice, and differences are distinguished from noise."""
 
 import csv
 import json
@@ -110,7 +110,7 @@ def test_command_compares_and_says_whether_the_difference_is_noise(
     assert second["mean"] > first["mean"]
     assert second["difference"]["low"] < second["mean"] - first["mean"] < second["difference"]["high"]
     assert main(["compare", *words(story_file, "--steps", "7"), *command[1:4], "--out", str(tmp_path / "runs")]) == 2
-    assert "holds plain with steps 6, not 7: choose another --out" in capsys.readouterr().err
+    assert "contains plain with steps 6, not 7: choose another --out" in capsys.readouterr().err
 
 
 @pytest.mark.long
@@ -138,12 +138,12 @@ WRONG = {
     "compare {} --tokens 3 --variant a --variant b:clip=2": "a: tokens is 3, less than the",
     "compare {} --steps 3 --variant a --variant b:lr=3": "lr is not an option of `onward train`: did you mean",
     "compare {} --steps 3 --variant a --variant b:model.n_heads=3": "b: d_model 128 is not divisible by n_heads 3",
-    "compare {} --steps 3 --variant a --variant b:optimizer=adamw": "a and b are the same configuration",
-    "compare {} --steps 3 --variant a --variant b:clip=2 --variant c:clip=2.0": "b and c are the same configuration",
+    "compare {} --steps 3 --variant a --variant b:optimizer=adamw": "a and b have the same configuration",
+    "compare {} --steps 3 --variant a --variant b:clip=2 --variant c:clip=2.0": "b and c have the same configuration",
     "compare {} --steps 3 --variant a --variant alibi,model.position=alibi": "needs a colon after the name",
     "compare {} --steps 3 --variant a --variant b:loss=nowhere:focal": "there is no module nowhere",
     "compare {} --steps 3 --variant a --variant a": "two variants have the name a",
-    "compare {} --steps 3 --variant a --variant b:validation=none": "b: validation is none",
+    "compare {} --steps 3 --variant a --variant b:validation=none": "b: Cannot compare variants without a",
     "compare {} --steps 3 --variant a --variant b:sources=x.txt": "a and b differ in sources",
     "compare {} --steps 3 --variant a --variant b:model.context_length=10000000": "b: the text has",
     "compare {} nothing.toml --steps 3 --variant b": "there is no file nothing.toml",
@@ -184,7 +184,7 @@ def test_several_processes_are_refused(
 
 
 def said(words: Sequence[str]) -> tuple[str, str]:
-    """Run a command in this process, which succeeds: its standard output and standard error."""
+    """Run a command in this process, which must succeed; return its standard output and standard error."""
     with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
         status = main(words)
     assert status == 0, err.getvalue()
@@ -196,7 +196,7 @@ ENDED = re.compile(r"^(\d) of 4: ", re.MULTILINE)
 
 
 def assert_equal_runs(one: Path, other: Path, count: int) -> None:
-    """So many runs by the same names have the same weights, bit for bit."""
+    """Assert that `count` runs with the same names have the same weights, bit for bit."""
     saved = [file.relative_to(one) for file in sorted(one.glob("*/seed-*/model.safetensors"))]
     assert len(saved) == count
     for file in saved:
@@ -277,7 +277,7 @@ def test_interrupted_comparison_goes_on_with_any_number_of_processes(
 
 
 def test_interval_of_paired_differences_is_that_of_student() -> None:
-    quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}  # of 95 %, from any table
+    quantiles = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 9: 2.262, 30: 2.042}  # two-sided 95 % quantiles, from a table
     for freedom, expected in quantiles.items():
         assert t_quantile(0.95, freedom) == pytest.approx(expected, abs=6e-4)
     apart = paired_difference([1.1, 2.1, 3.2], [1.0, 2.0, 3.0])  # differences 0.1, 0.1 and 0.2
@@ -329,7 +329,7 @@ def halved(model, batch):
 
 @pytest.fixture
 def own_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A module `own_attention` in the current folder, with a subclass of self-attention."""
+    """A module `own_attention` in the working directory, with a subclass of self-attention."""
     monkeypatch.setattr(Attention, "kinds", dict(Attention.kinds))
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "own_attention", raising=False)
@@ -345,7 +345,8 @@ def test_a_subclass_of_the_presets_part_inherits_its_fields() -> None:
     config = RunConfig(preset="mini", model={"attention": "own_attention(window=8)"})
     made = config.decoder(50).attention
     assert made.kind == "own_attention"
-    assert (made.qk_norm, made.window, made.scale) == ("head", 8, 0.5)  # the preset's, the given, the subclass's own
+    # from the preset, as given, the subclass's default
+    assert (made.qk_norm, made.window, made.scale) == ("head", 8, 0.5)
     several = RunConfig(preset="mini", model={"attention": "(own_attention, self(window=4))"}).decoder(50)
     assert [one.qk_norm for one in several.attention] == ["head", "head"]
 

@@ -34,7 +34,7 @@ def test_rope_scales_rotary_positions_and_lengthens_the_context(rope: str, scali
         ("yarn", Rotary(), "as in yarn:2"),
         ("yarn:0.5", Rotary(), "as in yarn:2"),
         ("yarn:nan", Rotary(), "as in yarn:2"),
-        ("yarn:2", Alibi(), "no rotary ones"),
+        ("yarn:2", Alibi(), "no rotary positions"),
         ("yarn:2", Rotary(scaling=LinearScaling(factor=2.0)), "scaled already"),
     ],
 )

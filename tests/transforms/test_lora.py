@@ -127,7 +127,7 @@ def test_only_adapters_and_whole_modules_are_trained(lora: LoRA, precision: str)
 
 @dataclass(frozen=True)
 class Half(Initialization, kind="half"):
-    """Initialized with half of PiSSA's values."""
+    """Initializes with half of PiSSA's values."""
 
     def factors(self, weight: torch.Tensor, rank: int, scaling: float) -> tuple[torch.Tensor, torch.Tensor]:
         a, b = principal(weight, rank, scaling)
@@ -136,14 +136,14 @@ class Half(Initialization, kind="half"):
 
 @dataclass(frozen=True)
 class Nothing(Initialization, kind="nothing"):
-    """An initialization without a method that sets initial values."""
+    """An initialization that lacks the method `factors`."""
 
 
 @torch.no_grad()
 def test_an_initialization_of_the_user_begins_as_the_base() -> None:
     model, tokens = decoder(DECODERS["llama"], torch.float64), token_ids(DECODERS["llama"])
     plain = model(tokens)
-    add_lora(model, LoRA(rank=2, init=Half()), "half")  # a name of a method of modules, too
+    add_lora(model, LoRA(rank=2, init=Half()), "half")  # also the name of a method of torch modules
     assert_close(model(tokens), plain)
     adapter = next(adapter for _, _, adapter in adapters_of(model, "half"))
     assert adapter.b.count_nonzero() == adapter.b.numel()
@@ -153,9 +153,12 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
     model, mixture = decoder(DECODERS["llama"]), decoder(DECODERS["deepseek"])
     for make, message in (
         (lambda: add_lora(mixture, LoRA(dora=True)), "dora does not support stacks of experts such as"),
-        (lambda: add_lora(model, LoRA(targets=("attn.qq",))), "target 'attn.qq' names nothing .* did you mean attn.q?"),
+        (
+            lambda: add_lora(model, LoRA(targets=("attn.qq",))),
+            "target 'attn.qq' matches nothing .* did you mean attn.q?",
+        ),
         (lambda: add_lora(model, LoRA(targets=("o_proj",))), "did you mean .*out?"),
-        (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' names nothing .* did you mean head?"),
+        (lambda: add_lora(model, LoRA(full=("heads",))), "full 'heads' matches nothing .* did you mean head?"),
         (lambda: use_adapter(model, "poems"), "there is no adapter with the name 'poems'"),
         (lambda: add_lora(model, LoRA(tokens=(3, 900))), "Cannot train token 900, because the vocabulary has"),
         (
@@ -164,9 +167,9 @@ def test_a_name_that_does_not_exist_is_one_sentence_with_the_nearest() -> None:
         ),
         (lambda: add_lora(model, LoRA(ranks={"blocks": 0})), "ranks is 0 for all targets"),
         (lambda: add_lora(model, LoRA(bias="some")), "bias is 'some'"),  # type: ignore[arg-type]
-        (lambda: add_lora(model, LoRA(init=PiSSA(), rank=999)), "rank 999, because it is of rank"),
-        (lambda: add_lora(model, LoRA(init=EVA())), "eva begins with the inputs of layers"),
-        (lambda: add_lora(model, LoRA(init=Nothing())), "Nothing has no method factors"),
+        (lambda: add_lora(model, LoRA(init=PiSSA(), rank=999)), "rank 999, because it has at most rank"),
+        (lambda: add_lora(model, LoRA(init=EVA())), "eva needs the inputs of layers"),
+        (lambda: add_lora(model, LoRA(init=Nothing())), "Nothing lacks the method factors"),
         (lambda: LoRA(targets=()), "targets are empty"),
         (lambda: LoRA(targets=(), full=("norm",)), "targets are empty"),
     ):

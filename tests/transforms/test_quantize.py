@@ -1,4 +1,5 @@
-"""Quantized layers: codes are the nearest, every path multiplies by the same numbers, and a model stays usable."""
+"""Quantized layers: values are rounded to the nearest code, every implementation multiplies by the same numbers, and a
+model stays usable."""
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def test_a_quantized_model_is_compiled_and_equals_its_plain_steps(precision: Pre
     torch.manual_seed(0)
     model = Decoder(DECODERS["llama"]).eval()
     kept = quantize_model(model, precision)
-    assert kept if precision == "int4" else not kept  # its layers are narrower than a group
+    assert kept if precision == "int4" else not kept  # layers narrower than a group are not quantized
     caches = [KVCache(model.config, 2, 12) for _ in range(2)]
     program = compile_step(model, caches[0], (2, 1))
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Recomputing activations in the backward changes only the memory."""
+"""Recomputing activations in the backward changes only memory use."""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -75,7 +75,8 @@ def test_recomputation_keeps_block_inputs_only() -> None:
 
 
 def test_experts_are_timed_under_recomputation() -> None:
-    model = decoder(replace(WITH_EXPERTS, d_ff=43))  # a width that no other test has, so that it is not timed yet
+    # a width that no other test uses, so that it has not been timed yet
+    model = decoder(replace(WITH_EXPERTS, d_ff=43))
     recompute_blocks(model)
     before = len(FASTEST)
     results(model)

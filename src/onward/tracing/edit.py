@@ -24,7 +24,7 @@ from onward.tracing.sites import activations
 from onward.tracing.trace import Trace, trace
 
 Positions = slice | int | Sequence[int] | None  # token positions in the text (prompt and answer), from 0; None: all
-Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or those of texts one by one
+Data = Tensor | Sequence[Sequence[int]]  # token ids (B, T), or one sequence of token ids per text
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,8 +33,8 @@ class Change:
     token positions) to the new value, at all positions of the text or only at the positions `at`: an index, a sequence
     of them, or a slice.
 
-    Generation with a cache equals one call with the whole text, since positions count tokens of the text, not of the
-    call. Scores and weights of masked keys are not changed.
+    Positions count from the start of the text, not of the call, so an edit has the same effect in generation with a
+    cache as in one call on the whole text. Scores and weights of masked keys are not changed.
     """
 
     function: Callable[[Tensor, Location], Tensor]
@@ -44,7 +44,7 @@ class Change:
         at = self.at
         numbers = [at.start or 0, at.stop or 0] if isinstance(at, slice) else [at] if isinstance(at, int) else at or []
         if any(position < 0 for position in numbers) or (isinstance(at, slice) and (at.step or 1) < 1):
-            raise UserError(f"Cannot change positions at {at}: count them from the first token of a text, 0")
+            raise UserError(f"Cannot change positions at {at}: count them from 0, the first token of a text")
 
     def __call__(self, x: Tensor, location: Location) -> Tensor:
         new = self.function(x, location).to(x.dtype)
@@ -73,7 +73,8 @@ class Mean:
     source: Trace | Data
 
     def changes(self, model: Decoder, wanted: Mapping[str, set[int | None]]) -> dict[tuple[str, int | None], Change]:
-        """The changes that insert the means, by name and number (None: whole), for the wanted numbers by name."""
+        """Return, for each wanted activation (name, index), the change that replaces it by its mean; index None: the
+        whole activation."""
         chosen = [(name, index) for name, indices in wanted.items() for index in indices]
         source = self.source
         if not isinstance(source, Trace):
@@ -141,14 +142,14 @@ zero = Change(lambda x, _: torch.zeros_like(x))  # zeros in place of the activat
 
 
 def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Tensor, Tensor | None]:
-    """The entries of `value` for the token and key positions of `x`, in a shape that broadcasts to it, and a mask of
-    the positions that have one (None: all)."""
+    """Return the entries of `value` for the token and key positions of `x`, in a shape that broadcasts to `x`, and a
+    mask of the positions for which `value` has an entry (None: all)."""
     new, known = torch.as_tensor(value, dtype=x.dtype, device=x.device), None
     sizes = (1,) * (x.ndim - new.ndim) + tuple(new.shape)
     letters = location.shape[-x.ndim :]
     if len(sizes) == x.ndim and sizes[0] > 1 and ROWS.get():
         raise UserError(
-            f"Cannot use the value, {described(new)}, of {sizes[0]} texts in an engine: give one for all requests"
+            f"Cannot use the value, {described(new)}, for {sizes[0]} texts in an engine: give one for all requests"
         )
     if len(sizes) > x.ndim or any(
         size not in (1, wanted) and letter not in ("T", "S") for size, wanted, letter in zip(sizes, x.shape, letters)
@@ -165,8 +166,8 @@ def values_at(value: Tensor | float, x: Tensor, location: Location) -> tuple[Ten
 
 
 class Edit:
-    """The changes of a model's activations inside one `with` block of `edit`; the model's hooks call its method `visit`
-    with each activation that it changes."""
+    """The changes of a model's activations inside one `with` block of `edit`; the model's hooks call `visit` with each
+    activation to be changed."""
 
     gradients, edits = False, True
 
@@ -197,7 +198,7 @@ class Edit:
             except (RuntimeError, IndexError, UserError) as error:
                 raise UserError(f"the edit of {pattern} failed on {described(value)}: {error}") from error
             if not isinstance(new, Tensor) or new.shape != value.shape:
-                raise UserError(f"the edit of {pattern} gives {described(new)} in place of {described(value)}")
+                raise UserError(f"the edit of {pattern} returned {described(new)} instead of {described(value)}")
             value = new.to(value.dtype)
         return value
 
@@ -215,7 +216,7 @@ def edit(model: Decoder, changes: Mapping[str, Edited]) -> Iterator[None]:
 
     Keys are names and patterns as for `trace`. A value is a change from this module (zero, mean_of, add, scale, clamp,
     replace), a tensor or number that replaces the activation, or a function from the activation to one of the same
-    shape. The function receives the tokens of one call: during generation, one token of each request.
+    shape. The function receives the activation for the tokens of one call: during generation, one token per request.
 
     Edits of the same activation apply in the order in which they began. They apply to generation and training too, in
     the thread or asyncio task that opened them. After the block, also after an exception, the model is unchanged.

@@ -86,7 +86,8 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
 
 
 def check_rows(mlp: nn.Module) -> None:
-    """Refuse rows with different adapters of the experts, which are then called once per adapter."""
+    """Raise a UserError if rows use different adapters of the experts, because each expert is then called once per
+    adapter."""
     if any(isinstance(child, WeightAdapters) and child.selection.groups is not None for child in mlp.children()):
         raise UserError(
             "rows use different adapters of the experts: trace or edit the experts with one adapter at a time"
@@ -112,7 +113,8 @@ def outputs_of(mlp: ExpertsModule, units: Tensor, ids: Tensor) -> Tensor:
 
 
 def of_each(result: Tensor, ids: Tensor, compute: Any) -> Tensor:
-    """`result` (N, A, ...) with compute(expert, tokens, columns) where `ids` (N, A) is the expert."""
+    """Return `result` (N, A, ...) with, for each expert, the entries where `ids` (N, A) is the expert replaced by
+    compute(expert, rows, columns)."""
     for expert in ids.unique().tolist():
         n, a = (ids == expert).nonzero(as_tuple=True)
         result = result.index_put((n, a), compute(expert, n, a))

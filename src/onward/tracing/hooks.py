@@ -24,7 +24,7 @@ from onward.model.rows import OPEN
 from onward.tracing.calls import Forward, Location
 
 AddHooks = Callable[["ModelHooks"], None]  # adds the hooks of one activation, or of several related ones
-OUTSIDE_BLOCKS = "embed", "logits"  # activations that callers may compute outside of a call
+OUTSIDE_BLOCKS = "embed", "logits"  # activations that may be computed outside a call of the model
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class ModelHooks:
 
     def __init__(self, activations: Mapping[str, Traceable], attachment: Attachment) -> None:
         self.activations, self.attachment = activations, attachment
-        self.listeners: list[Listener] = []  # of all contexts
+        self.listeners: list[Listener] = []  # traces and edits of all contexts
 
     def add_to(self, model: Decoder) -> None:
         """Add the hooks of all activations to the model. During a call, a hook acts only if a trace or an edit of this
@@ -107,7 +107,7 @@ class ModelHooks:
 
     @contextmanager
     def called(self, tokens: Tensor, positions: Tensor | None) -> Iterator[None]:
-        """A context for one call of the model: notify open traces and edits of the call."""
+        """Context manager for one call of the model: notifies open traces and edits of the call."""
         if not (active := self.active):
             yield
             return
@@ -157,12 +157,12 @@ class ModelHooks:
         index: int | None = None,
         mask: AttentionMask | None = None,
     ) -> Tensor:
-        """Pass the activation called `name` to the traces and edits that want it; return `value` itself if nothing is
-        edited, else the edited value.
+        """Pass the activation called `name` to the traces and edits that want it; return the edited value, or `value`
+        itself if no edit applies.
 
-        `axis` is the axis of `value` with heads, units or experts (None: they are not visited here); with an `index`,
-        `value` is only the head, unit or expert of this number; `mask` is the attention mask, for an activation with a
-        dimension of keys.
+        `axis` is the axis of heads, units or experts in `value` (None: single ones cannot be selected in this call);
+        with an `index`, `value` is only the head, unit or expert of this number; `mask` is the attention mask, for an
+        activation with a dimension of keys.
         """
         asking = sorted(self.asking(name), key=lambda listener: not listener.edits)
         if not asking:

@@ -38,7 +38,7 @@ def listening(model: Decoder, listener: Listener) -> Iterator[None]:
     """Pass the activations of a model to `listener`, a trace or an edit, inside the `with` block, for calls in this
     thread or asyncio task.
 
-    Until then, compiled blocks run uncompiled, since compiled code does not call hooks.
+    Until the block ends, compiled blocks of the model run uncompiled, because compiled code does not call hooks.
     """
     if is_compiled(model):
         warnings.warn("compiled blocks run uncompiled while they are traced or edited", Uncompiled, stacklevel=5)

@@ -13,7 +13,7 @@ from onward.model.decoder import Decoder
 from onward.tracing.hooks import Traceable
 from onward.tracing.sites import activations
 
-NEAREST = 4  # names that a message lists
+NEAREST = 4  # maximum number of names in a message
 
 
 @checked

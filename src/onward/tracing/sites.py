@@ -40,8 +40,8 @@ from onward.tracing.hooks import AddHooks, ModelHooks, Traceable
 class ModuleSite:
     """An activation that is the input or the output of a module. Calling the object adds the hook.
 
-    `heads` > 0 splits the last dimension into heads. `outer` is the enclosing module whose input has the dimensions (B,
-    T), if the tensors of `module` have these two flattened into one.
+    `heads` > 0 splits the last dimension into heads. If the tensors of `module` have B and T flattened into one
+    dimension, `outer` is the enclosing module whose input has both dimensions.
     """
 
     name: str
@@ -86,14 +86,15 @@ class ModuleSite:
 
 @dataclass(frozen=True, eq=False)
 class MidSite:
-    """The residual stream between attention and feed-forward. Calling the object adds the hooks. Two modules read the
-    stream, so an edit changes the input of the feed-forward and adds the same difference to the sum with its output."""
+    """The residual stream between attention and feed-forward. Calling the object adds the hooks. The stream goes to the
+    feed-forward and to the residual sum, so an edit changes the input of the feed-forward and adds the same difference
+    to the sum."""
 
     name: str
     block: nn.Module
     reader: str  # submodule that reads the stream
     sum_at: str  # submodule whose input is the sum; "": the sum is the output of the block
-    kept: float  # multiplies the stream in the sum
+    kept: float  # factor of the stream in the sum
 
     def __call__(self, hooks: ModelHooks) -> None:
         state = local()
@@ -158,12 +159,13 @@ HOOKS: dict[type[Steps], Callable[..., None]] = {
 
 
 def check_step(module: nn.Module, name: str, where: Steps, known: dict[type[Steps], Steps]) -> None:
-    """Refuse a declared step that its group does not have, or a second group of the same kind with other values."""
+    """Raise a UserError if a module declares a step that its `Steps` do not have, or two different `Steps` of the same
+    type."""
     kind, own = type(where).__name__, type(module).__name__
     if name not in where.names:
         raise UserError(f"{own} declares the activation {name!r} of {kind}, whose steps are {', '.join(where.names)}")
     if known.setdefault(type(where), where) != where:
-        raise UserError(f"{own} declares two different {kind}: give all of its activations the same one")
+        raise UserError(f"{own} declares two different {kind}: all of its activations must declare the same one")
 
 
 def attend_modules(model: Decoder) -> dict[int, Attend]:

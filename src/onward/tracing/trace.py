@@ -47,7 +47,7 @@ class TracedCall:
         if gradient is None:
             raise UserError(
                 f"{name} has no gradient: trace with gradients=True and call backward; scales, choices, and keys and "
-                "values made of latents have none"
+                "values computed from latents have none"
             )
         return gradient
 
@@ -56,7 +56,7 @@ def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
     name = full_name(name)
     if name not in activations:
         names = ", ".join([*activations][:6]) + (", ..." if len(activations) > 6 else "")
-        raise UserError(f"{name} was not traced: this trace has {names or 'nothing, since the model was not called'}")
+        raise UserError(f"{name} was not traced: this trace has {names or 'nothing, because the model was not called'}")
     return activations[name]
 
 
@@ -100,13 +100,13 @@ class Trace:
             kept = select(value)
             call.retained[key] = lambda: None if value.grad is None else select(value.grad)
         elif index is not None:
-            kept = value.clone()  # so that the rest can be freed
+            kept = value.clone()  # a copy, so that the whole activation can be freed
         kept = kept if self.gradients else kept.detach()
         if name == "logits":
             call.logit_rows += ROWS.get()
         if self.keep is not None:
             kept = self.keep(key, kept)
-        if name == "logits" and key in call.activations:  # a loss that computes them in chunks
+        if name == "logits" and key in call.activations:  # logits of a later chunk of the loss
             return value
         call.activations[key] = kept
         return value
@@ -178,7 +178,7 @@ class Trace:
                 total, count = total.to(x.device) + x.sum(0), count + len(x)
         if not count:
             recorded_activation(self.calls[0].activations if self.calls else {}, key)
-            raise UserError(f"{key} has no tokens in this trace: trace a text that has some")
+            raise UserError(f"{key} has no tokens in this trace: trace a text with tokens for it")
         return total / count
 
     def shape_of(self, key: str) -> tuple[str | int, ...]:
@@ -206,9 +206,9 @@ def trace(
     of an activation with heads, units or experts selects one. Only matching activations are kept.
 
     `t.calls` lists the calls of the model with their positions; `t.of(request)` has those of one request of an engine.
-    The output does not change by a bit. With `gradients`, `t.grad(name)` is the gradient after a backward. `keep(name,
-    tensor)` returns the value to keep in place of the tensor, such as `tensor.cpu()` or a statistic. A trace records
-    activations after edits, and only the calls of its own thread or asyncio task.
+    The outputs stay bit-for-bit identical. With `gradients`, `t.grad(name)` is the gradient after a backward.
+    `keep(name, tensor)` returns the value to keep in place of the tensor, such as `tensor.cpu()` or a statistic. A
+    trace records activations after edits, and only the calls of its own thread or asyncio task.
     """
     recorded = Trace(activations(model), patterns, gradients, keep)
     with listening(model, recorded):

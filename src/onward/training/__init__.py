@@ -1,4 +1,4 @@
-"""Parts of a training step, losses, methods of fine-tuning, rewards and environments."""
+"""Training steps, losses, fine-tuning methods, rewards and environments."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

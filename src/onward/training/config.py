@@ -19,10 +19,10 @@ from onward.config.optimizers import MATRIX_OPTIMIZERS
 from onward.config.ranges import BelowOne, NotNegative, Share, Size, SizeOrZero
 from onward.training import presets
 
-Extent = Annotated[float, Range(0, 1e15)]  # a share below 1, a number from 1 on
+Extent = Annotated[float, Range(0, 1e15)]  # a share if below 1, else a number of steps
 Weight = Annotated[float, Range(1e-9, 1e9)]
 TokenCount = Annotated[int, Range(1, 10**15)]
-Batches = Annotated[int, Range(1, 1 << 20)]  # windows of a batch, and batches of a step
+Batches = Annotated[int, Range(1, 1 << 20)]  # windows per batch, or batches per step
 BatchesOrZero = Annotated[int, Range(0, 1 << 20)]
 TRACKERS = "tensorboard", "wandb"
 Seed = Annotated[int, Range(1 - (1 << 63), (1 << 63) - 1)]
@@ -30,12 +30,12 @@ Seed = Annotated[int, Range(1 - (1 << 63), (1 << 63) - 1)]
 
 @dataclass(frozen=True)
 class DataOptions:
-    """The data. A source is a text or a folder of tokens that `onward data prepare` made."""
+    """The data. A source is a text, or a folder of tokens written by `onward data prepare`."""
 
     sources: tuple[str, ...] = ("embedded",)  # files, folders, globs, pipes, hf://NAME, - (stdin) or a corpus name
     weights: tuple[Weight | MovingWeight, ...] = ()  # share of each source, or a ramp; default: proportional to size
     tokenizer: str = ""  # char, byte, bpe:VOCABULARY or a path; default: that of prepared sources, or bpe:4096
-    validation: str = "0.1"  # a text, the share at the end of each source to hold out (up to 4 million tokens), or none
+    validation: str = "0.1"  # a text, the share of each source's end to hold out (at most 4 million tokens), or none
     field: str = "text"  # field of .jsonl, .parquet and hf:// records that holds the text
     encoding: str = "utf-8"  # encoding of the text files
     raw: bool = False  # read HTML, XML, Markdown and notebooks with their markup
@@ -56,7 +56,7 @@ class UpdateOptions:
     decay: Extent = 0.35  # decay of the learning rate (wsd): a share of the steps or, if 1 or more, a number of steps
     min_lr_ratio: Share = 0.05  # learning rate at the last step, as a fraction of the peak
     weight_decay: NotNegative = 0.1  # weight decay of matrices; there is none for norms and biases
-    beta1: Share = 0.9  # decay rate of the mean of gradients, the momentum of muon
+    beta1: Share = 0.9  # decay rate of the mean of gradients; also the momentum of muon
     beta2: Share = 0.99  # decay rate of the mean of squared gradients
     clip: NotNegative = 1.0  # maximum norm of the gradient; 0: no limit
     label_smoothing: BelowOne = 0.0  # share of the target's probability to spread over the vocabulary
@@ -68,7 +68,7 @@ class UpdateOptions:
 
 @dataclass(frozen=True)
 class ComputeOptions:
-    """How training is computed. Changes results by rounding at most."""
+    """How training is computed. These options change results by rounding errors at most."""
 
     device: str = "auto"  # auto, cpu, cuda, mps
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest
@@ -81,7 +81,7 @@ class ComputeOptions:
 
 @dataclass(frozen=True)
 class WatchOptions:
-    """Measurements and saves. They affect the weights only if a step fails, since the run then returns to a save."""
+    """Measurements and saves. They affect the weights only if a step fails: the run then goes back to a save."""
 
     validate_every: SizeOrZero = 0  # steps between validations, each with a save; 0: twenty validations in the run
     validation_tokens: TokenCount = 16_384  # number of tokens of the validation text to use during the run
@@ -89,7 +89,7 @@ class WatchOptions:
     evaluate_tasks: str = ""  # tasks of onward evaluate at each validation, such as "cloze, copying"; default: none
     task_limit: Size = 100  # maximum number of questions in each of these tasks
     keep: Size = 2  # number of recent saves to keep, in addition to the best
-    spike: NotNegative = 8.0  # a step fails if its loss is this many deviations above recent losses; 0: no limit
+    spike: NotNegative = 8.0  # a step fails if its loss is this many deviations above the recent median; 0: no limit
     track: tuple[str, ...] = ()  # tensorboard and wandb, in addition to metrics.jsonl
     prompt: str = ""  # prompt for the sample shown at each validation; default: the beginning of the validation text
 

@@ -30,9 +30,9 @@ SHAPE: dict[str, Any] = {"attention": SelfAttention(qk_norm="head"), "norm": RMS
 
 
 def decoder(preset: str, vocab_size: int, changes: dict[str, Any]) -> DecoderConfig:
-    """Return the decoder configuration of `preset`, a published model or Qwen 3's architecture in a size of PRESETS,
-    for a vocabulary of `vocab_size` tokens. `changes` are values that replace fields, by field name. Raises a UserError
-    if the vocabulary does not fit the preset."""
+    """Return the decoder configuration of `preset`, either a published model or a size in PRESETS of Qwen 3's
+    architecture, for a vocabulary of `vocab_size` tokens. `changes` are values that replace fields, by field name.
+    Raises a UserError if the vocabulary does not fit the preset."""
     if preset in PRESETS:
         base = DecoderConfig(vocab_size=vocab_size, **SHAPE, **PRESETS[preset])
     else:
@@ -77,16 +77,16 @@ def merge(
     are.
 
     A part, a component such as an attention or a norm, is a nested dict. A part in `over` with a `kind` replaces the
-    part in `base`, but takes over the fields that it does not set if the part in `base` is of the same kind or of a
-    base class; of several parts in `base` (one for each layer), it takes over the fields that they have in common. A
-    part in `over` without a kind changes fields of the only part in `base`. Raises a UserError for changes to fields of
-    several parts at once.
+    part in `base`. If the part in `base` has the same kind or a base class of it, the new part inherits the fields that
+    it does not set; from several parts in `base` (one for each layer), it inherits the fields that they have in common.
+    A part in `over` without a kind changes fields of the only part in `base`. Raises a UserError for changes to fields
+    of several parts at once.
     """
     result = dict(base)
     for name, value in over.items():
         path, there = f"{where}.{name}".strip("."), base.get(name)
         kinds = kinds_of(DecoderConfig if where == "model" else owner, name)
-        if where == "model" and name in PARTS and value != "none":  # none is not a part but the absence of one
+        if where == "model" and name in PARTS and value != "none":  # "none" means that there is no part
             there, value = tables(there, path), tables(value, path)
             if isinstance(value, list):
                 result[name] = [inherited(there, each, path, kinds) for each in value]
@@ -94,7 +94,7 @@ def merge(
         if isinstance(value, dict) and "kind" in value:
             value = inherited(there, value, path, kinds)
         elif isinstance(value, dict) and isinstance(there, list):
-            raise UserError(f"{path} is several parts: write {', '.join(value)} inside each of them")
+            raise UserError(f"{path} consists of several parts: write {', '.join(value)} inside each of them")
         elif isinstance(value, dict) and isinstance(there, dict):
             value = merge(there, value, path, kinds.get(there.get("kind", "")))
         result[name] = value
@@ -111,11 +111,11 @@ def kinds_of(owner: type | None, name: str) -> Mapping[str, type[fields.Part]]:
 
 def inherited(there: Any, value: Any, path: str, kinds: Mapping[str, type[fields.Part]]) -> Any:
     """Complete the dict `value` of a decoder component, such as a norm, with fields of the component that it replaces
-    (`there`, a dict or a list of dicts), and return it. Fields are taken over only if the class of `value` is the class
-    of `there` or a subclass; a field that the subclass declares again keeps its default. `path` names the field in
+    (`there`, a dict or a list of dicts), and return it. Fields are inherited only if the class of `value` is the class
+    of `there` or a subclass; a field that the subclass redeclares keeps its default. `path` names the field in
     errors; `kinds` maps kinds to classes."""
     if not isinstance(value, dict):
-        return value  # to be refused where the decoder is built
+        return value  # the decoder's constructor raises the error
     made = kinds.get(value["kind"])
     shared: dict[str, Any] | None = None
     for part in as_list(there):

@@ -22,9 +22,9 @@ from onward.training.step.own_loss import text_loss
 @dataclass(frozen=True)
 class TrainingStage:
     """A stage of training, pre-training or fine-tuning, as functions of a run's configuration: `prepare` tokenizes the
-    data into the run folder and returns the tokenizer, `open` opens these data, and `loss` makes the loss. `begin`
-    completes a new run, such as by initializing adapters, and returns the configuration, with options fixed that were
-    left open, and messages for the user."""
+    data, writes the tokens to the run folder and returns the tokenizer, `open` opens the tokens, and `loss` makes the
+    loss. `begin` completes a new run, for example by initializing adapters, and returns the configuration, with values
+    for options that were left open, and messages for the user."""
 
     prepare: Callable[[Any, Path, Progress], Tokenizer]
     open: Callable[..., Inputs]

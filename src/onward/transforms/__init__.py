@@ -1,4 +1,4 @@
-"""Changes to a finished model."""
+"""Changes to trained models: adapters, quantization, heads, compilation, longer contexts."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from onward.model.experts import ExpertsModule
 
 
 def compile_blocks(model: Decoder, **options: Any) -> None:
-    """Compile every block of a model with torch.compile and these `options`, in place; the compilation happens at the
-    next call.
+    """Compile every block of a model with torch.compile and these `options`, in place; compilation happens at the next
+    call.
 
     Experts run uncompiled, since the number of tokens per expert depends on the data.
     """
@@ -20,5 +20,5 @@ def compile_blocks(model: Decoder, **options: Any) -> None:
         if isinstance(module, ExpertsModule):
             attachment.replace(module, "mix", torch.compiler.disable(type(module).mix))
     for block in model.blocks:
-        forward: Any = type(block).forward  # compiled once for all blocks of a class
+        forward: Any = type(block).forward  # the function of the class, so that it is compiled once for all its blocks
         attachment.replace(block, "forward", torch.compile(forward, **options))

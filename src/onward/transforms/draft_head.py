@@ -1,4 +1,4 @@
-"""A draft head for a finished model, which is frozen while the head is trained."""
+"""A draft head for a trained model; the model is frozen while the head is trained."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import nn
 from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead
 
-NAME = "draft_head"  # name of the module
+NAME = "draft_head"  # name of the draft head's module
 
 
 def add_draft_head(model: Decoder, d_ff: int) -> None:

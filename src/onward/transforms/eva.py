@@ -1,4 +1,4 @@
-"""EVA: adapters begin with the directions in which the inputs of their layers vary most (Paischer et al. 2024).
+"""EVA: initializes adapters with the directions in which the inputs of their layers vary most (Paischer et al. 2024).
 
 Shapes: N rows, I inputs, O outputs, R rank, B windows, T tokens.
 """
@@ -20,20 +20,20 @@ from onward.model.decoder import Decoder, without_dropout
 from onward.transforms.lora import adapters_of, remove_adapters
 
 SEED = 42  # seed of the randomized SVD, as in PEFT
-Rows = tuple[Tensor, Tensor | None, Tensor]  # tokens (B, T), positions (B, T), and which tokens count (B, T)
+Rows = tuple[Tensor, Tensor | None, Tensor]  # tokens (B, T), positions (B, T), mask of the tokens to use (B, T)
 
 
 class Components:
-    """The first `count` principal components of vectors with I elements that come in batches (N, I) (Ross et al. 2008):
-    each batch is joined with the components of the earlier ones, and their mean is corrected."""
+    """The first `count` principal components of vectors (I,), computed incrementally from batches (N, I) (Ross et al.
+    2008): an SVD of each batch together with the previous components, with a correction for the shift of the mean."""
 
     def __init__(self, count: int) -> None:
         self.count, self.seen, self.squares = count, 0, 0.0
         self.mean = self.vectors = self.values = torch.zeros(0)  # (I,), (count, I), (count,)
-        self.same = torch.zeros(count)  # the cosine of each component with that before the last batch
+        self.same = torch.zeros(count)  # cosine similarity of each component before and after the last batch
 
     def add(self, x: Tensor) -> None:
-        """A batch of fewer vectors x (N, I) than components is left out."""
+        """Update the components with the vectors x (N, I); a batch with fewer vectors than components is skipped."""
         if len(x) < self.count:
             return
         mean, before = x.mean(0), self.vectors
@@ -50,14 +50,15 @@ class Components:
             torch.manual_seed(SEED)
             _, values, vectors = torch.svd_lowrank(rows, min(2 * self.count, *rows.shape), 4)
         vectors = vectors.mT[: self.count]
-        largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))  # is positive, so that signs are the same
+        # made positive, so that the signs of components are determined
+        largest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
         self.values, self.vectors = values[: self.count], vectors * largest.sign()
         if self.seen:
             self.same = F.cosine_similarity(self.vectors, before)
         self.mean, self.seen, self.squares = mean, total, squares
 
     def shares(self) -> list[float]:
-        """The share of the vectors' variance that each component explains."""
+        """The share of the variance that each component explains."""
         return (self.values.double().square() / self.squares).tolist()
 
     def converged(self, rank: int, tau: float) -> bool:
@@ -67,22 +68,23 @@ class Components:
 
 
 class LayerInputs:
-    """The principal components of the inputs of layers, by the name of the layer, from which EVA initializes adapters.
+    """The principal components of the inputs of layers, by layer name; EVA initializes adapters from these.
     Layers that are called one after the other with the same tensor, such as queries, keys and values, have the same
     components."""
 
     def __init__(self, inputs: Mapping[str, int], rank: int, rule: EVA) -> None:
-        """`inputs` are the numbers of inputs of the layers."""
+        """`inputs` maps layer names to numbers of input features."""
         self.tau, self.budget = rule.tau, rank * len(inputs)
         self.most = {name: min(round(rank * rule.rho), size) for name, size in inputs.items()}
-        self.ranks = dict(self.most)  # as distributed after the last batch
-        self.first: dict[str, str] = {}  # the first layer that has the same inputs
-        self.components: dict[str, Components] = {}  # of each first layer
-        self.counted = torch.zeros(0, dtype=torch.bool)  # (B, T), which tokens of the present batch count
-        self.last: tuple[Tensor | None, str] = None, ""  # the last inputs, and the first layer that had them
+        self.ranks = dict(self.most)  # ranks as distributed after the last batch
+        self.first: dict[str, str] = {}  # for each layer, the first layer with the same inputs
+        self.components: dict[str, Components] = {}  # components of each first layer
+        self.counted = torch.zeros(0, dtype=torch.bool)  # (B, T), mask of the tokens of the current batch to use
+        # the most recent inputs, and the first layer that received them
+        self.last: tuple[Tensor | None, str] = None, ""
 
     def read(self, name: str, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """A hook before the forward of the layer `name`, which adds its inputs until the components have converged."""
+        """Forward pre-hook of the layer `name`: update the components with its inputs until they have converged."""
         [x] = inputs
         if name not in self.first:
             self.first[name] = self.last[1] if self.last[0] is x else name
@@ -110,13 +112,13 @@ class LayerInputs:
 
 @torch.no_grad()
 def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name: str = "default") -> dict[str, int]:
-    """Initialize the new adapters called `name`, which were added with the settings `lora`, by EVA: A is the first
-    principal components of the layer's inputs, and B is 0. Reads `batches` (token ids, positions, mask of the tokens
-    whose inputs count) until the components have converged, or there are no more. Adapters of embeddings keep their
-    usual values.
+    """Initialize the new adapters called `name`, which were added with the settings `lora`, by EVA: the rows of A are
+    the first principal components of the layer's inputs, and B is 0. Reads `batches` (token ids, positions, mask of the
+    tokens to use) until the components have converged or no batches are left. Adapters of embeddings keep their default
+    initialization.
 
-    Ranks are distributed over the layers by the share of the variance that a component explains, and their sum stays
-    the same; a layer of rank 0 has no adapter. Returns {name of the layer: rank}.
+    The ranks are redistributed over the layers according to the share of variance that each component explains; their
+    sum stays the same, and a layer with rank 0 gets no adapter. Returns {name of the layer: rank}.
 
     Raises a UserError for stacks of experts, and for batches with too few tokens.
     """
@@ -124,7 +126,9 @@ def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name
     every = {n: (t, adapter) for n, t, adapter in adapters_of(model, name) if not isinstance(t.module, nn.Embedding)}
     for layer, (target, _) in every.items():
         if target.weight.ndim > 2:
-            raise UserError(f"Cannot begin {layer} with eva, because it is a stack of experts: choose other targets")
+            raise UserError(
+                f"Cannot initialize {layer} with eva, because it is a stack of experts: choose other targets"
+            )
     inputs = LayerInputs({layer: one.weight.size(-1) for layer, (one, _) in every.items()}, lora.rank, lora.init)
     with ExitStack() as stack:
         stack.enter_context(without_dropout(model))
@@ -138,7 +142,9 @@ def explained_variance(model: Decoder, lora: LoRA, batches: Iterable[Rows], name
                     break
     if not inputs.complete:
         most = max(inputs.most.values())
-        raise UserError(f"Cannot begin with eva, because no batch of the data has {most} tokens: lower rank or rho")
+        raise UserError(
+            f"Cannot initialize with eva, because no batch of the data has {most} tokens: lower rank or rho"
+        )
     for layer, rank in inputs.ranks.items():
         target, adapter = every[layer]
         components = inputs.components[inputs.first[layer]]

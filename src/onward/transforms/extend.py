@@ -1,4 +1,4 @@
-"""A longer context for a trained decoder with rotary positions, by a scaling of their frequencies."""
+"""Extends the context of a trained decoder with rotary positions by scaling their frequencies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCALINGS: dict[str, type[LinearScaling | DynamicScaling | YaRNScaling | Llama3Sc
     "yarn": YaRNScaling,
     "llama3": Llama3Scaling,
 }
-MOST = 1000  # the greatest factor
+MOST = 1000  # maximum factor
 
 
 def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
@@ -36,11 +36,11 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
     except ValueError:
         factor = math.nan
     if not 1 < factor <= MOST:
-        raise UserError(f"Cannot read the factor of rope={rope!r}: give one above 1 after a colon, as in yarn:2")
+        raise UserError(f"Cannot read the factor of rope={rope!r}: give a number above 1 after a colon, as in yarn:2")
     rotary = [position for position in each(config.position) if isinstance(position, Rotary)]
     if not rotary:
         raise UserError(
-            f"Cannot scale positions by rope={rope!r}, because this model has no rotary ones: load it without rope"
+            f"Cannot scale positions by rope={rope!r}, because this model has no rotary positions: load it without rope"
         )
     if any(position.scaling is not None for position in rotary):
         raise UserError(
@@ -52,7 +52,7 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
 
 
 def scaling_of(kind: str, factor: float, original: int) -> Scaling:
-    """The scaling for a context `factor` times as long as `original`, the number of positions of the training."""
+    """The scaling for a context `factor` times as long as `original`, the context length in training."""
     if kind == "linear":
         return LinearScaling(factor=factor)
     return SCALINGS[kind](factor=factor, original=original)  # type: ignore[call-arg]

@@ -1,6 +1,6 @@
-"""Low-rank factors of weights, from which adapters begin.
+"""Low-rank factors of weights, to initialize adapters.
 
-Shapes: I inputs, O outputs, R rank; a stack of matrices has a dimension in front of them.
+Shapes: I inputs, O outputs, R rank; a stack of matrices has an additional first dimension.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from torch import Tensor
 from onward.base.errors import UserError
 from onward.config.lora import EVA, Initialization, OLoRA, PiSSA
 
-OVERSAMPLED = 8  # singular values of a randomized SVD beyond those that are needed, which make these more accurate
+OVERSAMPLED = 8  # additional singular values in a randomized SVD, which make the needed ones more accurate
 
 
 def principal(weight: Tensor, rank: int, scaling: float, iterations: int = 0) -> tuple[Tensor, Tensor]:
-    """Return A (R, I) and B (O, R), the first values of an adapter of rank R by PiSSA: `scaling` times B A is the best
-    approximation of the weight (O, I) of this rank, and the singular values are divided equally between A and B. With
+    """Return A (R, I) and B (O, R), the initial values of an adapter of rank R by PiSSA: `scaling` times B A is the
+    best rank-R approximation of the weight (O, I), and A and B each have the square roots of the singular values. With
     `iterations` > 0, they are computed by a randomized SVD with this number of power iterations."""
     exact = weight.to(torch.promote_types(weight.dtype, torch.float32))
     if iterations:
@@ -47,12 +47,14 @@ def parts_of(weight: Tensor, init: Initialization, rank: int, scaling: float) ->
 
 
 def check_rank(init: Initialization | None, rank: int, weight: Tensor, name: str) -> None:
-    """Raise a UserError if an initialization cannot begin the weight called `name` with this rank."""
+    """Raise a UserError if an initialization does not support this rank for the weight called `name`."""
     if init is None:
         return
     if init.factors is None and not isinstance(init, PiSSA | OLoRA | EVA):
-        raise UserError(f"{type(init).__name__} has no method factors, which returns A and B: define it")
+        raise UserError(f"{type(init).__name__} lacks the method factors, which returns A and B: define this method")
     inputs = isinstance(init, EVA)
     if rank > (most := weight.size(-1) if inputs else min(weight.shape[-2:])):
-        has = f"has {most} inputs" if inputs else f"is of rank {most} at most"
-        raise UserError(f"Cannot begin {name} with {init.kind} of rank {rank}, because it {has}: choose at most {most}")
+        has = f"has {most} inputs" if inputs else f"has at most rank {most}"
+        raise UserError(
+            f"Cannot initialize {name} with {init.kind} and rank {rank}, because it {has}: choose at most {most}"
+        )

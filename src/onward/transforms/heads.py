@@ -1,6 +1,7 @@
-"""A head of outputs in addition to the logits: rewards, values or classes, from the hidden states of a finished model.
+"""A head in addition to the language model head: predicts rewards, values or classes from the hidden states of a
+trained model.
 
-It is the module `score` of transformers' sequence classification models, and is saved with the weights.
+The head is the module `score` as in transformers' sequence classification models, and is saved with the weights.
 
 Shapes: D d_model, N outputs.
 """
@@ -15,7 +16,7 @@ from onward.base.errors import UserError
 from onward.model.decoder import Decoder
 
 NAME = "score"  # name of the module in transformers
-REWARD, VALUE = ("reward",), ("value",)  # the labels of reward models, and of the values of PPO
+REWARD, VALUE = ("reward",), ("value",)  # labels of reward heads, and of the value heads of PPO
 
 
 class Head(nn.Linear):
@@ -36,7 +37,7 @@ class Head(nn.Linear):
 
 
 def add_head(model: Decoder, labels: Sequence[str]) -> None:
-    """Add a trainable Head, whose weights begin at 0; a Head with these labels is kept, one with others replaced."""
+    """Add a trainable Head with weights of 0; an existing Head is kept if it has these labels, else replaced."""
     if head_labels(model) != tuple(labels):
         model.add_module(NAME, Head(model.config.d_model, labels, model.device, model.dtype))
     head_of(model).requires_grad_(True)
@@ -50,5 +51,7 @@ def head_labels(model: nn.Module) -> tuple[str, ...]:
 def head_of(model: nn.Module) -> Head:
     head = model._modules.get(NAME)
     if not isinstance(head, Head):
-        raise UserError("the model has no head of outputs: train one, such as with onward finetune --method reward")
+        raise UserError(
+            "the model has no head for rewards or classes: train one, for example with onward finetune --method reward"
+        )
     return head

@@ -1,4 +1,4 @@
-"""LoRA, rsLoRA and DoRA for any named weights of a finished model; only the adapters are trained."""
+"""LoRA, rsLoRA and DoRA for any named weights of a trained model; only the adapters are trained."""
 
 from __future__ import annotations
 
@@ -68,12 +68,13 @@ def weights(model: nn.Module) -> dict[str, Target]:
 
 
 def matching(names: Sequence[str], target: str, what: str) -> list[str]:
-    """The dotted names that contain `target`, such as "attn.q"; `what` names the option in the message if none does."""
+    """The dotted names that contain `target`, such as "attn.q"; raises a UserError if there are none, in which `what`
+    names the option."""
     matches = [name for name in names if f".{target}." in f".{name}."]
     if not matches:
         pieces = [[piece for piece in name.split(".") if not piece.isdigit()] for name in names]
         known = {".".join(some) for one in pieces for some in (one[-2:], one[-1:], one[:1]) if some}
-        raise UserError(f"{what} {target!r} names nothing in this model: {nearest(target, known)}")
+        raise UserError(f"{what} {target!r} matches nothing in this model: {nearest(target, known)}")
     return matches
 
 
@@ -86,7 +87,7 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
     for a target that does not exist.
     """
     if isinstance(lora.init, EVA):
-        raise UserError("eva begins with the inputs of layers on the data of a run: train with onward finetune --lora")
+        raise UserError("eva needs the inputs of layers on the data of a run: train with onward finetune --lora")
     add_adapters(model, lora, name)
     initialize(model, lora, name)
 
@@ -99,7 +100,7 @@ def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
     for target, rank in lora.ranks.items():
         ranks |= dict.fromkeys(matching(list(chosen), target, "ranks"), rank)
     if not any(ranks.values()):
-        raise UserError("Cannot add adapters, because ranks is 0 for all targets: give one of them a rank")
+        raise UserError("Cannot add adapters, because ranks is 0 for all targets: give a target a positive rank")
     full = fully_trained(model, lora)
     check_tokens(model, lora, {*chosen, *full})
     for one, rank in ranks.items():
@@ -131,13 +132,11 @@ def fully_trained(model: Decoder, lora: LoRA) -> list[str]:
 
 
 def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
-    """Raise a UserError for tokens that the vocabulary lacks, or whose embeddings modules in `trained` train
-    already."""
+    """Raise a UserError for tokens outside the vocabulary, and for tokens whose embeddings are trained anyway because
+    `trained` contains the embedding or the head."""
     size, tied = model.config.vocab_size, ("embed", "head") if model.config.tied else ("embed",)
     if lora.tokens and max(lora.tokens) >= size:
-        raise UserError(
-            f"Cannot train token {max(lora.tokens)}, because the vocabulary has {size:,}: give ids below that"
-        )
+        raise UserError(f"Cannot train token {max(lora.tokens)}, because the vocabulary has {size:,}: give smaller ids")
     if lora.tokens and (both := trained & {*tied}):
         raise UserError(f"Cannot train single tokens, because {min(both)} is trained as a whole: leave out one of them")
 
@@ -152,7 +151,7 @@ def add_token_rows(model: Decoder, name: str, ids: Tensor, rows: Tensor) -> None
 
 @torch.no_grad()
 def initialize(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Initialize new adapters from the model's weights by `lora.init`, such as PiSSA; not those of embeddings."""
+    """Initialize new adapters from the model's weights by `lora.init`, such as PiSSA; except adapters of embeddings."""
     if lora.init is None:
         return
     for _, target, adapter in adapters_of(model, name):
@@ -167,7 +166,7 @@ def untrained(model: Decoder, name: str = "default") -> bool:
 
 
 def train_fully(model: Decoder, name: str) -> None:
-    """Make a module trainable, in addition to adapters; a head that shares the embedding's weight gets its own copy."""
+    """Make a module trainable, in addition to the adapters; a head tied to the embedding gets its own weight."""
     if model.config.tied and name in ("embed", "head"):
         untie(model)
     model.get_submodule(name).requires_grad_(True)
@@ -182,7 +181,7 @@ def untie(model: Decoder) -> None:
 
 
 def resize_vocabulary(model: Decoder, size: int) -> None:
-    """Give a model an embedding and a head of `size` tokens, not tied, with undefined values."""
+    """Give a model an untied embedding and head for `size` tokens, with uninitialized values."""
     model.config = replace(model.config, tied=False, vocab_size=size)
     for module in (model.embed, model.head):
         for name, parameter in module.named_parameters(recurse=False):
@@ -192,10 +191,10 @@ def resize_vocabulary(model: Decoder, size: int) -> None:
 
 def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | TokenRows) -> None:
     if not name:
-        raise UserError("the name of an adapter is empty, which stands for no adapter: give it another one")
+        raise UserError("the name of an adapter is empty, which means no adapter: give another name")
     adapters = target.adapters
     if adapters is not None and name in adapters:
-        raise UserError(f"the model has an adapter {name!r} already: choose another name")
+        raise UserError(f"the model already has an adapter {name!r}: choose another name")
     known = "".join(one.description for one in attached(model) if one.kind == "adapters").split(", ")
     attachment = attach(model, "adapters", ", ".join(dict.fromkeys([*filter(None, known), name])))
     if adapters is None:
@@ -213,7 +212,7 @@ def add_adapter(model: Decoder, target: Target, name: str, adapter: Adapter | To
 
 
 def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adapter]]:
-    """(name of the weight, Target, adapter) for each weight with an adapter of this name."""
+    """Yield (name of the weight, Target, adapter) for each weight with an adapter of this name."""
     for weight, target in weights(model).items():
         adapters = target.adapters
         if adapters is not None and name in adapters and isinstance(adapter := adapters[name], Adapter):
@@ -221,7 +220,7 @@ def adapters_of(model: nn.Module, name: str) -> Iterator[tuple[str, Target, Adap
 
 
 def token_rows(model: Decoder, name: str) -> TokenRows | None:
-    """The trained token embeddings of an adapter and of those below it, as one; None if there are none."""
+    """The trained token embeddings of an adapter and of the adapters below it, merged; None if there are none."""
     adapters = Target(model.embed, "weight").adapters
     known = [adapters[one] for one in selection(model).chain(name) if adapters is not None and one in adapters]
     rows = [one for one in known if isinstance(one, TokenRows)]
@@ -233,8 +232,8 @@ def token_rows(model: Decoder, name: str) -> TokenRows | None:
 
 
 def raised(model: nn.Module) -> list[str]:
-    """The trained parameters with a raised learning rate in LoRA+ (Hayou et al. 2024): vectors, and B except of
-    embeddings."""
+    """The trained parameters with a raised learning rate in LoRA+ (Hayou et al. 2024): vectors, and all B except those
+    of embeddings."""
     embeddings = {name for name, target in weights(model).items() if isinstance(target.module, nn.Embedding)}
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     of_b = lambda name: (
@@ -245,7 +244,7 @@ def raised(model: nn.Module) -> list[str]:
 
 @checked
 def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextManager[None]:
-    """Return a context in which a model uses the LoRA adapter `name`, none if it is "", or, for a sequence of names,
+    """Return a context manager that makes a model use the LoRA adapter `name` ("": none) or, for a sequence of names,
     one adapter for each row of the batch.
 
     Raises a UserError for an adapter that the model does not have.
@@ -258,7 +257,8 @@ def use_adapter(model: Decoder, name: str | Sequence[str]) -> AbstractContextMan
 
 @torch.no_grad()
 def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
-    """The adapters of this name for saving, by weight, each joined with the adapter below it: the rank is the sum."""
+    """The adapters of this name for saving, by weight, each combined with the adapter below it into one adapter whose
+    rank is the sum."""
     joined = {weight: adapter for weight, _, adapter in adapters_of(model, name)}
     for weight, target, lower in adapters_of(model, selection(model).below.get(name, "")):
         parts = [lower, *([joined[weight]] if weight in joined else [])]
@@ -272,9 +272,11 @@ def joined_adapters(model: Decoder, name: str) -> dict[str, Adapter]:
 
 
 def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> None:
-    """Add adapters on top of the frozen adapters called `lower`, whose changes stay in use."""
+    """Add adapters on top of the frozen adapters called `lower`, which stay active."""
     if lora.dora or any(adapter.magnitude is not None for _, _, adapter in adapters_of(model, lower)):
-        raise UserError("dora does not support adapters on a frozen adapter: merge the first, or leave dora out")
+        raise UserError(
+            "dora does not support adapters on a frozen adapter: merge the first adapter, or leave dora out"
+        )
     add_adapters(model, lora, name)
     selection(model).below[name] = lower
 
@@ -283,12 +285,12 @@ def on_top(model: Decoder, lora: LoRA, lower: str, name: str = "default") -> Non
 def remove_lora(model: Decoder, name: str = "default") -> None:
     """Remove all LoRA adapters called `name` from a model; the base model is unchanged."""
     remove_adapters(model, weights(model).values(), name)
-    chosen = selection(model)  # a new selection if these adapters were the last
+    chosen = selection(model)  # selection() makes a new one if these adapters were the last
     chosen.name = "" if chosen.name == name else chosen.name
 
 
 def remove_adapters(model: Decoder, targets: Iterable[Target], name: str) -> None:
-    """Remove the adapters called `name` from those of the targets that have one."""
+    """Remove the adapters called `name` from the targets that have them."""
     having = [target for target in targets if target.adapters is not None and name in target.adapters]
     if not having:
         return
@@ -311,8 +313,8 @@ def remove_adapters(model: Decoder, targets: Iterable[Target], name: str) -> Non
 def merge_lora(model: Decoder, name: str = "default") -> None:
     """Add the changes of the LoRA adapters called `name` to the weights of a model, in place, and remove the adapters.
 
-    The sum is computed in at least fp32 and rounded once. A head that shares its weight with the embedding gets its own
-    weight if either has an adapter. Raises a UserError for a quantized model, whose weights cannot hold the sum.
+    The sum is computed in at least fp32 and rounded once. A head tied to the embedding gets its own weight if either
+    has an adapter. Raises a UserError for a quantized model, whose weights cannot represent the sum.
     """
     adapters = list(adapters_of(model, name))
     check_adapter(name, adapter_names(model))

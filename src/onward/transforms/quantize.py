@@ -1,7 +1,7 @@
-"""Weight-only quantization of a finished model: linear layers keep integers and scales in place of their weights.
+"""Weight-only quantization of a trained model: linear layers store integers and scales in place of their weights.
 
 int8: one scale per output (a row of the weight). int4: one bf16 scale per group of 32 inputs, two weights per byte.
-Activations are not quantized: x is multiplied with the dequantized weight.
+Activations are not quantized: x is multiplied by the dequantized weight.
 
 Shapes: N rows, I inputs, O outputs.
 """
@@ -26,8 +26,8 @@ from onward.model.latent import LatentAttentionModule
 from onward.model.layers import Linear
 
 Precision = Literal["int8", "int4"]
-ALREADY = "the weights are quantized already: take plain ones, or use the model as it is"
-ELEMENTS = 1 << 18  # elements of a weight that are quantized at a time
+ALREADY = "the weights are quantized already: load the model without quantize, or use it as it is"
+ELEMENTS = 1 << 18  # number of elements of a weight to quantize at a time
 
 
 def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
@@ -41,7 +41,8 @@ def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
         scales = (weight.abs().amax(1) / 127).clamp(min=torch.finfo(torch.float32).tiny)
         return (weight / scales[:, None]).round_().to(torch.int8), scales
     groups = weight.unflatten(1, (-1, GROUP))
-    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))  # becomes -8, the code of the widest range
+    # the largest magnitude gets the code -8, the largest in int4
+    extreme = groups.gather(2, groups.abs().argmax(2, keepdim=True))
     scales = (extreme / -8).bfloat16()
     inverse = torch.where(scales == 0, 0.0, 1 / scales.float())
     integers = (groups * inverse).round_().clamp_(-8, 7).to(torch.int8)
@@ -49,7 +50,7 @@ def quantize_weight(weight: Tensor, precision: Precision) -> tuple[Tensor, Tenso
 
 
 def pack(integers: Tensor, precision: Precision) -> Tensor:
-    """The codes of integers (O, I) in int8: for int4, two in each byte."""
+    """The codes of integers (O, I) given in int8; for int4, two codes per byte."""
     if precision == "int8":
         return integers
     low, high = (integers + 8).to(torch.uint8).unflatten(1, (-1, GROUP)).split(GROUP // 2, 2)
@@ -59,7 +60,7 @@ def pack(integers: Tensor, precision: Precision) -> Tensor:
 def quantize_rows(
     read: Callable[[int, int], tuple[Tensor, Tensor]], start: int, end: int, inputs: int
 ) -> tuple[Tensor, Tensor]:
-    """Codes and scales of the rows from `start` to `end` - 1, read a few at a time, which limits memory."""
+    """Codes and scales of the rows from `start` to `end` - 1, read a few rows at a time to limit memory."""
     results = [part.new_empty(end - start, *part.shape[1:]) for part in read(start, min(start + 1, end))]
     step = max(1, ELEMENTS // inputs)
     for first in range(start, end, step):
@@ -70,7 +71,7 @@ def quantize_rows(
 
 
 def quantize_tensor(weight: Tensor, precision: Precision) -> tuple[Tensor, Tensor]:
-    """`quantize_weight` for a few rows at a time, with little temporary memory."""
+    """Like `quantize_weight`, but a few rows at a time, with little temporary memory."""
     read = lambda start, end: quantize_weight(weight[start:end], precision)
     return quantize_rows(read, 0, len(weight), weight.size(1))
 
@@ -127,8 +128,8 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize_model(model: nn.Module, precision: str) -> list[str]:
-    """Replace the linear layers of a model by quantized ones, in place; `precision` is int8 or int4. Returns the names
-    of the layers that are not replaced; see `choose_layers`."""
+    """Replace the linear layers of a model by quantized layers, in place; `precision` is int8 or int4. Returns the
+    names of the layers that are not replaced; see `choose_layers`."""
     chosen, kept = choose_layers(model, precision)
     layers: Any = {name: model.get_submodule(name) for name in chosen}
     replace_layers(model, {name: QuantizedLinear.of(layers[name], kind) for name, kind in chosen.items()})
@@ -148,10 +149,10 @@ def choose_layers(model: nn.Module, precision: str) -> tuple[dict[str, Precision
     """Return the linear layers to quantize, {name: precision}, and the names of the linear layers that cannot be
     quantized: for int4, those whose number of inputs is not a multiple of 32.
 
-    A head that shares its weight with the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
-    not quantized, nor are the projections of latents to keys and values, which decoding multiplies with queries and
-    outputs instead of latents (`LatentAttentionModule.absorbed`). Raises a UserError for an unknown precision, and for
-    a model that is quantized already.
+    A head tied to the embedding becomes int8. Embeddings, norms, routers and stacks of experts are
+    not quantized, nor are the projections of latents to keys and values, because decoding multiplies them with queries
+    and outputs instead of latents (`LatentAttentionModule.absorbed`). Raises a UserError for an unknown precision, and
+    for a model that is quantized already.
     """
     if precision not in get_args(Precision):
         raise UserError(f"quantize is {precision!r}: choose int8 or int4")
@@ -188,7 +189,7 @@ def layer_errors(plain: nn.Module, quantized: nn.Module) -> list[LayerError]:
 
 
 def squared_errors(plain: nn.Module, quantized: nn.Module) -> dict[str, Tensor]:
-    """By layer, the sums of squares (2,) of its weight's quantization error and of the weight in `plain`."""
+    """For each layer, the sums of squares (2,) of its weight's quantization error and of the weight in `plain`."""
     squares = {}
     for name, layer in quantized.named_modules():
         if isinstance(layer, QuantizedLinear):

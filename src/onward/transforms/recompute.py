@@ -14,7 +14,7 @@ def recompute_blocks(model: Decoder) -> None:
     """Enable activation checkpointing for each block of a model, in place: only the inputs of blocks are kept for the
     backward, which recomputes the activations (Chen et al. 2016).
 
-    Gradients are bitwise equal to those without checkpointing, dropout included.
+    Gradients are bit-for-bit identical to those without checkpointing, even with dropout.
     """
     attachment = attach(model, "recomputation", f"of {len(model.blocks)} blocks in the backward")
     for block in model.blocks:
@@ -22,13 +22,13 @@ def recompute_blocks(model: Decoder) -> None:
 
 
 def same_context() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """The contexts of a forward and of its recomputation, which restores context variables, such as those of
-    tracing."""
+    """The context managers for a forward and for its recomputation; the latter restores context variables, such as
+    those of tracing."""
     return nullcontext(), Variables(copy_context())
 
 
 class Variables:
-    """A context that sets again, for the recomputation, the context variables of the forward: a backward may run in
+    """Context manager for the recomputation: restores the context variables of the forward, since a backward may run in
     another thread, and after other calls of the model."""
 
     def __init__(self, context: Context) -> None:

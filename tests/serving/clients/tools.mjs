@@ -1,4 +1,4 @@
-// The tools of an agent that travels in three steps, as in tools.py.
+// The tools of a travel agent that answers in three steps, as in tools.py.
 import { z } from "zod";
 
 export const ASK = [{ role: "user", content: "Where shall I go?" }];

@@ -11,7 +11,7 @@ def called(name: str, arguments: dict[str, Any]) -> str:
 
 
 def tool(name: str, **properties: str) -> dict[str, Any]:
-    """A tool whose arguments are all required, as chat completions describe it."""
+    """A tool whose arguments are all required, in the format of chat completions."""
     schema = {"type": "object", "properties": {key: {"type": kind} for key, kind in properties.items()}}
     return {"type": "function", "function": {"name": name, "parameters": schema | {"required": [*properties]}}}
 

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK: an agent takes three steps, by chat completions and by responses, whole and streamed."""
+"""OpenAI's Agents SDK: an agent takes three steps, with chat completions and with responses, complete and streamed."""
 
 import asyncio
 import json
@@ -20,7 +20,7 @@ STEPS = list[str]()
 
 
 def noted(name: str, **arguments: Any) -> str:
-    """The answer of a tool, which is noted."""
+    """Record a tool call, and return the tool's result."""
     STEPS.append(called(name, arguments))
     return STEPS[-1]
 

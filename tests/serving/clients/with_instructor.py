@@ -1,4 +1,4 @@
-"""instructor: objects in its modes, and a second try after an answer that the object's own check refuses."""
+"""instructor: objects in each of its modes, and a second try after an answer that the object's validator refuses."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Tiny configurations of every family that exercise its odd cases: one file per family file, each with `CASES`."""
+"""Tiny configurations of every family for its special cases: one file per family file, each with `CASES`."""
 
 import importlib
 import pkgutil

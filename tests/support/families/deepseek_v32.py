@@ -2,7 +2,7 @@ from transformers import DeepseekV32Config
 
 from support.families.deepseek_v2 import GROUPS, SIZES, yarn
 
-INDEXER = {"index_topk": 6, "index_head_dim": 6, "index_n_heads": 16}  # with few heads, scores are often equal, all 0
+INDEXER = {"index_topk": 6, "index_head_dim": 6, "index_n_heads": 16}  # with fewer heads, scores are often tied at 0
 
 CASES = {
     "fewer tokens than there are": DeepseekV32Config(**SIZES, **GROUPS, **INDEXER, first_k_dense_replace=1),

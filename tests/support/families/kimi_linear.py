@@ -13,7 +13,7 @@ CASES = {
         **DELTA,
         **EXPERTS,
         layer_types=[*["linear_attention"] * 2, *["full_attention"] * 2],
-        mlp_layer_types=["sparse"] * 4,  # transformers saves others under names that are not the published ones
+        mlp_layer_types=["sparse"] * 4,  # transformers saves dense layers under other names than the published ones
     ),
     "latent queries": KimiLinearConfig(
         **SIZES,

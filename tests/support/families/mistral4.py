@@ -6,7 +6,7 @@ from support.families.llama import SIZES
 from support.families.ministral3 import scaled
 
 known: Any = AutoModelForCausalLM._model_mapping
-known._extra_content[Mistral4Config] = Mistral4ForCausalLM  # which transformers maps as a part of mistral3 alone
+known._extra_content[Mistral4Config] = Mistral4ForCausalLM  # transformers maps it only as a part of mistral3
 LATENT = {
     "kv_lora_rank": 8,
     "q_lora_rank": 12,

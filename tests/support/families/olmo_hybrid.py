@@ -5,7 +5,7 @@ from transformers import OlmoHybridConfig
 from support.families.qwen2 import DEEP
 
 SIZES: dict[str, Any] = {**DEEP, "pad_token_id": None, "eos_token_id": None}
-# transformers saves the three convolutions in equal parts, which are the layers' where the three have one width
+# transformers saves the three convolutions in equal parts, which is right only if they have the same width
 EQUAL = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 3}
 CASES = {
     "rotary, strengths up to two": OlmoHybridConfig(**SIZES, **EQUAL),

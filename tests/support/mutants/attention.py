@@ -1,4 +1,4 @@
-"""Bugs of attention: masks, softmax, scales and heads."""
+"""Bugs in attention: masks, softmax, scales and heads."""
 
 from support.substitutions import AND
 

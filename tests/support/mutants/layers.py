@@ -1,4 +1,4 @@
-"""Bugs of layers: activations, residuals, norms, logits, dropout, and layers and rows that are mixed up."""
+"""Bugs in layers: activations, residuals, norms, logits, dropout, and layers or rows that are confused."""
 
 from support.substitutions import AND
 

@@ -1,4 +1,4 @@
-"""Bugs of positions: rotations, tables, padding and biases."""
+"""Bugs in positions: rotations, tables, padding and biases."""
 
 from support.substitutions import AND
 

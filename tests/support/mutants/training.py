@@ -1,4 +1,4 @@
-"""Bugs of the loss and of the first weights."""
+"""Bugs in the loss and in the initial weights."""
 
 from support.substitutions import AND
 

@@ -1,4 +1,4 @@
-"""Ten styles in which people write decoders, one file each, all correct: tests plant bugs in their lines."""
+"""Ten common styles of decoders, one file each, all correct: tests plant bugs in their lines."""
 
 import sys
 from pathlib import Path
@@ -14,9 +14,9 @@ STYLES = {path.stem: path.read_text() for path in sorted(Path(__file__).parent.g
 
 
 def made(source: str) -> nn.Module:
-    """The model in the source of a file."""
+    """The model defined in the source of a file."""
     module = ModuleType("patient")
-    sys.modules["patient"] = module  # dataclasses look their module up
+    sys.modules["patient"] = module  # dataclasses look up their module in sys.modules
     exec(compile(source, "patient.py", "exec"), vars(module))
     torch.manual_seed(0)
     model: nn.Module = module.GPT()
@@ -24,10 +24,10 @@ def made(source: str) -> nn.Module:
 
 
 def edited(style: str, changes: str) -> str:
-    """The source of a style with other lines."""
+    """The source of a style with replaced lines."""
     return substituted(STYLES[style], changes)
 
 
 def mutant(style: str, kind: str) -> nn.Module:
-    """The model of a style with a bug of this kind."""
+    """The model in this style with a bug of this kind."""
     return made(edited(style, KINDS[kind][style]))

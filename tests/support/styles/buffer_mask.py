@@ -1,4 +1,5 @@
-"""A class with a mask in a buffer, separate projections, a parameter of positions, and a ModuleDict in each block."""
+"""A class with a mask in a buffer, separate projections, learned positions as a parameter, and a ModuleDict in each
+block."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Linear biases for positions, packed projections by head, parallel branches, and a loss of its own."""
+"""Linear biases for positions, packed projections by head, parallel branches, and a custom loss."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Heads as modules of their own in a list, joined by cat, as lectures write them; returns (logits, loss)."""
+"""Heads as separate modules in a list, concatenated with cat, as in lectures; returns (logits, loss)."""
 
 import torch
 from torch import nn

@@ -1,4 +1,4 @@
-"""Texts along the first axis (T, B, D), multi-head attention of PyTorch, and norms after each branch."""
+"""Time as the first axis (T, B, D), PyTorch's multi-head attention, and norms after each branch."""
 
 import torch
 from torch import nn

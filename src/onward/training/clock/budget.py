@@ -11,9 +11,9 @@ from time import perf_counter
 
 from onward.training.config import RunConfig
 
-STALLED = 4.0  # times the average cost of a step: more is a stall of the machine, not the cost of a step
+STALLED = 4.0  # steps longer than this multiple of the average step count as stalls of the machine
 EVALUATED = 0.2  # share of the planned evaluation that is made even if no time is left
-LEAST = 0.25  # share of the time that the steps of a run get, however long its start takes
+LEAST = 0.25  # minimum share of the time limit that is left for steps after a long start
 
 
 def time_left(limit: float, spent: float) -> float:
@@ -23,7 +23,7 @@ def time_left(limit: float, spent: float) -> float:
 
 @dataclass(frozen=True)
 class Costs:
-    """The measured seconds of each kind of work in a run with a time limit, by which its number of steps is planned."""
+    """The measured seconds of each kind of work in a run with a time limit, used to plan the number of steps."""
 
     step: float
     validation: float = 0.0  # one validation, with its save and sample
@@ -58,8 +58,8 @@ class Budget:
     def note_step(self) -> None:
         """Update the cost of a step, which ends now together with its validation and save; start timing the next step.
 
-        The cost is a moving average over about a twentieth of the time limit. A step that was held up counts as at most
-        four times the average, so that it does not end the run early. The cost of the end of the run is scaled in
+        The cost is a moving average over about a twentieth of the time limit. A stalled step counts as at most four
+        times the average, so that it does not end the run early. The cost of the work after the last step is scaled in
         proportion.
         """
         known, before = self.costs.step, self.since
@@ -71,7 +71,7 @@ class Budget:
 
     @contextmanager
     def validating(self) -> Iterator[None]:
-        """A context around a validation, whose seconds become the cost of one validation."""
+        """Context manager around a validation; its duration becomes the cost of one validation."""
         start = self.clock()
         yield
         self.begin_step()
@@ -106,6 +106,7 @@ class Budget:
         return min(1.0, max(EVALUATED, left / c.evaluation)) if c.evaluation else 1.0
 
     def affords_validation(self, steps_left: int) -> bool:
-        """Whether time suffices for a validation now, besides `steps_left` steps and the end of the run."""
+        """Whether there is time for a validation now, in addition to `steps_left` steps, the last validation and the
+        work after the last step."""
         c = self.costs
         return self.clock() + steps_left * c.step + 2 * c.validation + c.end <= self.end

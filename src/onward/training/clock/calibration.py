@@ -39,12 +39,12 @@ T = TypeVar("T")
 Sampler = Callable[[Decoder, Tokenizer], object]  # does the work of the run's caller at each validation
 
 TRIAL_SECONDS, TRIAL_PART = 2.0, 40  # time limit of the timed steps, in seconds and as a fraction of the budget
-FULL_MEASUREMENT = 60.0  # seconds of a run below which validation and evaluation are timed on less text
-SLACK = 0.95  # share of the time for a number of steps that is fixed at the start, since a machine's speed varies
-OPTIONAL = 20  # validations and the evaluation at the end each take at most this part of the time, unless asked for
-REPORT = 0.4  # seconds that the report takes at the end, and the end of the process
-COMPILATION = 1.0  # seconds that the kernels of a training step in another precision take, at most
-TIMED_TOKENS = 4096  # most tokens of the validation text whose evaluation is timed
+FULL_MEASUREMENT = 60.0  # for shorter runs (in seconds), validation and evaluation are timed on less text
+SLACK = 0.95  # share of the time to plan with if steps are fixed at the start, since a machine's speed varies
+OPTIONAL = 20  # validations and the evaluation at the end each take at most 1/OPTIONAL of the time by default
+REPORT = 0.4  # seconds for the report and the exit of the process
+COMPILATION = 1.0  # maximum seconds to compile the kernels of a training step in another precision
+TIMED_TOKENS = 4096  # maximum number of tokens of the validation text in the timed evaluation
 
 
 def calibrated(
@@ -61,7 +61,7 @@ def calibrated(
     place of epochs. With a time limit, also return the Budget that keeps the limit during training (else None), and fix
     the warm-up and the validation interval; the number of steps is fixed now or during training, see `fitted`.
 
-    The time counts from `began`, by default from this call. Steps, a validation, a save and a call of `sample`, which
+    The time limit starts at `began`, by default at this call. Steps, a validation, a save and a call of `sample`, which
     the caller makes at each validation, are timed on copies of the model.
     """
     if not (config.time or config.epochs or config.precision == "auto" or open_experts(model)):
@@ -72,7 +72,7 @@ def calibrated(
     windows = inputs.windows(config, model.config.context_length)
     limit = seconds(config.time) if config.time else math.inf
     config = fastest_options(config, partial(trial, config), model, windows, limit / TRIAL_PART)
-    loss.load_state({}, model.device)  # the loss forgets trial steps
+    loss.load_state({}, model.device)  # discard the loss state of the trial steps
     if not config.time:
         return config, None
     planner = Planner(config, windows, model.device, processes)
@@ -84,14 +84,14 @@ def calibrated(
 
 def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: int) -> tuple[RunConfig, Costs]:
     """Fit a run into a time limit of `limit` seconds, of which `spent` have passed. Returns the configuration, and the
-    measured `costs` with the time spent so far and the cost of the final evaluation that was chosen. `tokens` is the
+    measured `costs` with the time spent so far and the cost of the final evaluation as planned here. `tokens` is the
     length of the validation text.
 
-    If the configuration does not say how often to validate, there are twenty validations, or fewer, so that they take
-    at most a twentieth of the time. The final evaluation uses as many tokens of the validation text as take a twentieth
-    of the time, unless the number is given. The number of steps that fit determines the warm-up. With a schedule that
-    has a stable phase, the number of steps is fixed later, from the time left during training; with any other it is
-    fixed now, with a reserve of time.
+    If the configuration does not set the validation interval, there are at most twenty validations, which together take
+    at most about a twentieth of the time. The final evaluation uses as many tokens of the validation text as take a
+    twentieth of the time, unless the number is given. The number of steps that fit determines the warm-up. With a
+    schedule that has a stable phase, the number of steps is fixed later, from the time left during training; with any
+    other it is fixed now, with a reserve of time.
     """
     given, by_clock = config.evaluation_tokens, config.schedule in ENDED_BY_CLOCK
     evaluated = given or tokens
@@ -119,7 +119,7 @@ def fastest_options(
 ) -> RunConfig:
     """Return the configuration with the fastest precision and backend of experts, and with epochs converted to steps.
     If there is a choice, steps of the trainer that `trial` makes for a copy of `model`, on the first batch of
-    `windows`, are timed for little more than `limit` seconds; if that is too short to compile the kernels of another
+    `windows`, are timed for little more than `limit` seconds; if `limit` is too short to compile the kernels of another
     precision, the likely fastest precision is chosen."""
     precisions = precisions_of(model.device) if config.precision == "auto" else [config.precision]
     if limit < COMPILATION:
@@ -165,7 +165,7 @@ def measured_costs(
 ) -> Costs:
     """Measure the seconds of a step, a validation (with its save and a call of `sample`) and the final evaluation of a
     run with a time limit of `limit` seconds. `planner` gives the batches, `inputs` the validation text; `clock` returns
-    the present time in seconds."""
+    the current time in seconds."""
     taken: list[float] = []
     long_enough, part = min(TRIAL_SECONDS, limit / TRIAL_PART), min(1.0, limit / FULL_MEASUREMENT)
     with closing(planner.plans(0)) as plans:
@@ -205,8 +205,8 @@ def warmed(call: Callable[[], T], limit: float, clock: Callable[[], float]) -> t
 
 
 def save_once(trainer: Trainer, folder: Path) -> None:
-    """Write a save to a temporary folder inside the run folder `folder`, and remove it, so that the caller can time a
-    save. A full disk is not an error here: the run reports it when it saves."""
+    """Write a save to a temporary folder inside the run folder `folder`, then remove it; the caller times this. A full
+    disk is not an error here: the run reports it when it saves."""
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=".trial.", suffix=PART, dir=folder) as trial:
         saver = Saver(Path(trial), keep=1, base=BaseModel("", "") if adapter_names(trainer.model) else None)

@@ -1,12 +1,12 @@
-"""Chooses the size of the model, its context and its batch for a given training time, by a law of the loss fitted to
-small runs.
+"""Chooses the size of the model, its context and its batch for a given training time, with a scaling law of the loss
+fitted to small runs.
 
     python -m benchmarks.dial
 
-makes these runs and fits the constants again. The law gives the loss in bits per byte, relative to the bits per byte
-that bz2 needs for the text, as a function of the parameters of the blocks and of the bytes that were read, so that one
-law serves all texts and tokenizers. Tokens that are read again count less and less, as in Muennighoff et al., "Scaling
-Data-Constrained Language Models" (arXiv:2305.16264).
+repeats these runs and fits the constants. The law gives the loss in bits per byte, relative to the bits per byte that
+bz2 needs for the text, as a function of the number of parameters in the blocks and the number of training bytes, so
+that one law applies to all texts and tokenizers. Repeated tokens count less with each repetition, as in Muennighoff et
+al., "Scaling Data-Constrained Language Models" (arXiv:2305.16264).
 """
 
 import bz2
@@ -30,14 +30,14 @@ from onward.training.step.loss import Loss
 from onward.training.step.trainer import StepPlan
 
 LAW = LossLaw(E=0.5, A=129, B=6.31, alpha=0.6, beta=0.18)  # N: parameters of the blocks, D: bytes
-REPEATS = 15.4  # repetitions of the text after which 63 % of their possible effect is reached (R* of the paper)
-TIE = 0.005  # below this difference of forecasts, the larger size is chosen: the law underrates it in short runs
-SPREAD = 0.1  # the runs that the law was fitted to are within this share of it
-SHARE = 0.05  # most of the time budget that timing may take
-TIMED = 3  # steps of each size
-OVERHEAD = 0.8  # share of the time that is left for steps
-SAMPLE = 1 << 20  # tokens of the text that are looked at, and bytes that bz2 compresses
-WINDOWS, FEW, BATCH_EXPONENT = 8, 4e6, 0.38  # windows a step up to a few tokens, and how they grow with the tokens
+REPEATS = 15.4  # repetitions that reach 63 % of the maximum effect of repetition (R* of the paper)
+TIE = 0.005  # smaller differences of forecasts: take the larger size, which the law underrates in short runs
+SPREAD = 0.1  # maximum relative error of the law on the runs that it was fitted to
+SHARE = 0.05  # maximum share of the time budget for timing
+TIMED = 3  # timed steps of each size
+OVERHEAD = 0.8  # share of the time for training steps
+SAMPLE = 1 << 20  # number of tokens to sample from the text, and of bytes to compress with bz2
+WINDOWS, FEW, BATCH_EXPONENT = 8, 4e6, 0.38  # windows per step up to FEW tokens; exponent of their growth
 SIZES: list[dict[str, Any]] = [
     {"d_model": 64, "n_layers": 2, "n_heads": 2, "context_length": 128},
     {"d_model": 96, "n_layers": 3, "n_heads": 3, "context_length": 128},
@@ -92,8 +92,8 @@ def effective(tokens: float, unique: int) -> float:
 
 @dataclass(frozen=True)
 class Compression:
-    """Two measures of a training text: its bits per byte when compressed by bz2, a measure of how hard the text is to
-    predict, and its bytes per token."""
+    """Two measures of a training text: its bz2-compressed bits per byte (how hard the text is to predict) and its bytes
+    per token."""
 
     bits_per_byte: float  # bits per byte after compression by bz2
     bytes_per_token: float
@@ -146,7 +146,7 @@ def dial(
         trial = replace(config, model=chosen | config.model, batch_size=config.batch_size or WINDOWS)
         try:
             model = Decoder(trial.decoder(tokenizer.vocab_size)).to(device)
-        except UserError:  # with the fields that are given
+        except UserError:  # the preset with the user's fields
             continue
         parameters = sum(p.numel() for p in model.parameters())
         if candidates:

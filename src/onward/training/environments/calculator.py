@@ -22,14 +22,14 @@ OPERATORS: dict[type, Callable[..., Any]] = {
     ast.USub: operator.neg,
     ast.UAdd: operator.pos,
 }
-MOST_CHARS = 200  # of an expression
-MOST = 1e15  # of a result
+MOST_CHARS = 200  # maximum length of an expression
+MOST = 1e15  # maximum absolute value of a result
 
 
 @dataclass(frozen=True)
 class Calculator(Talk, kind="calculator"):
-    """Replies to a turn with the value of the last expression between `begin` and `end` in it, such as calc(2 + 3), as
-    a text between `before` and `after`; a turn without an expression ends the completion."""
+    """Replies to a turn with the value of the last expression in it, such as calc(2 + 3): `begin` and `end` enclose the
+    expression, `before` and `after` enclose the value. A turn without an expression ends the completion."""
 
     begin: str = "calc("  # text before an expression
     end: str = ")"  # text after the expression

@@ -1,4 +1,4 @@
-"""The type of environments, and how a reply is written for the model."""
+"""The base class of environments, and the encoding of replies for the model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ Replier = Callable[[Sequence[Completion]], Sequence[str | None]]
 
 
 class Environment(Part):
-    """The base class of environments, for reinforcement with several turns. A model writes a turn, which ends with an
-    end token; the environment replies; the model continues, until there is no reply. Tokens of replies are not trained.
+    """The base class of environments, for reinforcement learning with several turns. A model writes a turn, which ends
+    with an end token; the environment replies; the model continues, until there is no reply. The loss ignores the
+    tokens of replies.
 
     A subclass with a kind (`class Mine(Talk, kind="mine")`) defines `reply`.
     """
@@ -59,9 +60,7 @@ def reply_tokens(tokenizer: Tokenizer, role: str, reply: str) -> list[int]:
     if not role:
         return tokenizer.encode_inside(reply)
     if not tokenizer.templates:
-        raise UserError(
-            f"environment.role is {role!r}, which needs a chat template: give the model one, or leave it out"
-        )
+        raise UserError(f"environment.role is {role!r}, which needs a chat template: give one, or leave out the role")
     from onward.text.chat import Chat
 
     chat = Chat(tokenizer)

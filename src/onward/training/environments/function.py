@@ -1,4 +1,4 @@
-"""A function of the user as an environment."""
+"""A user-defined function as an environment."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from onward.training.rewards.reward import Completion, Seconds
 
 @dataclass(frozen=True)
 class Function(Talk, kind="function"):
-    """A user's function of prompts, completions and answers, lists of texts, and `turns`, a list of lists of texts,
-    that returns a list of replies, texts or None; written in short as FILE.py:FUNCTION.
+    """A user-defined function that returns a list of replies, each a text or None; written in short as
+    FILE.py:FUNCTION. Its arguments are `prompts`, `completions` and `answers`, lists of texts, and `turns`, a list of
+    lists of texts.
 
-    Other fields of the records are given by name where the function has such a parameter, as for rewards. The function
-    runs in a separate process, which is ended after `seconds`.
+    Other fields of the records are passed by name if the function has a parameter of this name, as for rewards. The
+    function runs in a separate process; a call that takes longer than `seconds` is repeated once, then ends the run.
     """
 
     file: str = ""  # a Python file, which Onward executes

@@ -1,4 +1,4 @@
-"""The base model of a run: a model, or an adapter on one."""
+"""The base model of a run: a model, or an adapter together with its model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,14 +33,14 @@ from onward.transforms.heads import add_head, head_labels
 from onward.transforms.lora import add_adapters, fully_trained, merge_lora, on_top
 from onward.transforms.quantize import is_quantized
 
-MERGED = "base"  # the folder in that of a run for the model with its first adapter merged
+MERGED = "base"  # subfolder of a run for the model with its first adapter merged
 
 
 def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[str, Any]]:
     """Load the model named by `config.base` in fp32; return it with the content of its Hugging Face config.json. The
     model's embedding has a row for each token of `base_tokenizer`, and the adapters that the run trains are added, not
-    yet initialized. With `lazy`, for processes that divide the model, its weights, but not the adapters, are deferred
-    (see `load_outline`).
+    yet initialized. With `lazy`, for processes that shard the model, the weights of the model are deferred, those of
+    the adapters are not (see `load_outline`).
 
     If the base is itself an adapter, the run trains this adapter, with a frozen copy of it as the reference model; or,
     if the configuration has new adapters, it trains these on top of it. Raises a UserError if the run would train
@@ -54,27 +54,27 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
     beside = c is not None and c.method.beside
     if first and beside:
         raise UserError(
-            f"Cannot train in addition to the adapter {config.base}: merge it with onward merge, and name the merged "
-            "model"
+            f"Cannot train separate modules on the adapter {config.base}: merge it with onward merge, and "
+            "name the merged model"
         )
     if is_quantized(model) and not (adapters or first or beside):
         raise UserError(
             f"{config.base} has quantized weights, which are not trained: train adapters on it with onward finetune "
-            "--lora 16, or begin from the model that was quantized"
+            "--lora 16, or start from the original model"
         )
     new = base_tokenizer(config).vocab_size - model.config.vocab_size
     if new > 0 and c and beside:
         raise UserError(
-            f"template {c.template} adds {new} tokens, and {c.method.kind} leaves the model as it is: "
-            "choose one without, such as plain"
+            f"template {c.template} adds {new} tokens, and {c.method.kind} does not train the model: "
+            "choose a template without new tokens, such as plain"
         )
     if new > 0 and c and (adapters or first):
         full = fully_trained(model, adapters) if adapters and not first and not is_quantized(model) else []
         if not {"embed", "head"} <= {*full}:
             raise UserError(
-                f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose one "
-                "without new tokens, such as plain, leave out lora, or train the embedding and the head of a model "
-                'that is neither quantized nor an adapter: --lora "lora(rank=16, full=(embed, head))"'
+                f"template {c.template} adds {new} tokens to the vocabulary, which adapters do not train: choose a "
+                "template without new tokens, such as plain, leave out lora, or train the embedding and the head of a "
+                'model that is neither quantized nor an adapter: --lora "lora(rank=16, full=(embed, head))"'
             )
     if new > 0:
         model = with_vocabulary(model, model.config.vocab_size + new)
@@ -95,7 +95,8 @@ def load_base(config: RunConfig, *, lazy: bool = False) -> tuple[Decoder, dict[s
 
 
 def weights_folder(config: RunConfig) -> Path:
-    """Return the folder of the base model or, of an adapter, that of its base; downloads a model on the hub."""
+    """Return the folder of the base model or, if the base is an adapter, the folder of the adapter's base; downloads a
+    model from the hub."""
     folder = locate(config.base)
     return base_folder(folder) if is_adapter(folder) else folder
 
@@ -131,9 +132,9 @@ def with_merged_base(config: RunConfig, folder: Path) -> RunConfig:
 def base_model(
     folder: Path, config: RunConfig, labels: Sequence[str], *, lazy: bool = False
 ) -> Callable[[], Decoder] | None:
-    """Return a function that loads the base of the run in `folder` again, with adapters that are not initialized and,
-    given `labels`, an output head for these; a save, which holds only adapters, is then loaded into this model. None
-    for runs that save whole models. `lazy` is that of `load_base`."""
+    """Return a function that loads the base of the run in `folder` again, with uninitialized adapters and, given
+    `labels`, an output head for these labels; the caller then loads a save, which contains only the adapters, into this
+    model. None for runs that save whole models. `lazy` is passed to `load_base`."""
 
     def make() -> Decoder:
         model, _ = load_base(config, lazy=lazy)
@@ -151,14 +152,14 @@ def adapter_base(config: RunConfig, model: Decoder) -> BaseModel | None:
     if not (adapter_names(model) or has_draft_head(model)):
         return None
     if not config.base:
-        raise UserError("Cannot save the adapters of this model without its base: name it as base, with lora")
+        raise UserError("Cannot save the adapters of this model without its base: give base and lora")
     folder = weights_folder(config)
     named = config.base if folder == locate(config.base) else str(folder)
     return BaseModel(named, checksum(folder))
 
 
 def base_checksum(config: RunConfig) -> str:
-    """Return a checksum of the weights that a run begins from, an adapter's included; reads the files."""
+    """Return a checksum of the initial weights of a run, including those of an adapter; reads the files."""
     checksum, folder = weights_checksum(weights_folder(config)), locate(config.base)
     return f"{checksum} {file_sha256(folder / TENSORS)[:16]}" if is_adapter(folder) else checksum
 

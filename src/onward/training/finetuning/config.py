@@ -1,4 +1,5 @@
-"""The configuration of fine-tuning: that of a run, with a model to begin from and a method. Does not import torch."""
+"""The configuration of a fine-tuning run: that of a training run, plus a base model and a method. Does not import
+torch."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class ExampleOptions:
 
     method: Method = SFT()  # how the model learns from the examples
     columns: str = ""  # columns to rename, such as prompt=question,completion=answer: Onward's name = the file's name
-    ignore: str = ""  # columns to leave out, such as notes,critique: those with texts that are not read are refused
+    ignore: str = ""  # columns to leave out, such as notes,critique; other unused columns with text are an error
     template: str = ""  # chat template: chatml, llama3, mistral, gemma, plain or a file; default: the model's own
     length: SizeOrZero = 0  # maximum number of tokens in an example; 0: the model's context length, at most 4096
     too_long: Literal["error", "cut", "drop"] = "error"  # how to treat longer examples; cut: keep only the first tokens
@@ -49,10 +50,10 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         *("loss", "label_smoothing", "z_loss", "loss_chunk"),  # methods have these fields
     )
 
-    learning_rate: NotNegative | None = None  # peak learning rate; default: a constant of the method divided by d_model
+    learning_rate: NotNegative | None = None  # peak learning rate; default: the method's constant divided by d_model
     optimizer: str = "adamw"  # adamw; muon or normuon, with AdamW for vectors; module:Class of a library
     weight_decay: NotNegative = 0.0  # weight decay of matrices; there is none for norms and biases
-    out: str = ""  # folder of the run; default: runs/ and the names of model and method, of a draft MODEL/draft
+    out: str = ""  # folder of the run; default: runs/ and the names of model and method; for a draft: MODEL/draft
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -64,31 +65,32 @@ class FinetuneConfig(RunConfig, ExampleOptions):
         renaming(self.columns)
         if self.weights and not self.method.by_record:
             raise UserError(
-                f"Cannot weight the sources, because {self.method.kind} reads them as one: leave out weights"
+                f"Cannot weight the sources, because {self.method.kind} reads all sources together: leave out weights"
             )
         self.method.check()
         if self.lora and self.method.beside:
-            raise UserError(f"lora is given with {self.method.kind}, which leaves the model as it is: leave it out")
+            raise UserError(f"lora is given with {self.method.kind}, which does not train the model: leave lora out")
         if self.quantize and not self.lora:
             raise UserError(f"quantize is {self.quantize!r} without adapters to train: give lora, or leave it out")
         if self.first and not self.lora:
             raise UserError(f"first is {self.first!r} without adapters on top of it: give lora, or leave it out")
         if self.adapters and self.adapters.dropout and not self.method.dropout:
-            raise UserError(f"lora.dropout is not for {self.method.kind}, which computes without dropout: leave it out")
+            raise UserError(f"lora.dropout has no effect in {self.method.kind}, which uses no dropout: leave it out")
         if self.adapters and self.adapters.b_rate != 1 and self.optimizer in MATRIX_OPTIMIZERS:
             raise UserError(
-                f"lora.b_rate is given with {self.optimizer}, whose updates have one size: leave it out, or take adamw"
+                f"lora.b_rate is given with {self.optimizer}, whose updates have a fixed norm: leave it out, "
+                "or use adamw"
             )
         if self.lora and isinstance(self.method.reference, Synced):
-            raise UserError("reference is synced, which follows weights and not adapters: leave out lora, or synced")
+            raise UserError("reference is synced, which does not support adapters: leave out lora, or synced")
         for name, reason in NOT_WITH_ADAPTERS.items():
             if self.lora and name in changed_fields(self):
                 raise UserError(f"{name} is given with adapters, {reason}: leave it out")
 
     @classmethod
     def of(cls, **options: Any) -> FinetuneConfig:
-        """Build a configuration from options as on the command line, where fields of the method are options of the run:
-        `FinetuneConfig.of(base="runs/mybook", method="dpo", beta=0.2, lora=16)`."""
+        """Build a configuration from options as on the command line, where the fields of the method are passed like
+        the other options: `FinetuneConfig.of(base="runs/mybook", method="dpo", beta=0.2, lora=16)`."""
         return fields.build(cls, with_method(options))
 
     @property
@@ -108,8 +110,8 @@ def config_class(values: Mapping[str, Any]) -> type[RunConfig]:
 
 
 def with_method(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Move the options that are fields of the method into it: method="dpo", beta=0.2 becomes method={"kind": "dpo",
-    "beta": 0.2}, as FinetuneConfig takes it.
+    """Move the options that are fields of the method into the method: method="dpo", beta=0.2 becomes method={"kind":
+    "dpo", "beta": 0.2}, as FinetuneConfig takes it.
 
     Raises a UserError for an option that is given twice, or is a field of other methods only.
     """
@@ -117,7 +119,7 @@ def with_method(options: Mapping[str, Any]) -> dict[str, Any]:
     table = fields.parse(method, "method") if isinstance(method, str) else fields.plain(method)
     kind = table.get("kind") if isinstance(table, Mapping) else None
     if kind not in Method.kinds:
-        return values  # the constructor names the mistake
+        return values  # the constructor raises the error
     own = fields.hints(Method.kinds[kind])
     for name in [name for name in values if name in own]:
         if name in table:

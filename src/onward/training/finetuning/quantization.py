@@ -1,4 +1,4 @@
-"""The error that quantization makes at the start of a run, as a value. Does not import torch."""
+"""The quantization error at the start of a run. Does not import torch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class QuantizationError:
-    """How far the weights and the loss of a quantized base model are from those of the original. Errors of weights are
+    """The differences in weights and loss between a quantized base model and the original. Errors of weights are
     relative: the Frobenius norm of the difference divided by that of the original weights."""
 
     precision: str
@@ -21,7 +21,7 @@ class QuantizationError:
     def __str__(self) -> str:
         """Return one sentence."""
         return (
-            f"{self.precision} weights differ from the plain ones by {self.weights:.1%} (most in {self.layer}, by "
-            f"{self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with plain weights "
-            f"{self.plain_loss:.4f}"
+            f"{self.precision} weights differ from the unquantized weights by {self.weights:.1%} (most in "
+            f"{self.layer}, by {self.greatest:.1%}); the loss on {self.tokens:,} tokens is {self.loss:.4f}, with "
+            f"unquantized weights {self.plain_loss:.4f}"
         )

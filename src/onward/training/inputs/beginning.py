@@ -1,4 +1,4 @@
-"""How a new run of fine-tuning begins: the first values of its adapters, and the error of a quantized base."""
+"""Setup of a new fine-tuning run: the initial values of its adapters, and the error of a quantized base model."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
@@ -21,7 +21,7 @@ from onward.transforms.eva import Rows, explained_variance
 from onward.transforms.lora import initialize, untrained, use_adapter
 from onward.transforms.quantize import ratio, squared_errors
 
-PASSES, BATCHES = 2, 1000  # over the data and of it, at most, until the components of EVA have converged
+PASSES, BATCHES = 2, 1000  # limits until the components of EVA converge: passes over the data, and batches
 TOKENS = 512  # approximate number of training tokens for the loss of a quantized base
 
 
@@ -34,13 +34,13 @@ def begin(config: FinetuneConfig, folder: Path, model: Decoder, inputs: Inputs) 
     if config.quantize and (error := quantization_error(config, model, inputs)):
         write_json(folder / "inputs.json", read_json(folder / "inputs.json") | {"quantization": asdict(error)})
         notes.append(str(error))
-    if lora is None or not untrained(model):  # a model that was given may have adapters with values of their own
+    if lora is None or not untrained(model):  # adapters that the caller passed in or loaded keep their values
         return config, notes
     if not isinstance(lora.init, EVA):
         initialize(model, lora)
         return config, notes
     if lora.ranks:
-        raise UserError("Cannot use the given ranks, because eva distributes them: leave them out")
+        raise UserError("Cannot use the given ranks, because eva chooses the ranks: leave them out")
     ranks = explained_variance(model, lora, rows(config, model, inputs))
     lora = replace(lora, ranks={name: rank for name, rank in ranks.items() if rank != lora.rank})
     return replace(config, lora=lora), notes
@@ -56,7 +56,7 @@ def quantization_error(config: FinetuneConfig, model: Decoder, inputs: Inputs) -
     windows = inputs.windows(config, model.config.context_length)
     read = windows.read(range(max(1, min(len(windows), TOKENS // windows.read([0]).tokens.size(1)))))
     targets = read.targets
-    if not read.num_targets and read.positions is not None:  # prompts count with all tokens
+    if not read.num_targets and read.positions is not None:  # examples are only prompts: all tokens are targets
         following, inside = read.tokens.roll(-1, 1), read.positions.roll(-1, 1) > 0
         targets = torch.where(inside, following, IGNORE_INDEX)
     batch = Batch(read.tokens, targets, read.positions)

@@ -106,8 +106,7 @@ def row_length(config: FinetuneConfig, context_length: int) -> int:
     the model's `context_length` and 4096. Raises a UserError if `length` exceeds `context_length`."""
     if config.length > context_length:
         raise UserError(
-            f"length is {config.length}, more than the {context_length} tokens of the model's context: give at most "
-            "as many"
+            f"length is {config.length}, more than the {context_length} tokens of the model's context: give no more"
         )
     return config.length or min(context_length, MAX_LENGTH)
 
@@ -121,10 +120,10 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         check_teacher(method.teacher, config.base, tokenizer)
     encoder, length = Encoder(tokenizer), row_length(config, context_length)
     if isinstance(method, PolicyMethod):
-        length = min(length, context_length - 1)  # leaves room for one token of the completion
+        length = min(length, context_length - 1)  # reserve room for one token of the completion
 
     notes: list[str] = []
-    too_long: dict[str, dict[str, dict[str, int]]] = {}  # counts by part, "train" or "validation", and source
+    too_long: dict[str, dict[str, dict[str, int]]] = {}  # counts by "train" or "validation", then by source
 
     def table(sources: Sequence[str], part: str = "train") -> Examples:
         progress("reading examples", 0, 0)
@@ -132,7 +131,8 @@ def prepare_examples(config: FinetuneConfig, folder: Path, progress: Progress = 
         records: Iterable[Record] = rows
         if isinstance(method, PolicyMethod) and method.reward:
             records = with_fields(records, method.reward.needs, fields.notation(method.reward))
-        treat = "cut" if method.beside and config.too_long == "error" else config.too_long  # only prompts are read
+        # these methods read only prompts
+        treat = "cut" if method.beside and config.too_long == "error" else config.too_long
         examples, left = tabulated(method.examples(encoder, records), length, treat)
         notes.extend(rows.sentences())
         notes.extend(filter(None, (counts.sentence(source, length) for source, counts in left.sources.items())))
@@ -178,7 +178,9 @@ def check_teacher(teacher: str, base: str, tokenizer: Tokenizer) -> None:
     of the trained model `base`, or if the teacher has fewer embeddings than the vocabulary has tokens."""
     source = open_source(locate(teacher))
     if source.required_tokenizer().inner.get_vocab() != tokenizer.inner.get_vocab():
-        raise UserError(f"the teacher {teacher} has another vocabulary than {base}: use one with the same tokenizer")
+        raise UserError(
+            f"the teacher {teacher} has another vocabulary than {base}: use a teacher with the same tokenizer"
+        )
     if (rows := source.family()[1].vocab_size) < tokenizer.vocab_size:
         raise UserError(
             f"Cannot learn from {teacher}, because it has embeddings for {rows} tokens and its tokenizer has "
@@ -204,8 +206,8 @@ def check_labels(examples: Examples, config: FinetuneConfig) -> None:
 
 
 def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
-    """Return the examples with the log-probability of each sequence under the base model added. Methods with a kept
-    reference compare the trained model with these log-probabilities, which are computed once, before training."""
+    """Return the examples with the log-probability of each sequence under the base model added. These log-probabilities
+    are computed once, before training; methods with a kept reference compare the trained model with them."""
     loss: Any = config.method.loss(base_of(config))
     model, size = load_base(config)[0].eval().to(choose_device(config.device)), config.batch_size
     rows = [[i] for i in range(len(examples))]
@@ -218,8 +220,8 @@ def with_reference(examples: Examples, config: FinetuneConfig) -> Examples:
 
 def open_examples(config: FinetuneConfig, folder: Path, verify: Literal["size", "sha256"] = "sha256") -> ExampleInputs:
     """Open the examples named in the file inputs.json of the run in `folder`. `verify` "sha256" verifies the checksums
-    of the files and of the base model, "size" verifies nothing. Raises a UserError if the examples have changed, or if
-    the base model has changed and the method compares the trained model with it."""
+    of the files and of the base model, "size" skips the verification. Raises a UserError if the examples have changed,
+    or if the base model has changed and the method compares the trained model with it."""
     record = read_record(folder)
     for name, digest in record.data.items():
         if verify == "sha256" and file_sha256(folder / name) != digest:

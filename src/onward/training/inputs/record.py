@@ -1,4 +1,4 @@
-"""The record of a run's beginning: run.json and inputs.json, and a check that the inputs are unchanged."""
+"""The records of how a run was started, run.json and inputs.json, and a check that the inputs are unchanged."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -17,10 +17,10 @@ from onward.training.finetuning.quantization import QuantizationError
 
 @dataclass(frozen=True)
 class InputsRecord:
-    """The content of inputs.json in a run folder: the tokens, tokenizer and model of the run, with the checksums by
-    which a resumed run verifies them."""
+    """The content of inputs.json in a run folder: the tokens, tokenizer and model of the run, with the checksums that a
+    resumed run verifies."""
 
-    train: tuple[tuple[str, int | None], ...]  # folder of each source, and its number in the folder; none: all
+    train: tuple[tuple[str, int | None], ...]  # folder of each source, and its number there (None: all sources)
     validation: str  # folder of the validation text; "" if there is none or it is a share of each source
     data: Mapping[str, Any]  # checksum of the index of each folder
     tokenizer: str  # checksum of tokenizer.json
@@ -42,7 +42,7 @@ def read_record(folder: Path) -> InputsRecord:
     record = fields.build(InputsRecord, read_json(path), str(path))
     for name in {*(name for name, _ in record.train), record.validation} - {""}:
         if name not in record.data:
-            raise UserError(f"{path}.data has no {name!r}: restore it, or start another run")
+            raise UserError(f"{path}.data has no {name!r}: restore the entry, or start another run")
     return record
 
 
@@ -59,8 +59,8 @@ def read_config(folder: Path) -> RunConfig:
 
 
 def same_tokens(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """Return options (sources, validation, pack) by name with which another run trains on the tokens that the run in
-    `folder`, whose configuration is `config`, has prepared."""
+    """Return the options (sources, validation, pack) that let another run train on the tokens prepared by the run in
+    `folder`, whose configuration is `config`."""
     record = read_record(folder)
     validation = str(folder / record.validation) if record.validation else config.validation
     sources = dict.fromkeys(str(folder / name) for name, _ in record.train)
@@ -72,8 +72,8 @@ def index_of(data: Path) -> Path:
 
 
 def completed(cls: type, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """The plain values of a dataclass that an earlier version may have written, as this version writes them: with the
-    defaults of the fields that it has in addition."""
+    """Return the plain values of a dataclass, possibly written by an earlier version, with defaults added for fields
+    that are new in this version."""
     result: dict[str, Any] = fields.plain(fields.build(cls, values, where))
     return result
 
@@ -94,6 +94,6 @@ def check_inputs(folder: Path, model: DecoderConfig) -> None:
     differ += [f"model.{name} ({then.get(name)} then, {now[name]} now)" for name in now if now[name] != then.get(name)]
     if differ:
         raise UserError(
-            f"{folder} cannot go on as it was started, since it differs in {', '.join(differ)}: restore that, "
-            "or start another run"
+            f"Cannot continue {folder}, because its inputs have changed since it was started: {', '.join(differ)}; "
+            "restore them, or start another run"
         )

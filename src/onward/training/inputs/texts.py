@@ -1,6 +1,7 @@
 """The inputs of pre-training: texts as tokens, and their tokenizer.
 
-RUN/inputs.json names the prepared folders, in order, with the checksum of each index, and those of tokenizer and model.
+RUN/inputs.json lists the prepared folders, in order, with the checksum of each index, the checksum of the tokenizer,
+and the configuration of the model.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,9 +30,9 @@ from onward.training.inputs.record import read_record
 from onward.training.step.loss import CrossEntropy, Loss
 
 AS_IT_IS = Cleaning(exact=False)
-HELD_OUT = "held_out"  # the folder of a validation text that is none of the sources
-TASK_TOKENS = 1 << 18  # tokens of the validation text from which questions are made
-MOST_HELD_OUT = 1 << 22  # the most tokens of a source for validation; more would not measure better
+HELD_OUT = "held_out"  # folder for a validation text that is not part of a source
+TASK_TOKENS = 1 << 18  # maximum number of tokens of the validation text that questions are made from
+MOST_HELD_OUT = 1 << 22  # maximum number of tokens held out from a source; more would hardly improve the estimate
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,14 @@ class Inputs:
         return None if self.validation is None else ValidationWindows(self.validation, context_length, config.pack)
 
     def validation_sets(self, config: RunConfig, context_length: int) -> Mapping[str, HeldOutWindows]:
-        """Return the validation windows of each source by its name, so that each gets a loss of its own; {} unless the
-        sources are mixed by weights."""
+        """Return the validation windows of each source by name, to report a separate loss for each source; {} unless
+        the sources are mixed by weights."""
         names = short_names(config.sources) if config.weights else []
         parts = {name: part for name, part in zip(names, self.validation_parts) if len(part) > 1}
         return {name: ValidationWindows(part, context_length, config.pack) for name, part in parts.items()}
 
     def measure(self, loss: Loss) -> Loss:
-        """Return the loss for validation: for text, the plain cross-entropy."""
+        """Return the loss for validation; for text it is the plain cross-entropy."""
         return CrossEntropy()
 
     def evaluate(self, model: Decoder, tokenizer: Tokenizer, loss: Loss, tokens: int = 0) -> dict[str, Any]:
@@ -91,10 +92,10 @@ class Inputs:
 
 
 def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
-    """Return about `count` of the tokens, in evenly spread pieces of eight windows of `context_length` tokens, for an
-    evaluation in limited time; all tokens if there are no more than `count`.
+    """Return about `count` of the tokens, in evenly spaced pieces of eight windows of `context_length` tokens, for an
+    evaluation in limited time; if there are no more than `count` tokens, return all.
 
-    The first token of a piece is predicted from the end of another piece, which hardly changes a mean.
+    The first token of each piece is predicted from the end of the piece before it; this hardly changes the mean loss.
     """
     if count >= len(tokens):
         return tokens
@@ -105,8 +106,8 @@ def spread(tokens: Tokens, count: int, context_length: int) -> Tokens:
 
 
 def prepare_inputs(config: RunConfig, folder: Path, progress: Progress = silent) -> Tokenizer:
-    """Tokenize the texts of a pre-training run into its folder, write inputs.json there, and return the tokenizer.
-    Sources that `onward data prepare` has tokenized already stay in their own folders."""
+    """Tokenize the texts of a pre-training run, write the tokens and inputs.json to the run's folder, and return the
+    tokenizer. Sources that `onward data prepare` has tokenized already stay in their own folders."""
     options: dict[str, Any] = {"reading": reading_of(config), "cleaning": AS_IT_IS}
     named = [] if config.validation == "none" or share(config.validation) else [config.validation]
     with stored_streams(config.sources, folder / ".streams", progress) as sources:
@@ -145,10 +146,10 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
     UserError if they have changed, or the validation text is too short."""
     record = read_record(folder)
     data = {name: load_tokens(folder / name, verify) for name in record.data}
-    # of a folder's sources, the one with this number or, for None, all
+    # the source with number n of each folder or, if n is None, all of them
     sources = [data[name].sources if n is None else data[name].sources[n : n + 1] for name, n in record.train]
     if not sources or not all(sources):
-        raise UserError(f"{folder / 'inputs.json'}.train names a source that is not there: restore it")
+        raise UserError(f"{folder / 'inputs.json'}.train names a source that does not exist: restore it")
     validation = Tokens.join(data[record.validation].sources) if record.validation else None
     cut, parts = 0, list[Tokens]()
     if part := share(config.validation):
@@ -159,7 +160,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
         cut = sum(not len(tokens.starts(start, start + 1)) for tokens, start in pairs)
         sources = [tuple(tokens.part(0, start) for tokens, start in own) for own in starts]
     if validation is not None and len(validation) < 2:
-        raise UserError("the validation text has fewer than two tokens: give it more, or --validation none")
+        raise UserError("the validation text has fewer than two tokens: give a longer text, or --validation none")
     unknown = sum(source.unknown_characters for one in data.values() for source in one.records)
     n_bytes = sum(source.bytes for source in data[name].records) if (name := record.validation) else None
     train = tuple(map(Tokens.join, sources))
@@ -167,7 +168,7 @@ def open_inputs(config: RunConfig, folder: Path, verify: Literal["size", "sha256
 
 
 def short_names(sources: Sequence[str]) -> list[str]:
-    """Return the names of the sources' files or, if some are equal, the sources themselves."""
+    """Return the file names of the sources or, if two file names are equal, the sources as given."""
     names = [Path(source).name.partition(".")[0] for source in sources]
     return names if len({*names}) == len(names) else list(sources)
 
@@ -177,7 +178,7 @@ def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
     is for validation.
 
     With `pack` "documents" the index is moved to the nearest start of a document, so that no document is in both the
-    training and the validation text, unless that would more than double the validation text.
+    training and the validation text, unless this move would more than double the validation text.
     """
     start = max(int(len(tokens) * (1 - share)), len(tokens) - MOST_HELD_OUT)
     if pack == "stream":

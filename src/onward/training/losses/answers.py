@@ -22,8 +22,8 @@ from onward.training.step.loss import Loss, Sums
 from onward.transforms.heads import NAME
 from onward.transforms.lora import use_adapter
 
-START, FIRST = "start", "first"  # adapters: frozen as they were at the start, and frozen under those that are trained
-REFERENCE = "reference/"  # the numbers of an example: log-probabilities under the reference, by number of the sequence
+START, FIRST = "start", "first"  # names of frozen adapters: the initial values, and the adapter below the trained one
+REFERENCE = "reference/"  # prefix of fields with reference log-probabilities, followed by the sequence number
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def hidden_states(model: Decoder, batch: ExampleBatch) -> Tensor:
     """Compute the hidden states of a model for a batch, (B * T, D).
 
     With gradients enabled, embeddings require gradients even in a frozen model: a policy and its reference then use the
-    same attention kernels, and are equal bit for bit before the first step, also in bf16.
+    same attention kernels and give bit-for-bit identical results before the first step, even in bf16.
     """
     vectors = model.embed(batch.tokens)
     if torch.is_grad_enabled() and not vectors.requires_grad:
@@ -87,8 +87,8 @@ def logprobs_of(model: Decoder, hidden: Tensor, batch: ExampleBatch, tail: float
     """Compute the log-probability of each sequence of a batch from hidden states (B * T, D) of the batch. Logits are
     computed for targets only, and in chunks that the backward recomputes if all logits at once would fill the memory.
 
-    `tail` is the weight, in each sum, of the tokens of a pair's longer answer that lie beyond the length of the shorter
-    one; the two answers of a pair are sequences 2 i and 2 i + 1.
+    The two answers of a pair are sequences 2 i and 2 i + 1; `tail` is the weight of those tokens of the longer answer
+    that lie beyond the length of the shorter answer.
     """
     targets = batch.targets.flatten()
     chosen = (targets != IGNORE_INDEX).nonzero()[:, 0]
@@ -114,9 +114,9 @@ def target_logprobs(model: Decoder, hidden: Tensor, targets: Tensor) -> Tensor:
 
 
 class Frozen:
-    """A frozen model, such as a reference or a teacher. The function `load` loads it at its first use; if the function
-    `divide` is set, `load` is called with True and defers the weights, and `divide` divides the model over the
-    processes."""
+    """A frozen model, such as a reference or a teacher. The function `load` loads it at its first use. If the function
+    `divide` is set, `load` is called with True, so that the weights are deferred, and `divide` shards the model over
+    the processes."""
 
     def __init__(self, load: Callable[[bool], Decoder]) -> None:
         self.load = load
@@ -133,8 +133,8 @@ class Frozen:
 
 
 class Reference(Frozen):
-    """The reference model of a policy, the trained model: the model as it was at the start of the run, with which
-    losses compare the policy.
+    """The reference model, a copy of the model at the start of the run. Losses compare the policy (the model in
+    training) with it.
 
     A policy that trains only adapters is its own reference, with the adapters it started with, if any. For other
     policies the reference is a separate model.
@@ -142,7 +142,7 @@ class Reference(Frozen):
 
     @contextmanager
     def of(self, policy: Decoder) -> Iterator[Decoder]:
-        """A context that yields the reference model of a policy, the trained model."""
+        """A context manager that yields the reference model of a policy."""
         names = adapter_names(policy)
         if names and not trains_weights(policy):
             with use_adapter(policy, next((name for name in (START, FIRST) if name in names), "")):
@@ -151,7 +151,7 @@ class Reference(Frozen):
             yield self.on(policy.device)
 
     def follow(self, policy: Decoder) -> None:
-        """Update the weights of the reference towards those of the policy, the trained model; called before each step.
+        """Move the weights of the reference towards those of the policy; called before each step.
         By default does nothing."""
 
     def state(self) -> Mapping[str, Tensor]:
@@ -161,8 +161,8 @@ class Reference(Frozen):
         """Restore the tensors that `state` returned; by default does nothing."""
 
     def totals(self, policy: Decoder, batch: ExampleBatch, tail: float = 1.0) -> Tensor:
-        """Return the log-probabilities (S,) of a batch's sequences under the reference, without gradient; stored ones
-        if the batch has them. See `logprobs_of` for `tail`."""
+        """Return the log-probabilities (S,) of a batch's sequences under the reference, without gradient; the stored
+        values if the batch has them. See `logprobs_of` for `tail`."""
         kept = [batch.numbers[name] for name in sorted(batch.numbers) if name.startswith(REFERENCE)]
         if kept:
             return torch.stack(kept, 1).flatten().float()
@@ -178,8 +178,8 @@ def trains_weights(model: Decoder) -> bool:
 
 
 class SyncedReference(Reference):
-    """A reference that follows the policy, the trained model: every `every` steps, its parameters become `share` times
-    the policy's plus 1 - `share` times their old values."""
+    """A reference that follows the policy (the model in training): every `every` steps, each parameter of the reference
+    becomes `share` times the policy's value plus 1 - `share` times its old value."""
 
     def __init__(self, load: Callable[[bool], Decoder], every: int, share: float) -> None:
         super().__init__(load)
@@ -196,7 +196,7 @@ class SyncedReference(Reference):
         """Return (reference parameter, policy parameter) for each trained parameter of the policy; both have the same
         name."""
         reference = self.on(policy.device)
-        resharded(reference)  # after a forward that had no backward
+        resharded(reference)  # the last forward had no backward, so the weights may still be gathered
         own = dict(reference.named_parameters())
         return [(own[name], p) for name, p in policy.named_parameters() if p.requires_grad and name in own]
 
@@ -215,7 +215,7 @@ class SyncedReference(Reference):
 
 class ReferencedLoss(Loss):
     """The base class of losses that may compare the trained model with a `reference`, such as the model at the start of
-    the run; None: they do not."""
+    the run; None: no comparison."""
 
     uses_all: ClassVar[bool] = True
     reference: Reference | None
@@ -239,7 +239,7 @@ class ReferencedLoss(Loss):
 
 @dataclass(frozen=True)
 class PairLoss(ReferencedLoss):
-    """A loss of pairs of answers: each batch holds a chosen and a rejected answer of each pair, in this order."""
+    """A loss of pairs of answers: each batch contains a chosen and a rejected answer of each pair, in this order."""
 
     of_pairs: Callable[[Answers, Answers], Tensor]  # loss of chosen and rejected answers -> (M,)
     beta: float  # factor of the reported rewards

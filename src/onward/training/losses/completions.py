@@ -16,24 +16,24 @@ from onward.generation.request import Request
 from onward.generation.sampling import Sampling
 from onward.model.decoder import Decoder
 
-ROWS = 256  # completions that the engine continues at a time
-CHUNK = 256  # at least as many prompt tokens are read at a time
-TURN = 7_368_787  # between the seeds of the turns of a completion
+ROWS = 256  # maximum number of completions in a batch of the engine
+CHUNK = 256  # minimum size of a prefill chunk, in tokens
+TURN = 7_368_787  # difference between the seeds of consecutive turns of a completion
 
 
 @dataclass
 class ModelCompletion:
-    """A completion of a prompt: turns of the model and, between them, replies that an environment wrote. The prompt and
+    """A completion of a prompt: turns of the model, with replies of an environment between them. The prompt and
     the tokens are token ids."""
 
     prompt: Sequence[int]
     tokens: list[int] = field(default_factory=list)  # tokens of all turns and replies
     by_model: list[bool] = field(default_factory=list)  # for each token, whether the model wrote it
-    logprobs: list[float] = field(default_factory=list)  # as the engine reported them, one for each token; 0 in replies
-    ended: bool = False  # whether the last turn ended with a stop token and nothing followed
+    logprobs: list[float] = field(default_factory=list)  # from the engine, one per token; 0 for tokens of replies
+    ended: bool = False  # whether the last turn ended with a stop token and no reply followed
 
 
-# of the numbers of completions and of these: the tokens that follow each; None where it has ended
+# maps indices of completions and these completions to the tokens of each reply; None: the completion has ended
 ReplyFunction = Callable[[Sequence[int], Sequence[ModelCompletion]], Sequence[Sequence[int] | None]]
 
 
@@ -58,20 +58,21 @@ def complete(
     samples: int = 1,
     reply: ReplyFunction | None = None,
 ) -> list[ModelCompletion]:
-    """Sample completions of at most `most` tokens, the n-th with seeds[n]; `prompts` repeats each prompt `samples`
-    times in a row. A turn of the model ends with a token of `ends`, which the completion includes, so that the model
-    learns to end. For completions whose turn has ended, `reply` returns the tokens that follow, such as an
-    environment's reply, or None if nothing follows. Raises the error of a completion that failed."""
+    """Sample one completion of at most `most` tokens for each prompt, the n-th with seeds[n]; each prompt occurs
+    `samples` times in a row in `prompts`. A turn of the model ends with a token of `ends`, which is part of the
+    completion, so that the model learns to stop. For completions whose turn has ended, `reply` returns the tokens that
+    follow, such as an environment's reply, or None if nothing follows. Raises the error of a completion that failed."""
     length = model.config.context_length
     rows = min(len(prompts), ROWS)
     cache = growing_cache(model, rows, length, max(CHUNK, min(512, length)))
-    # compile from the first step, so that a resumed run decodes with the same kernels
+    # compile before the first step, so that a resumed run decodes with the same kernels
     engine = Engine(model, rows=rows, cache=cache, compile_after=0)
     made = [ModelCompletion(prompt) for prompt in prompts]
     active, turn = list(range(len(made))), 0
     while active:
         requests = {i: turn_of(made[i], sampling, most, length, ends, seeds[i] + TURN * turn) for i in active}
-        order = sorted(active, key=lambda i: i % samples)  # all prompts first, so that their copies find them cached
+        # each distinct prompt first, so that its copies use the cached prefix
+        order = sorted(active, key=lambda i: i % samples)
         for i in order:
             engine.add(requests[i])
         engine.finish()
@@ -100,8 +101,8 @@ def complete(
 def turn_of(
     one: ModelCompletion, sampling: Sampling, most: int, length: int, ends: Collection[int], seed: int
 ) -> Request:
-    """Return the engine's request for the next turn of the completion `one`, whose tokens are at most `most` in all,
-    and at most `length` together with the prompt. The turn ends with a token of `ends`."""
+    """Return the engine's request for the next turn of the completion `one`, which has at most `most` tokens in total,
+    or `length` including the prompt. The turn ends with a token of `ends`."""
     prompt = [*one.prompt, *one.tokens]
     room = min(most - len(one.tokens), max(1, length - len(prompt)))
     return Request(prompt, sampling, room, stop=ends.__contains__, seed=seed, num_logprobs=0)

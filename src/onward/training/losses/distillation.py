@@ -1,4 +1,4 @@
-"""Distillation: a student learns the distributions of a teacher, on given texts or on its own.
+"""Distillation: a student learns the distributions of a teacher, on given texts or on the student's own answers.
 
 Shapes: N targets, D d_model, V vocabulary.
 """
@@ -30,7 +30,7 @@ from onward.training.step.loss import Loss, Sums
 def divergence(student: Tensor, teacher: Tensor, mix: float) -> Tensor:
     """Return the divergence (N,), in nats, of the distributions given by two tensors of logits (N, V).
 
-    With `mix` 0 it is the forward KL(teacher || student), with 1 the reverse KL(student || teacher), between them the
+    With `mix` 0 it is the forward KL(teacher || student), with 1 the reverse KL(student || teacher), and in between the
     generalized Jensen-Shannon divergence mix KL(teacher || m) + (1 - mix) KL(student || m), where m = mix teacher + (1
     - mix) student (Agarwal et al. 2024, equation 1).
     """
@@ -52,10 +52,10 @@ class Teacher(Frozen):
 
 @dataclass(frozen=True)
 class Distillation(Loss):
-    """The divergence of a student from a teacher at the trained tokens, summed; see `divergence` for `mix`. The logits
-    of both models are divided by `temperature`.
+    """The divergence of a student from a teacher, summed over the trained tokens; see `divergence` for `mix`. The
+    logits of both models are divided by `temperature`.
 
-    If one of the two models has more rows in its head, as padding of its vocabulary, the extra rows are ignored.
+    If the head of one model has more rows, because its vocabulary is padded, the extra rows are ignored.
     """
 
     teacher: Frozen
@@ -95,7 +95,7 @@ class Distillation(Loss):
 class OnPolicy(Loss):
     """Distillation on completions by the student (Agarwal et al. 2024, algorithm 1): in a fraction `share` of the
     batches, each row's answer is replaced by an answer of the student, of at most `most` tokens. The seed of a batch
-    determines whether its answers are replaced, and by which answers."""
+    determines whether its answers are replaced, and seeds the sampling."""
 
     def __init__(self, distillation: Distillation, share: float, most: int, tokenizer: Tokenizer) -> None:
         self.distillation, self.share, self.most, self.tokenizer = distillation, share, most, tokenizer
@@ -107,7 +107,7 @@ class OnPolicy(Loss):
         return self.answers
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Batch]:
-        sampler = unsharded(model)  # also in a process that samples nothing
+        sampler = unsharded(model)  # collective: every process calls it, even one that samples nothing
         return [self.answered(sampler, b) if Random(b.seed).random() < self.share else b for b in batches]
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:

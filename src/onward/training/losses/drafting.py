@@ -25,11 +25,12 @@ from onward.transforms.draft_head import draft_head_of
 
 
 class DraftingLoss(Loss):
-    """The forward KL of a draft head's distributions from those of its frozen model, over `depth` guesses in a row from
-    each token of an answer; guess k has the weight `falloff` ** k, and the weights sum to 1.
+    """The forward KL(model || draft head), averaged over `depth` consecutive guesses after each token of an answer:
+    guess k has a weight proportional to `falloff` ** k, and the weights sum to 1.
 
-    The tokens of the data are replaced by answers of the model itself, of at most `most` tokens at `temperature` or, in
-    half of the batches, of the likeliest tokens. An example without a prompt, a text, is continued from a random place.
+    The answers in the data are replaced by answers of the model itself, of at most `most` tokens, sampled at
+    `temperature` or, in half of the batches, greedily. An example without a prompt (a text) is continued from a random
+    position.
     """
 
     def __init__(self, depth: int, falloff: float, temperature: float, most: int, tokenizer: Tokenizer) -> None:
@@ -83,8 +84,8 @@ class DraftingLoss(Loss):
         return loss, overlap.detach()
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Return the share of first guesses that are accepted at temperature 1, and the mean number of tokens per step
-        of the model if all guesses are made."""
+        """Return the acceptance rate of the first guess at temperature 1, and the mean number of tokens per step of the
+        model when all `depth` guesses are drafted."""
         first, tokens, reached = 0.0, 1.0, 1.0
         for k in range(1, len(self.weights) + 1):
             reached *= (share := figures.pop(f"accepted_{k}"))

@@ -18,7 +18,7 @@ from onward.transforms.heads import head_of
 
 def reward_loss(chosen: Tensor, rejected: Tensor, margin: Tensor | float = 0.0, center: float = 0.0) -> Tensor:
     """Compute -log s(r(chosen) - r(rejected) - margin) + center (r(chosen) + r(rejected))^2, (M,), from the rewards
-    (M,) of the chosen and the rejected answers of M pairs, with the logistic sigmoid s (Bradley and Terry 1952).
+    (M,) of the chosen and the rejected answers of M pairs, where s is the logistic sigmoid (Bradley and Terry 1952).
     `margin` is that of Touvron et al. 2023, equation 2, and `center` that of Eisenstein et al. 2023."""
     return -F.logsigmoid(chosen - rejected - margin) + center * (chosen + rejected).square()
 
@@ -42,7 +42,7 @@ class RewardLoss(Loss):
         return loss, loss.detach(), figures | calibration_bins(gap.abs().sigmoid(), right)
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Replace the sums of each bin of confidence, s(|r - r'|), by the calibration error."""
+        """Replace the sums of each confidence bin by the calibration error; the confidence is s(|r - r'|)."""
         return calibration_error(figures)
 
 
@@ -70,5 +70,6 @@ class ClassLoss(Loss):
         return loss, loss.detach(), figures
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
-        """Replace the sums of each bin of confidence, that of the likeliest class, by the calibration error."""
+        """Replace the sums of each confidence bin by the calibration error; the confidence is the probability of the
+        likeliest class."""
         return calibration_error(figures)

@@ -1,7 +1,7 @@
-"""Methods of fine-tuning, one file each: its options, the examples it makes of records, and its loss.
+"""Fine-tuning methods, one file each: the options of the method, the examples it makes from records, and its loss.
 
-Does not import torch, so that `--help` answers at once: formulas use the methods of tensors, and `Method.loss` imports
-the modules that it uses. A file in one of its folders is found by itself.
+Does not import torch, so that `--help` answers at once: formulas call only methods of tensors, and `Method.loss`
+imports the modules that it uses. New files in the subfolders are found automatically.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""The type of methods, and the inputs that a run gives to a method's loss."""
+"""The base class of fine-tuning methods, and the inputs that a run passes to a method's loss."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Base:
-    """Functions that load the model that a run begins from, and its tokenizer, for losses that need a second copy of
-    that model, such as the reference of DPO."""
+    """Functions that load the base model of a run and its tokenizer, for losses that need a second copy of the model,
+    such as the reference of DPO."""
 
     load: Callable[[bool], Decoder]  # loads another copy of the model; given True, with deferred weights
     tokenizer: Callable[[], Tokenizer]  # returns the tokenizer, with the chat template of the run
@@ -30,7 +30,7 @@ class Method(Part):
     """The base class of fine-tuning methods, such as SFT and DPO: how a model learns from examples. A method is a
     frozen dataclass; its fields are its options.
 
-    A subclass with a kind (`class Mine(Method, kind="mine")`) is known as soon as its module is imported: `onward
+    A subclass with a kind (`class Mine(Method, kind="mine")`) is registered when its module is imported: `onward
     finetune --import MODULE --method mine`.
     """
 
@@ -39,7 +39,7 @@ class Method(Part):
     by_example: ClassVar[bool] = False  # whether the loss is a mean over examples instead of targets
     by_record: ClassVar[bool] = True  # whether each record is turned into examples independently of other records
     dropout: ClassVar[bool] = True  # whether training uses dropout; losses that compare log-probabilities use none
-    beside: ClassVar[bool] = False  # whether separate modules are trained, and the model is unchanged
+    beside: ClassVar[bool] = False  # whether the method trains separate modules and leaves the model unchanged
     labels: ClassVar[tuple[str, ...]] = ()  # labels of the trained output head; `classify` reads them from its data
     reports: ClassVar[tuple[str, ...]] = ()  # names of the method's figures in the log, in addition to the loss
 
@@ -51,15 +51,15 @@ class Method(Part):
 
     @property
     def samples_itself(self) -> bool:
-        """Whether the model in training writes answers of its own, as in reinforcement; each row of a batch must then
-        hold only one example."""
+        """Whether the model in training generates answers, as in reinforcement learning; each row of a batch must then
+        contain only one example."""
         return False
 
     def attach(self, model: Decoder) -> None:
         """Freeze a model, and add the modules that a method trains `beside` it."""
 
     def check(self) -> None:
-        """Raise a UserError if an option is missing that the method cannot do without."""
+        """Raise a UserError if a required option of the method is missing."""
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         """Yield tokenized examples made from the records of the data; `encoder` tokenizes them. Raises a UserError that
@@ -67,6 +67,6 @@ class Method(Part):
         raise NotImplementedError
 
     def loss(self, base: Base) -> Loss:
-        """Return the loss, which the trainer calls with the model and a batch of examples; `base` loads the model that
-        the run begins from."""
+        """Return the loss, which the trainer calls with the model and a batch of examples; `base` loads the base model
+        of the run."""
         raise NotImplementedError

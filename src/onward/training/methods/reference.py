@@ -1,4 +1,4 @@
-"""The reference that a method compares the model with: when it is computed, and whether it moves."""
+"""The reference model of a method: when its log-probabilities are computed, and whether its weights change."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 class ReferenceModel(Part):
     """The base class of the options for the reference model, with which a method compares the trained model; each
-    reference begins as the model at the start of the run."""
+    reference starts as a copy of the model at the start of the run."""
 
     def open(self, base: Base) -> Reference:
-        """Return the reference for the loss; `base` loads the model that the run begins from."""
+        """Return the reference for the loss; `base` loads the base model of the run."""
         from onward.training.losses.answers import Reference
 
         return Reference(base.load)
@@ -43,7 +43,7 @@ class Synced(ReferenceModel, kind="synced"):
     not adapters."""
 
     every: Size = 512  # steps between updates of the reference
-    share: Annotated[float, Range(1e-6, 1)] = 0.6  # fraction of the distance to the model that an update covers
+    share: Annotated[float, Range(1e-6, 1)] = 0.6  # weight of the trained model's values in an update
 
     def open(self, base: Base) -> Reference:
         from onward.training.losses.answers import SyncedReference

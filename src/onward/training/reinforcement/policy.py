@@ -1,7 +1,9 @@
-"""Reinforcement: the model answers prompts with our engine, answers are rewarded, and the loss follows.
+"""Reinforcement learning: the engine samples completions of prompts from the model, a reward scores them, and a policy
+loss compares them.
 
-It is a loss like any other: `prepare` turns batches of prompts into batches of rewarded completions before a step.
-Shapes: P prompts, G completions of each, N = P G, T tokens, M tokens of completions, D d_model, V vocabulary.
+The loss has the usual interface: before a step, `prepare` turns batches of prompts into batches of rewarded
+completions. Shapes: P prompts, G completions of each, N = P G, T tokens, M tokens of completions, D d_model, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from onward.training.rewards.reward import Completion, Reward
 from onward.training.rewards.sum import OpenReward
 from onward.training.step.loss import Loss
 
-REPLAYED = 500_000  # between the seeds of a step's completions and those of replayed prompts
+REPLAYED = 500_000  # difference between the seeds of a step's completions and those of its replayed prompts
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class Rule(Protocol):
 
 class PolicyGradient(Loss):
     """The loss of a reinforcement method: samples completions of prompts, scores them by a reward, and compares the
-    model with a reference, if any. Give it to a Trainer as `loss`."""
+    model with a reference, if any. Pass it to a Trainer as `loss`."""
 
     of_batches: ClassVar[bool] = True
 
@@ -101,7 +103,7 @@ class PolicyGradient(Loss):
         reward: Reward,
         reference: Reference | None = None,
         *,
-        device: str = "auto",  # of a reward model
+        device: str = "auto",  # device of a reward model
     ) -> None:
         self.method, self.tokenizer, self.reference = method, tokenizer, reference
         self.reward = OpenReward(reward, tokenizer, device)
@@ -110,9 +112,10 @@ class PolicyGradient(Loss):
         self.replay = Replay(method.replay)
         self.replier: Replier | None = method.environment.open() if method.environment else None
         if method.environment:
-            reply_tokens(tokenizer, getattr(method.environment, "role", ""), "")  # an error without a chat template
+            # raises the error if there is no chat template
+            reply_tokens(tokenizer, getattr(method.environment, "role", ""), "")
         self.kept: list[Rollouts] = []
-        self.remaining = 0  # further steps that use the kept rollouts
+        self.remaining = 0  # number of further steps that use the kept rollouts
         self.largest_gap, self.gap_share = 0.0, 0
 
     def prepare(self, model: Decoder, batches: Sequence[Batch]) -> list[Rollouts]:
@@ -179,7 +182,7 @@ class PolicyGradient(Loss):
         return Completion(prompt, turns[-1], answer, question.columns, question.prompt, made.tokens, turns)
 
     def turns(self, made: ModelCompletion) -> list[str]:
-        """Return the texts of a completion's turns by the model and of the replies between them, in order."""
+        """Return the texts of a completion's parts in order: the turns of the model and the replies between them."""
         parts = groupby(zip(made.tokens, made.by_model), key=lambda pair: pair[1])
         return [self.text([token for token, _ in part]) for _, part in parts]
 
@@ -214,7 +217,7 @@ class PolicyGradient(Loss):
 
     def rollout(self, model: Decoder, batch: Batch, groups: Sequence[CompletionGroup]) -> Rollouts:
         """Return the completions in `groups` as a batch, padded at the end, with rewards, advantages, and the
-        log-probabilities that the loss compares with. `batch` holds the prompts of these completions."""
+        log-probabilities that the loss compares with. `batch` contains the prompts of these completions."""
         m, made = self.method, [one for group in groups for one in group.made]
         tokens, targets, logprobs = completion_batch(made)
         rewards, terms = (torch.cat(parts) for parts in zip(*((group.rewards, group.terms) for group in groups)))
@@ -239,8 +242,8 @@ class PolicyGradient(Loss):
             self.reference.divide = divide
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors to save with a run: the completions that further steps use, the number of these steps, and
-        the prompts to replay."""
+        """Return the tensors to save with a run: the completions that later steps use again, the number of these steps,
+        and the prompts to replay."""
         tensors = {"remaining": torch.tensor(self.remaining)}
         if self.replay.size:
             tensors["replay"] = torch.tensor(list(self.replay.state().encode()), dtype=torch.uint8)
@@ -271,8 +274,8 @@ class PolicyGradient(Loss):
             return self.outputs(other, batch).logprobs
 
     def outputs(self, model: Decoder, batch: Batch) -> PolicyOutputs:
-        """Compute the outputs of a model for the targets of a batch, at the temperature of the loss, as one forward of
-        a divided model."""
+        """Compute the outputs of a model for the targets of a batch, at the temperature of the loss, in one forward
+        even if the model is sharded."""
         outputs: PolicyOutputs = inside(model, policy_outputs, model, batch, self.method.loss_temperature)
         return outputs
 
@@ -314,8 +317,8 @@ class PolicyGradient(Loss):
     def gap(self, gap: float, share: int) -> float:
         """Return the contribution of a batch to the figure `logprob_gap`, the largest difference between the engine's
         and the trainer's log-probabilities in a step. `gap` is the largest difference in this batch, `share` its
-        divisor. The trainer sums contributions and divides them by the sum of the divisors; they are such that the
-        result is the largest difference."""
+        divisor. The trainer divides the sum of the contributions by the sum of the divisors; the contributions are
+        chosen so that this quotient is the largest difference."""
         before = self.largest_gap * self.gap_share
         self.largest_gap, self.gap_share = max(self.largest_gap, gap), self.gap_share + share
         return self.largest_gap * self.gap_share - before

@@ -1,4 +1,5 @@
-"""Losses of reinforcement as pure functions: group advantages, clipped ratios, reductions, GAE. Does not import torch.
+"""Reinforcement learning losses as pure functions: group advantages, clipped ratios, reductions, GAE. Does not import
+torch.
 
 Sources: PPO (Schulman et al. 2017), GAE (Schulman et al. 2016), GRPO (Shao et al. 2024), RLOO (Ahmadian et al. 2024),
 Dr. GRPO (Liu et al. 2025), DAPO (Yu et al. 2025); the estimator of KL is k3 (Schulman 2020).
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
 
 Reduction = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
 AdvantageScale = Literal["group", "batch", "none"]
-EPSILON = 1e-4  # added to the deviation of rewards
+EPSILON = 1e-4  # added to the standard deviation of rewards
 
 
 def group_advantages(rewards: Tensor, group: int, scale: AdvantageScale = "group") -> Tensor:
-    """Compute GRPO's advantages (N,): rewards (N,) minus the mean of their group, the `group` completions of one prompt
-    in a row. They are divided by the standard deviation of the group's rewards or, with `scale` "batch", of all; with
-    "none", not divided. A group of equal rewards has advantages of 0."""
+    """Compute GRPO's advantages (N,): rewards (N,) minus the mean of their group; a group is `group` consecutive
+    completions of one prompt. They are divided by the standard deviation of the group's rewards or, with `scale`
+    "batch", of all rewards; `scale` "none" does not divide them. A group of equal rewards has advantages of 0."""
     grouped = rewards.view(-1, group)
     advantages = grouped - grouped.mean(1, keepdim=True)
     if scale != "none":
@@ -30,8 +31,8 @@ def group_advantages(rewards: Tensor, group: int, scale: AdvantageScale = "group
 
 
 def leave_one_out(rewards: Tensor, group: int) -> Tensor:
-    """Compute RLOO's advantages (N,): each of the rewards (N,) minus the mean of the others in its group, the `group`
-    completions of one prompt in a row."""
+    """Compute RLOO's advantages (N,): each of the rewards (N,) minus the mean of the other rewards in its group; a
+    group is `group` consecutive completions of one prompt."""
     grouped = rewards.view(-1, group)
     return (grouped - (grouped.sum(1, keepdim=True) - grouped) / (group - 1)).view(-1)
 

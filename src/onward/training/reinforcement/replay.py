@@ -1,4 +1,4 @@
-"""Prompts of medium difficulty, kept for replay."""
+"""A replay buffer of prompts of medium difficulty."""
 
 from __future__ import annotations
 

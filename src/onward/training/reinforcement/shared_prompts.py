@@ -19,12 +19,13 @@ from onward.model.decoder import Decoder
 
 
 def target_states(model: Decoder, batch: Batch) -> Tensor:
-    """Return the hidden states (M, D) at the M targets of a batch of completions, row by row. Where this takes less
-    work, consecutive completions of one prompt are put into one row, which holds the prompt once, and attend only to it
-    and themselves; the states are equal up to rounding."""
+    """Return the hidden states (M, D) at the M targets of a batch of completions, row by row. If this takes fewer
+    operations, consecutive completions of one prompt share a row that contains the prompt once; each attends only to
+    the prompt and itself. The states are equal up to rounding."""
     inside = batch.targets != IGNORE_INDEX
     c = model.config
-    has_states = any(part.states(c) for part in each(c.attention))  # states cannot branch; custom parts may have some
+    # recurrent states cannot branch; custom parts may have states
+    has_states = any(part.states(c) for part in each(c.attention))
     shares = batch.positions is None and not has_states and not own_parts(c)
     shared = shared_rows(batch, c.d_model) if shares else None
     if shared is None:
@@ -34,7 +35,7 @@ def target_states(model: Decoder, batch: Batch) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class SharedRows:
-    """The input of a model that computes a prompt once for several of its completions: each row holds a prompt and
+    """The input of a model that computes a prompt once for several of its completions: each row contains a prompt and
     these completions."""
 
     tokens: Tensor  # (R, S)
@@ -58,7 +59,8 @@ def shared_rows(batch: Batch, width: int) -> SharedRows | None:
     if len(parts) == len(texts):
         return None
     longest = max(starts[part[0]] + sum(ends[n] - starts[n] for n in part) for part in parts)
-    longest += 1  # a token at the last position: scaled rotations depend on the length, which sharing must not change
+    # one token at the batch's last position, so that RoPE scaling, which depends on the length, stays unchanged
+    longest += 1
     tokens, positions = batch.tokens.new_zeros(2, len(parts), longest)
     positions[:, -1] = batch.tokens.size(1) - 1
     indices = torch.zeros_like(batch.tokens)
@@ -77,10 +79,10 @@ def shared_rows(batch: Batch, width: int) -> SharedRows | None:
 
 def branches(prompt: int, completion: int, width: int) -> int:
     """Return the number g of completions of `completion` tokens that should share a row with their prompt of `prompt`
-    tokens, so that each takes the least work in a model with d_model `width`.
+    tokens, so that the operations per completion are minimal in a model with d_model `width`.
 
-    With a prompt of L and completions of C tokens a row has S = L + g C. Its products with the weights of a layer take
-    about 24 S D^2 operations, and attention, whose masked scores are computed too, 4 S^2 D; the sum divided by g is
-    least for g = sqrt(L (L + 6 D)) / C.
+    With a prompt of L and completions of C tokens a row has S = L + g C. The matrix products of a layer with its
+    weights take about 24 S D^2 operations, and attention takes 4 S^2 D, including masked scores; the sum divided by g
+    is least for g = sqrt(L (L + 6 D)) / C.
     """
     return max(1, int(math.sqrt(prompt * (prompt + 6 * width)) / max(1, completion)))

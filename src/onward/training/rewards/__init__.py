@@ -1,7 +1,7 @@
-"""Rewards: numbers for the completions that a model writes. A reward is a value, a part of the type `Reward`; a sum of
-rewards with weights is a reward.
+"""Rewards: numbers for the completions that a model writes. A reward is a part (a frozen dataclass) of the type
+`Reward`; a weighted sum of rewards is also a reward.
 
-Does not import torch, so that `--help` answers at once. All kinds are known once this package is imported.
+Does not import torch, so that `--help` answers at once. Importing this package registers all kinds.
 """
 
 from onward.training.rewards import code, function, judge, model, sum, text

@@ -1,4 +1,4 @@
-"""Code that passes tests as a reward."""
+"""A reward for code that passes tests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Code(Reward, kind="code"):
     block or, without one, the whole completion.
 
     The tests are a text or a list of texts, such as `assert add(1, 2) == 3`. Each completion runs in a separate
-    process, in a temporary folder, with limits of time, memory and, where the kernel has them, of files, other
-    processes and the network: see evaluation/sandbox.py.
+    process, in a temporary folder, with limits on time and memory and, if the kernel supports them, on files, other
+    processes and the network; see evaluation/sandbox.py.
     """
 
     tests: str = "tests"  # name of the column with the tests

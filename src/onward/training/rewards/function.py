@@ -1,4 +1,4 @@
-"""A function of the user as a reward."""
+"""A user-defined function as a reward."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Function(Reward, kind="function"):
-    """A function of prompts, completions and answers, lists of texts, that returns a list of numbers; written in short
-    as FILE.py:FUNCTION.
+    """A user-defined function that returns a list of numbers; written in short as FILE.py:FUNCTION. Its arguments are
+    `prompts`, `completions` and `answers`, lists of texts.
 
-    Other fields of the records are given by name, as lists, where the function has a parameter of that name or
-    **kwargs. The function may be asynchronous. It runs in a separate process, which is ended after `seconds`; a
-    second call that takes as long ends the run.
+    Other fields of the records are passed as lists, by name, if the function has a parameter of this name or **kwargs.
+    The function may be asynchronous. It runs in a separate process; a call that takes longer than `seconds` is repeated
+    once, then ends the run.
     """
 
     file: str  # a Python file, which Onward executes
@@ -50,8 +50,8 @@ class Function(Reward, kind="function"):
 
 
 def columns_of(completions: Sequence[Completion]) -> dict[str, list[Any]]:
-    """Return prompts, completions and answers, and the other fields of the records, as lists by name, the arguments of
-    a user's function; None where a record lacks a field that others have."""
+    """Return the arguments of a user-defined function by name: lists of the prompts, completions, answers and other
+    fields of the records, with None for a record that lacks a field that other records have."""
     names = dict.fromkeys(name for completion in completions for name in completion.columns)
     return {name: [c.columns.get(name) for c in completions] for name in names} | {
         "prompts": [c.prompt for c in completions],

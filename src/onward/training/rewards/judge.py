@@ -1,4 +1,5 @@
-"""A model behind an OpenAI-compatible address that judges completions, as a reward: each by itself, or in pairs."""
+"""Rewards from a judge, a model behind an OpenAI-compatible address, that grades single completions or compares
+pairs."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PROMPT = (
 class AskedModel(Reward, kind=""):
     """The base class of rewards that ask a model on a server.
 
-    The request is POST URL/chat/completions, as OpenAI's servers and most others take it, with temperature 0. It is
+    The request is POST URL/chat/completions, in the format of OpenAI's API, with temperature 0. It is
     repeated while the server is busy, fails, or replies without a verdict; after 5 requests the run ends.
     """
 
@@ -33,7 +34,7 @@ class AskedModel(Reward, kind=""):
     url: str  # address up to /v1, such as http://localhost:8000/v1
     model: str  # name of the judge's model on the server
     prompt: str = ""
-    key_env: str = "OPENAI_API_KEY"  # environment variable that holds the API key; if it is not set, no key is sent
+    key_env: str = "OPENAI_API_KEY"  # environment variable with the API key; if the variable is not set, no key is sent
     seconds: Seconds = 60.0  # time limit for a request
     concurrency: Annotated[int, Range(1, 1024)] = 8  # concurrent requests
 
@@ -62,7 +63,7 @@ class AskedModel(Reward, kind=""):
 @dataclass(frozen=True)
 class Judge(AskedModel, kind="judge"):
     """A reward: a tenth of the grade from 0 to 10 that a model on a server gives to a completion, the first number from
-    0 to 10 in its reply, after its reasoning. In `prompt`, the template of the request, {prompt}, {completion},
+    0 to 10 in its reply after any reasoning. In `prompt`, the template of the request, {prompt}, {completion},
     {answer} and the names of other columns in braces are replaced by their texts."""
 
     needed: ClassVar[tuple[str, ...]] = ("completion",)
@@ -75,11 +76,11 @@ class Judge(AskedModel, kind="judge"):
 
 @dataclass(frozen=True)
 class Pairwise(AskedModel, kind="pairwise"):
-    """The share of the other completions of the same prompt that a completion beats, in the judgment of a model on a
-    server.
+    """A reward: the share of the other completions of the same prompt that a completion beats, as judged by a model on
+    a server.
 
-    The model compares each pair of completions in both orders, since judges favor a position, and replies A or B. Two
-    completions of the same text are a tie.
+    The model compares each pair of completions in both orders, since judges have a position bias, and replies A or B.
+    Two completions with the same text are a tie.
     """
 
     needed: ClassVar[tuple[str, ...]] = ("first", "second")

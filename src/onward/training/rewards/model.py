@@ -35,9 +35,11 @@ class Model(Reward, kind="model"):
         folder = locate(self.folder)
         model, _, source = load_with_adapters(folder, dtype=torch.float32, device=choose_device(device))
         if head_labels(model) != REWARD:
-            raise UserError(f"reward is {folder}, a model without rewards: train one with --method reward")
+            raise UserError(f"reward is {folder}, which has no reward head: train a reward model with --method reward")
         known = source.tokenizer()
         if tokenizer and (known is None or known.inner.get_vocab() != tokenizer.inner.get_vocab()):
-            raise UserError(f"the reward model {folder} has another vocabulary: train one from the same model")
+            raise UserError(
+                f"the reward model {folder} has another vocabulary: train a reward model on the same base model"
+            )
         model.eval().requires_grad_(False)
         return lambda completions: outputs(model, [[*c.prompt_tokens, *c.tokens] for c in completions])[:, 0].tolist()

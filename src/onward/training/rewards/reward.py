@@ -1,4 +1,4 @@
-"""The type of rewards, and the completions that they score."""
+"""The base class of rewards, and the completions that rewards score."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Completion:
 
     prompt: str
     text: str  # text of the completion, without its end token
-    answer: str = ""  # the record's answer; "": no answer
+    answer: str = ""  # answer of the record; "": none
     columns: Mapping[str, Any] = field(default_factory=dict)  # other fields of the record, as JSON values
     prompt_tokens: Sequence[int] = ()
     tokens: Sequence[int] = ()  # tokens of the completion, including its end token
@@ -41,9 +41,9 @@ class Reward(Part):
     """The base class of rewards: a reward is a number for a completion; higher is better. A reward is a frozen
     dataclass; its fields are its options.
 
-    A subclass with a kind (`class Mine(Reward, kind="mine")`) defines `score` for one completion or `scores` for all of
-    a step; one that loads a model or starts a process defines `open`. It is known as soon as its module is imported:
-    `--import MODULE --reward mine`.
+    A subclass with a kind (`class Mine(Reward, kind="mine")`) defines `score` for one completion or `scores` for all
+    completions of a step; a subclass that loads a model or starts a process defines `open`. It is registered when its
+    module is imported: `--import MODULE --reward mine`.
     """
 
     @classmethod
@@ -75,8 +75,8 @@ class Reward(Part):
 
     def open(self, tokenizer: Tokenizer | None = None, device: str = "auto") -> Scorer:
         """Load the models or start the processes that the reward needs, and return a function from a list of
-        completions to the list of their scores. `tokenizer` is that of the model in training; `device` is for a reward
-        model. Raises a UserError if something is missing."""
+        completions to the list of their scores. `tokenizer` is the tokenizer of the model in training; `device` is the
+        device of a reward model. Raises a UserError if a model, file or server that the reward needs cannot be used."""
         return self.scores
 
     def scores(self, completions: Sequence[Completion]) -> Sequence[float]:
@@ -95,14 +95,14 @@ def reward_of(text: str) -> Reward:
 
 
 def finite(scores: Sequence[Any], completions: Sequence[Completion], name: str) -> list[float]:
-    """Return the `scores` that the reward `name` gave to completions, as finite floats. Raises a UserError if there are
-    not as many scores as completions, or if one of them is not a finite number."""
+    """Return the `scores` that the reward `name` gave to completions, as finite floats. Raises a UserError if the
+    number of scores differs from the number of completions, or if a score is not a finite number."""
     if len(scores) != len(completions):
         raise UserError(f"the reward {name} returned {len(scores)} values for {len(completions)} completions")
     for score, completion in zip(scores, completions):
         try:
             right = math.isfinite(score)
-        except (TypeError, ValueError):  # not a number, or a tensor of several
+        except (TypeError, ValueError):  # not a number, or a tensor with several elements
             right = False
         if not right:
             raise UserError(

@@ -26,7 +26,7 @@ class Sum(Reward, kind=SUM, internal=True):
         if not self.terms:
             raise UserError("reward has no terms: write one, such as exact")
         if not all(math.isfinite(weight) for weight, _ in self.terms):
-            raise UserError("a weight of reward is not a finite number: give it another")
+            raise UserError("a weight of reward is not a finite number: give a finite weight")
         names = [notation(reward) for _, reward in self.terms]
         if twice := [name for name in names if names.count(name) > 1]:
             raise UserError(f"reward has the term {twice[0]:.99} twice: write it once, with the sum of the weights")
@@ -40,10 +40,10 @@ class Sum(Reward, kind=SUM, internal=True):
 
 
 class OpenReward:
-    """A reward that is ready to score, with its models and processes loaded: the K terms of a weighted sum, with their
-    names and weights. A reward that is not a sum is its only term.
+    """A reward that is ready to score, with its models loaded and its processes started: the K terms of a weighted sum,
+    with their names and weights. A reward that is not a sum is its only term.
 
-    A name is the label of a term or, where several terms have the same label, the term as the user wrote it.
+    The name of a term is its label or, if several terms have the same label, the term as the user wrote it.
     """
 
     def __init__(self, reward: Reward, tokenizer: Tokenizer | None = None, device: str = "auto") -> None:
@@ -55,10 +55,11 @@ class OpenReward:
 
     def terms(self, completions: Sequence[Completion]) -> list[list[float]]:
         """Return the scores of the completions by each term of the sum: K lists with a finite number for each
-        completion. Terms wait for their processes and servers at the same time."""
+        completion. The terms are scored in parallel, so that they wait for their processes and servers at the same
+        time."""
         from concurrent.futures import ThreadPoolExecutor
 
-        if len(self.scorers) == 1:  # in this thread, in which Ctrl-C arrives
+        if len(self.scorers) == 1:  # in this thread, so that Ctrl-C interrupts it
             scores = [self.scorers[0](completions)]
         else:
             with ThreadPoolExecutor(len(self.scorers)) as threads:

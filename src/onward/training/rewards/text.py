@@ -100,7 +100,7 @@ class Length(Reward, kind="length"):
 class Format(Reward, kind="format"):
     """1 if the whole completion, up to surrounding spaces, follows a template; else 0.
 
-    Each {} of the template stands for one or more characters, spaces for any number of spaces and line breaks. Each tag
+    Each {} of the template matches one or more characters; spaces match any number of spaces and line breaks. Each tag
     of the template, such as <answer>, must occur in the completion as often as in the template.
     """
 
@@ -113,7 +113,7 @@ class Format(Reward, kind="format"):
 
     @cached_property
     def pieces(self) -> list[re.Pattern[str]]:
-        """The texts between the {} of the template, in order, as regular expressions; the last one matches only at the
+        """Regular expressions for the texts between the {} of the template, in order; the last one matches only at the
         end of a completion."""
         parts = [r"\s*".join(map(re.escape, re.split(r"\s+", piece))) for piece in self.template.strip().split("{}")]
         return [re.compile(part) for part in parts[:-1]] + [re.compile(parts[-1] + r"\Z")]
@@ -160,23 +160,23 @@ class JsonSchema(Reward, kind="json_schema"):
                 yield jsonschema.ValidationError("another text")
 
         bounded = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"pattern": pattern})
-        validator = bounded(schema, registry=jsonschema_specifications.REGISTRY)  # which fetches nothing
+        validator = bounded(schema, registry=jsonschema_specifications.REGISTRY)  # does not download schemas
 
         def conforms(value: Any) -> bool:
             try:
                 return bool(validator.is_valid(value))
-            except RecursionError:  # of nested values
+            except RecursionError:  # deeply nested values
                 return False
             except referencing.exceptions.Unresolvable as error:
                 raise UserError(f"{self.file} is not a JSON schema ({error!s:.99}): correct it") from None
 
-        conforms(None)  # follows the first references
+        conforms(None)  # resolves the schema's references, to find errors now
         return lambda completions: [json_score(conforms, completion.text) for completion in completions]
 
 
 def json_score(conforms: Callable[[Any], bool], text: str) -> float:
-    """Return 1 if `text` is JSON for whose parsed value `conforms` returns true, 0.1 for other JSON, 0 for text that is
-    not JSON."""
+    """Return 1 if `text` is JSON and `conforms` returns true for the parsed value, 0.1 for other JSON, 0 for text that
+    is not JSON."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

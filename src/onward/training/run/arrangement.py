@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def arranged(config: RunConfig, decoder: DecoderConfig, processes: "Processes", mesh: str = "") -> "Processes":
-    """Return the processes of a run with a mesh along which they replicate or divide the model `decoder`; see
+    """Return the processes of a run with a mesh that replicates or shards the model `decoder`; see
     `together.planned`."""
     if not mesh:
         processes = processes.arranged(chosen(config, decoder, processes.count))
@@ -44,8 +44,8 @@ def arranged(config: RunConfig, decoder: DecoderConfig, processes: "Processes", 
 
 
 def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
-    """Raise a UserError if a mesh cannot divide the decoder, or if the mesh divides it and the run has options that do
-    not work with a divided model."""
+    """Raise a UserError if a mesh cannot divide the decoder, or if it divides the decoder and the run has options that
+    a divided model does not support."""
     mesh.check_decoder(decoder)
     mesh.check_length(decoder.context_length)
     if not mesh.divides:
@@ -61,12 +61,12 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
         refused[f"method {config.method.kind}"] = config.method.beside
     if mesh.pipeline * mesh.context > 1 and isinstance(config, FinetuneConfig):
         axis = "the stages of a pipeline" if mesh.pipeline > 1 else "a context axis"
-        raise UserError(f"Cannot fine-tune over {axis} (mesh {str(mesh)!r}): divide by shards or a tensor axis")
+        raise UserError(f"Cannot fine-tune over {axis} (mesh {str(mesh)!r}): use a shard or tensor axis")
     if mesh.context > 1 and config.compile:
         raise UserError(f"Cannot compile over a context axis (mesh {str(mesh)!r}): leave out compile, or use context=1")
     if mesh.tensor > 1 and isinstance(config, FinetuneConfig) and config.method.samples_itself:
         raise UserError(
-            f"Cannot sample for {config.method.kind} over a tensor axis (mesh {str(mesh)!r}): divide by shards"
+            f"Cannot sample for {config.method.kind} over a tensor axis (mesh {str(mesh)!r}): use a shard axis"
         )
     if given := [name for name, is_given in refused.items() if is_given]:
         raise UserError(
@@ -75,7 +75,7 @@ def check(config: RunConfig, mesh: Mesh, decoder: DecoderConfig) -> None:
 
 
 def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
-    """Return the default mesh for `count` processes: replicas if a device can hold the whole training in fp32, or if
+    """Return the default mesh for `count` processes: replicas if the training in fp32 fits on one device, or if
     the run has a time limit or quantizes its weights; else shards over the processes of each machine or, if these are
     too few, over all processes."""
     plain = replace(config, precision="fp32")
@@ -87,8 +87,8 @@ def chosen(config: RunConfig, decoder: DecoderConfig, count: int) -> Mesh:
 
 
 def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) -> TrainingMemory:
-    """Compute the memory that training takes in one process of a mesh. Methods that sample are planned for completions
-    of full length, with prompts of at most 256 tokens."""
+    """Compute the memory that training takes in one process of a mesh. Methods that sample are planned with completions
+    of the maximum length and prompts of at most 256 tokens."""
     tuned = config if isinstance(config, FinetuneConfig) else None
     holes = choice.holes_on(config.device)
     options: dict[str, Any] = {
@@ -105,7 +105,7 @@ def memory_per_process(config: RunConfig, decoder: DecoderConfig, mesh: Mesh) ->
     method = tuned.method if tuned and tuned.method.samples_itself else None
     if not isinstance(method, PolicyMethod | Distill):
         return memory
-    if isinstance(method, PolicyMethod):  # the engine samples for all batches together
+    if isinstance(method, PolicyMethod):  # the engine samples the completions of all batches together
         rows *= -(-config.accumulation // mesh.data) * method.samples
     return with_engine(memory, decoder, mesh, min(rows, ROWS), STEP + method.completion_length)
 
@@ -119,10 +119,10 @@ def trained_with(lora: LoRA, decoder: DecoderConfig) -> int:
 
 
 def with_frozen_weights(memory: TrainingMemory, trained: int, mesh: Mesh, holes: float) -> TrainingMemory:
-    """Return the `memory` of a training of all weights changed to one in which a process trains only `trained`
-    parameters, of adapters in fp32, with AdamW. The weights have neither gradients nor state; activations are as many,
-    at most."""
-    before = memory.at_loss - (0 if mesh.divides else memory.gradients)  # replicas have gradients from the beginning
+    """Convert `memory`, of a run that trains all weights, to that of a run in which each process trains only `trained`
+    adapter parameters in fp32 with AdamW. The frozen weights need no gradients or optimizer state; the memory of
+    activations is an upper bound."""
+    before = memory.at_loss - (0 if mesh.divides else memory.gradients)  # replicas allocate gradients at the start
     transient = max(before, memory.transient - memory.gradients) + 4 * trained
     return replace(
         memory,

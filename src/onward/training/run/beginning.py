@@ -1,4 +1,5 @@
-"""How a new run begins: its processes, its tokens, its model, and its open options, which are fixed here."""
+"""The start of a new run: sets up its processes, its tokens and its model, and chooses the options that the user left
+open."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -47,27 +48,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """The parts of a run, new or resumed, from which a Run is made."""
+    """The components from which a new or resumed Run is made."""
 
     config: RunConfig
-    processes: "Processes | None"  # in their mesh; None: one process
+    processes: "Processes | None"  # the processes with their mesh; None: a single process
     tokenizer: Tokenizer
     inputs: Inputs
     model: Decoder
     hf: dict[str, Any]  # content of the model's Hugging Face config.json
     loss: Loss
-    tasks: Sequence[Task]  # the scores that are measured at each validation
-    budget: Budget | None = None  # in the first process, until the number of steps of a run with a time limit is fixed
+    tasks: Sequence[Task]  # tasks that are scored at each validation
+    budget: Budget | None = None  # for a time limit, only in the first process, until the number of steps is fixed
     choice: Choice | None = None  # chosen model size, if the options of a new run leave it open
     fresh: bool = False  # whether the weights are newly initialized
     messages: Sequence[str] = ()  # messages to the user
     progress: RunProgress = RunProgress()
     state: SavedState | None = None  # the save that the run is resumed from
-    fill: Callable[[Decoder], object] = lambda model: None  # sets the weights of a model that processes have divided
+    fill: Callable[[Decoder], object] = lambda model: None  # sets the weights of a sharded model
 
     @property
     def whole(self) -> bool:
-        """Whether the weights of the model have values: those on the meta device get them once it is divided."""
+        """Whether the weights of the model have values; weights on the meta device get their values after the model is
+        sharded."""
         return not any(parameter.is_meta for parameter in self.model.parameters())
 
 
@@ -83,15 +85,15 @@ class Given:
 
 
 def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Parts:
-    """Begin a new run in its folder, in the first of its processes: choose their mesh, tokenize the data, make the
-    model, fix the options left open, and write run.json. If the processes divide the model, it has no weights yet (see
-    `reopening.outline`)."""
+    """Start a new run in its folder: choose the mesh of its processes, tokenize the data, make the model, choose the
+    options left open, and write run.json. Called in the first process. If the processes shard the model, its weights
+    are not loaded yet (see `reopening.outline`)."""
     folder, device = Path(config.out), choose_device(config.device)
     for module in config.imports:
         fields.import_parts(module)
     for name in config.fixed:
         if name in fields.changed_fields(config):
-            raise UserError(f"{name} is not read by a run on examples: leave it out")
+            raise UserError(f"{name} is not an option of runs on examples: leave it out")
     if config.base:
         config = with_merged_base(config, folder)
 
@@ -112,7 +114,8 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
     stage, fresh = stage_of(config), model is None
     tokenizer = stage.prepare(config, folder, given.progress)
     inputs = stage.open(config, folder, "sha256")
-    import_module("torch._dynamo")  # as the first optimizer does, for a second: not while steps are timed
+    # the first optimizer imports it, which takes a second: import it before steps are timed
+    import_module("torch._dynamo")
 
     # the model
     loss = lambda: as_loss(given.loss) if given.loss else stage.loss(config)
@@ -129,7 +132,7 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
         if processes and not known:
             processes = planned(config, decoder, processes)
         model = new_model(config, decoder, divided=divides(processes))
-    if not divides(processes):  # a model that is divided need not fit a device
+    if not divides(processes):  # a sharded model may be too large for one device
         model = model.to(device)
     if inputs.labels:
         add_head(model, inputs.labels)
@@ -151,7 +154,7 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
         messages=[*inputs.notes, *notes, *room],
     )
     parts = timed(parts, given)
-    if processes:  # before the folder stays
+    if processes:  # checked before run.json makes the folder permanent
         processes.check_windows(len(inputs.windows(parts.config, model.config.context_length)))
     write_json(folder / "run.json", fields.plain(parts.config))
     if not parts.whole:
@@ -160,8 +163,8 @@ def begun(config: RunConfig, given: Given, processes: "Processes | None") -> Par
 
 
 def known_decoder(config: RunConfig, model: Decoder | None) -> DecoderConfig | None:
-    """Return the decoder by which processes plan their mesh before the data is read; None if they choose a mesh for new
-    weights, whose number depends on the tokenizer."""
+    """Return the decoder for which processes plan their mesh before the data is read; None for a mesh chosen by Onward
+    for new weights, since their number depends on the tokenizer."""
     if model is not None:
         return model.config
     if config.base:
@@ -170,24 +173,25 @@ def known_decoder(config: RunConfig, model: Decoder | None) -> DecoderConfig | N
 
 
 def divides(processes: "Processes | None") -> bool:
-    """Return whether processes divide a model among them, so that none should load all of it."""
+    """Return whether processes shard a model, so that no process should load the whole model."""
     return bool(processes and processes.divides)
 
 
 def starts_with_inputs(config: RunConfig) -> bool:
-    """Return whether adapters of a run begin with the inputs of layers, for which the whole model must compute."""
+    """Return whether the adapters of a run are initialized from the inputs of layers (EVA), which needs forwards of the
+    whole model."""
     return config.adapters is not None and isinstance(config.adapters.init, EVA)
 
 
 def check_options(config: RunConfig) -> None:
-    """Raise a UserError for options with which no run can begin, such as an unknown optimizer; called before any text
-    is read."""
+    """Raise a UserError for options that no run can start with, such as an unknown optimizer; called before any text is
+    read."""
     config.decoder(1)
     if config.evaluate_tasks:
         tasks_of(config.evaluate_tasks, "evaluate_tasks")
     elif config.task_limit != RunConfig.task_limit:
         raise UserError(
-            f"task_limit is {config.task_limit} without tasks to ask: add --evaluate-tasks, or leave it out"
+            f"task_limit is {config.task_limit} without tasks: add --evaluate-tasks, or leave out task_limit"
         )
     check_optimizer(config.optimizer or "adamw")
     text_loss(config)
@@ -228,5 +232,5 @@ def with_tokens(hf: dict[str, Any], tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def stand_in(model: Decoder, device: torch.device) -> Decoder:
-    """Return a decoder of at most two blocks like those of a larger model, to time steps in its place."""
+    """Return a decoder with at most two blocks like those of a larger model, used in its place to time steps."""
     return Decoder(replace(model.config, n_layers=min(2, model.config.n_layers))).to(device)

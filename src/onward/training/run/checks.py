@@ -15,17 +15,17 @@ from onward.data.windows import IGNORE_INDEX, Batch
 from onward.model.decoder import Decoder, without_dropout
 from onward.training.step.loss import CrossEntropy
 
-CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # tokens of the check of causality, and of the check of the first loss
-MAX_GAP = 0.5  # nats per token between the loss of a fresh model and ln V, without the part that its width explains
-PROBES, LENGTH = 32, 32  # passages of the validation text that are searched for, and tokens of each
-SEARCHED = 1 << 26  # the most training tokens that are searched, which takes about a second
-CHUNK = 1 << 18  # tokens that are searched at a time
-COMMON = 0.1  # the share of passages that may be found, since similar texts share phrases
+CAUSAL_TOKENS, LOSS_TOKENS = 128, 1024  # number of tokens for the causality check, and for the check of the first loss
+MAX_GAP = 0.5  # maximum difference, in nats per token, between the loss of a fresh model and its expected value
+PROBES, LENGTH = 32, 32  # number of passages of the validation text to search for, and tokens of each
+SEARCHED = 1 << 26  # maximum number of training tokens to search; takes about a second
+CHUNK = 1 << 18  # number of tokens to search at a time
+COMMON = 0.1  # maximum share of passages found in a passed check, since similar texts share phrases
 
 
 @dataclass(frozen=True)
 class Check:
-    """The result of a check at the start of a run: whether it passed, and a sentence with its numbers."""
+    """The result of a check at the start of a run: whether it passed, and a sentence with the measured numbers."""
 
     name: str
     ok: bool
@@ -87,7 +87,7 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
 
 def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
     """Check that the training text `train` contains no passages of the validation text. If the training text is longer
-    than `searched` tokens, only about this many, in evenly spread chunks, are searched."""
+    than `searched` tokens, only about this many, in evenly spaced chunks, are searched."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)
@@ -102,7 +102,8 @@ def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED)
     return Check("validation", float(present.mean()) <= COMMON, sentence)
 
 
-MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)  # odd, so that no bit is lost
+# odd factors, so that multiplication modulo 2^32 is invertible
+MIX = np.array([0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F], np.uint32)
 
 
 def search(tokens: np.ndarray, probes: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """The events of a run, and the files in which they are recorded.
 
 RUN/metrics.jsonl    a line per step, validation and rollback
-RUN/samples.jsonl    texts by the model: samples of the display, and completions it was trained on
+RUN/samples.jsonl    texts by the model: displayed samples, and completions that it was trained on
 RUN/skipped.jsonl    windows that are skipped because a step failed on them
 """
 
@@ -27,29 +27,29 @@ class Rollback:
     step: int  # step of the save
     failed_step: int
     reason: str
-    skipped: tuple[int, int]  # half-open range of window numbers that are skipped from now on
+    skipped: tuple[int, int]  # half-open range of window numbers to skip from now on
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Event: a message for the user, such as that a save has failed."""
+    """Event: a message for the user, for example about a failed save."""
 
     step: int
     sentence: str
 
 
-SAMPLES = 4  # texts that are recorded of those on which a step was trained
+SAMPLES = 4  # maximum number of completions recorded per step
 
 Event = Step | Validation | Rollback | Notice
 Recorded = TypeVar("Recorded", Step, Validation)
 
 
 class EventLog:
-    """Records the events of a run in its files, and copies them to TensorBoard or Weights & Biases if the run uses
-    these. Records nothing unless `active`: in a run of many processes, only the first process is active."""
+    """Records the events of a run in its files, and copies them to TensorBoard or Weights & Biases if configured.
+    Records nothing unless `active`: in a run of many processes, only the first process is active."""
 
     def __init__(self, folder: Path, active: bool, messages: Sequence[str] = ()) -> None:
-        """`messages` are sentences for the user that come with the next step."""
+        """`messages` are sentences for the user, shown with the next step."""
         self.folder, self.active, self.messages = folder, active, [*messages]
         names = "metrics", "samples", "skipped"
         self.metrics, self.samples, self.skipped = (Journal(folder / f"{name}.jsonl") for name in names)
@@ -57,7 +57,7 @@ class EventLog:
 
     @contextmanager
     def tracked(self, names: Sequence[str], config: Mapping[str, Any]) -> Iterator[None]:
-        """A context in which the rows of metrics.jsonl are also copied to the trackers with these names, such as
+        """Context manager: inside it, the rows of metrics.jsonl are also copied to the trackers called `names`, such as
         "tensorboard"; `config` are the options of the run."""
         self.trackers = Trackers(names, self.folder, config) if names and self.active else None
         try:
@@ -112,6 +112,6 @@ class EventLog:
 
 
 def precedes(row: Mapping[str, Any], step: int) -> bool:
-    """Return whether a row of a run's files was written before the save of `step`. Of the rows at that step, the row of
-    the training step, which has a loss, and the samples of training precede the save; validations follow it."""
+    """Return whether a row of a run's files was written before the save of `step`. Among the rows of this step, the row
+    of the training step (with a loss) and the training samples precede the save; validations follow it."""
     return row["step"] < step or (row["step"] == step and ("loss" in row or "trained" in row))

@@ -1,5 +1,5 @@
 """The initial values of adapters in a new run with a divided base model. The first process computes them, and all
-processes read them from a file, so that all begin with the same adapters."""
+processes read them from a file, so that all start with the same adapters."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from onward.base.files import atomic_write
 from onward.checkpoint.weights import fill, read_tensors
 from onward.model.decoder import Decoder
 
-FILE = "adapters.safetensors"  # in the run folder, until step 0 is saved
+FILE = "adapters.safetensors"  # file in the run folder, deleted after step 0 is saved
 
 
 def write_initial_values(model: Decoder, folder: Path) -> None:

@@ -31,12 +31,12 @@ class Journal:
                     self.waiting = ""
                 else:
                     file.truncate(end)
-        except OSError:  # for example, the folder was removed
+        except OSError:  # for example, because the folder was removed
             pass
 
     def cut(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Delete the rows of the file from the first one for which `keep` is false to the end, and an incomplete last
-        line, which a killed process leaves."""
+        """Delete all rows from the first row for which `keep` is false, and an incomplete last line left by a killed
+        process."""
         self.waiting = "".join(takewhile(lambda line: keep(json.loads(line)), self.waiting.splitlines(keepends=True)))
         if self.path.exists():
             lines = enumerate(self.path.read_bytes().splitlines(keepends=True), 1)
@@ -51,5 +51,5 @@ class Journal:
         except (ValueError, RecursionError) as error:
             raise UserError(f"{self.path} line {number} is not JSON ({error}): correct or remove the line") from None
         if not isinstance(row, dict) or type(row.get("step")) is not int:
-            raise UserError(f"{self.path} line {number} holds no whole number as step: correct or remove the line")
+            raise UserError(f"{self.path} line {number} has no integer step: correct or remove the line")
         return row

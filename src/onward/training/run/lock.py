@@ -32,7 +32,7 @@ def this_process() -> str:
 
 def this_job() -> str:
     """Return the name of the job that torchrun was given (--rdzv-id) with a checksum of the command, so that the same
-    job with other options is another; "" without a job."""
+    job with other options counts as another job; "" without a job."""
     job = os.environ.get("TORCHELASTIC_RUN_ID", "none")
     return "" if job == "none" else f"{job}, command {crc32(json.dumps(sys.argv[1:]).encode()):08x}"
 
@@ -61,14 +61,14 @@ class Hold:
             lock_exclusively(self.file)
         except BlockingIOError:
             raise in_use(folder) from None
-        except OSError:  # a file system without locks
+        except OSError:  # the file system does not support locks
             pass
         if not self.valid():
             raise in_use(folder)  # another process failed to start and removed the folder; it may exist again
         self.earlier = os.pread(self.file, 1 << 16, 0).decode(errors="replace")
 
     def valid(self) -> bool:
-        """Return whether the file at the path is still the one that is locked."""
+        """Return whether the file at the path is still the locked file."""
         return self.path.exists() and os.path.samestat(os.fstat(self.file), self.path.stat())
 
     def write(self, name: str) -> None:
@@ -78,13 +78,13 @@ class Hold:
 
 
 KEEPING = ContextVar("KEEPING", default=False)
-HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # by this process, by folder
+HELD: weakref.WeakValueDictionary[Path, Hold] = weakref.WeakValueDictionary()  # locks held by this process, by folder
 
 
 @contextmanager
 def keeping() -> Iterator[None]:
-    """A context in which a run that is started or resumed keeps the lock of its folder until its training ends, as
-    commands need. Elsewhere a program may start a run and leave its training to another process."""
+    """Context manager for commands: a run that is started or resumed inside it keeps the lock of its folder until its
+    training ends. Outside it, a program may start a run and leave the training to another process."""
     token = KEEPING.set(True)
     try:
         yield
@@ -94,16 +94,16 @@ def keeping() -> Iterator[None]:
 
 @contextmanager
 def run_lock(folder: Path, *, again: bool = False) -> Iterator[Hold]:
-    """A context in which no other process or `run_lock` works in the existing run folder `folder`: this process holds
-    its lock, and no other `run_lock` of the folder is open. As long as the Hold is kept, other processes are also kept
-    out after the context.
+    """Context manager: inside it, no other process or `run_lock` works in the existing run folder `folder`, because
+    this process holds its lock and no other `run_lock` of the folder is open. If the caller keeps the Hold after the
+    context ends, other processes remain locked out.
 
     Raises a UserError if another process holds the lock or, with `again`, if another process has worked in the folder
-    since this process last held the lock. Without `again`, a context that ends with a UserError has changed nothing,
-    and the file names the earlier process again.
+    since this process last held the lock. If the context ends with a UserError, without `again`, the lock file names
+    the earlier process again.
     """
     kept = HELD.get(folder.resolve())
-    if kept and not kept.valid():  # the folder was removed since
+    if kept and not kept.valid():  # the folder has been removed
         kept = None
     if kept and kept.busy:
         raise in_use(folder)
@@ -124,13 +124,13 @@ def run_lock(folder: Path, *, again: bool = False) -> Iterator[Hold]:
 
 
 def lock_exclusively(file: int) -> None:
-    """Lock an open file; raises BlockingIOError if another process has locked it exclusively. A shared lock is that of
-    `is_running`, which lasts for microseconds: this function waits for its end."""
+    """Lock an open file; raises BlockingIOError if another process has locked it exclusively. A shared lock comes from
+    `is_running` and lasts for microseconds; this function waits until it is released."""
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises unless all locks are shared
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises BlockingIOError unless all locks are shared
             fcntl.flock(file, fcntl.LOCK_UN)
             time.sleep(0.001)
 
@@ -142,7 +142,7 @@ def is_running(folder: Path) -> bool:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # no run, or a file system without locks
+    except OSError:  # no run, or no support for locks
         return False
     return False
 

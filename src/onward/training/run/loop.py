@@ -1,4 +1,4 @@
-"""The loop of a run: its steps, validations and saves, and the return to a save after a step that failed."""
+"""The training loop of a run: its steps, validations and saves, and the rollback to a save after a failed step."""
 
 from collections.abc import Callable, Iterator
 from contextlib import closing, nullcontext
@@ -29,7 +29,7 @@ from onward.training.step.schedule import learning_rate
 from onward.training.step.trainer import Step, StepPlan
 from onward.training.step.validation import Validation, validate
 
-MAX_FAILURES = 3  # steps that fail without a good save between them end a run
+MAX_FAILURES = 3  # number of failed steps in a row that ends a run
 
 
 class Diverged(UserError):
@@ -38,10 +38,10 @@ class Diverged(UserError):
 
 
 class Loop(Shown):
-    """A run whose parts are there, which trains them; `run.Run` makes it from a configuration or a folder.
+    """The training loop of a run, built from its `Parts`; `run.Run` makes these from a configuration or a folder.
 
     `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
-    began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
+    started from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
     None if they do not apply.
     """
 
@@ -63,7 +63,7 @@ class Loop(Shown):
         writers = p.processes if p.processes and p.processes.divides else None
         self.saver = Saver(self.folder, p.config.keep, adapter_base(p.config, p.model), writers)
         self.log = EventLog(self.folder, not self.processes.rank, p.messages)
-        self.hold: Hold | None = None  # keeps other processes out of the folder until the training
+        self.hold: Hold | None = None  # keeps the folder locked until the training starts
         if p.state:
             self.trainer.load_state(p.state)
 
@@ -86,20 +86,20 @@ class Loop(Shown):
     ) -> Iterator[Event]:
         """Train to the last step, or until `stop()` is true; write metrics and saves, and yield each event.
 
-        `save()` returns true to request a save after the present step. Raises a UserError if the last step cannot be
+        `save()` returns true to request a save after the current step. Raises a UserError if the last step cannot be
         saved, and Diverged if steps fail three times in a row.
         """
         lock = nullcontext() if self.processes.rank else run_lock(self.folder, again=True)
         with lock, self.log.tracked(self.config.track, fields.plain(self.config)):
-            self.hold = None  # the lock ends with this training
+            self.hold = None  # the lock is released when this training ends
             try:
                 yield from self.events(stop, save)
-                self.save()  # once more, where the last save failed
+                self.save()  # again, in case the last save failed
                 self.saver.finish()
                 if not self.processes.rank:
                     check_saved(self.folder, self.step, self.saver.pop_failure())
                 self.processes.wait()
-            finally:  # where it ends early, too, nothing is written any more once the lock is free
+            finally:  # even if training ends early, finish all writes before the lock is released
                 self.saver.finish()
 
     def events(self, stop: Callable[[], bool], save: Callable[[], bool]) -> Iterator[Event]:
@@ -107,7 +107,7 @@ class Loop(Shown):
         folder."""
         began = perf_counter() - self.progress.seconds
         check_ranks(self)
-        yield from self.validate()  # a kill may have come between the save and its validation
+        yield from self.validate()  # the process may have been killed between a save and its validation
         if self.budget:
             self.budget.begin_step()
         stopping = int(self.processes.sum([stop()])[0])
@@ -119,7 +119,7 @@ class Loop(Shown):
                     if step.failure:
                         yield self.roll_back(plan, step, first)
                         yield from self.validate()
-                        break  # the next windows differ from those that were prepared ahead
+                        break  # the prefetched windows are no longer the next ones
                     seconds = perf_counter() - began
                     self.progress = replace(self.progress, position=plan.next_position, seconds=seconds)
                     yield self.log.write(step)
@@ -141,14 +141,14 @@ class Loop(Shown):
                         break
 
     def save_first(self) -> None:
-        """Save step 0. Raises a UserError if that fails."""
+        """Save step 0. Raises a UserError if saving fails."""
         self.save()
         self.saver.finish()
         if failure := self.saver.pop_failure():
             raise failure
 
     def train_step(self, plan: StepPlan) -> Step:
-        """Make an optimizer step on the batches of `plan`; see `Trainer.train_step`. The step counts as failed, too, if
+        """Make an optimizer step on the batches of `plan`; see `Trainer.train_step`. The step also counts as failed if
         a save is due after it and the weights are not finite."""
         due = self.due(self.step + 1)
         step = self.trainer.train_step(replace(plan, measure_update=due))
@@ -157,7 +157,7 @@ class Loop(Shown):
         return step
 
     def fix_steps(self, steps: int) -> None:
-        """Fix the total number of steps, in a run that a time limit ends, and record it in run.json; during the
+        """Fix the total number of steps of a run with a time limit, and record it in run.json; during the
         remaining steps the learning rate decays."""
         self.config = replace(self.config, time="", steps=steps, decay=steps - self.step)
         self.interval = self.config.validation_interval
@@ -185,11 +185,10 @@ class Loop(Shown):
             yield self.log.write(validation)
 
     def roll_back(self, plan: StepPlan, step: Step, first: int) -> Rollback:
-        """Return to the newest undamaged save, and skip the windows (training sequences) of the failed step from now
-        on.
+        """Return to the newest undamaged save; from now on, skip the windows (sequences) of the failed step.
 
         `plan` is the input of the failed step, `step` its result, and `first` the step of the save that training
-        continued from. If the first step after that save has failed twice, on different windows, the save is spoiled:
+        continued from. If the first step after that save has failed twice, on different windows, the save is bad:
         return to the save before it, and skip all windows since. Raises Diverged after the third failure in a row.
         """
         failed_steps = (*self.progress.failed_steps, step.step)
@@ -200,7 +199,7 @@ class Loop(Shown):
             )
         spoiled = first if failed_steps[-2:] == (step.step, step.step) and self.step == first else None
         self.saver.finish()
-        with self.processes.first_before_others():  # this call renames damaged saves
+        with self.processes.first_before_others():  # newest_state renames damaged saves
             lazy = self.processes.divides
             base = base_model(self.folder, self.config, self.inputs.labels, lazy=lazy)
             state = newest_state(self.folder, torch.device("cpu"), spoiled, base, lazy=lazy)

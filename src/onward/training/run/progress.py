@@ -1,4 +1,4 @@
-"""Shows the progress of a run started from Python in one line, in a terminal or a notebook."""
+"""Shows the progress of a run that was started from Python in one line of a terminal or a notebook."""
 
 import sys
 from collections.abc import Callable
@@ -18,8 +18,8 @@ def progress(run: Run) -> Callable[[Event], object]:
 
 
 class Progress:
-    """Prints events of a run to standard error: steps as one line that is rewritten, other events as lines. Prints
-    nothing if standard error is not a terminal."""
+    """Prints events of a run to standard error: steps as one line that is rewritten, other events as separate lines.
+    Prints nothing if standard error is not a terminal."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -45,7 +45,7 @@ class Progress:
 
 class NotebookProgress:
     """Shows the events of a run in a notebook: steps and validations as one changing line of the cell's output, other
-    events as lines of their own."""
+    events as separate lines."""
 
     def __init__(self, run: Run) -> None:
         self.run, self.displayed, self.shown = run, DisplayedLine(), 0.0
@@ -61,8 +61,8 @@ class NotebookProgress:
 
 
 def expected_steps(run: Run) -> int:
-    """Return the total number of steps of a run, for displays. While a time limit has not fixed it yet, return an
-    estimate in the first process, and the number of completed steps in the others."""
+    """Return the total number of steps of a run, for displays. If a time limit has not fixed this number yet, return an
+    estimate in the first process, and the number of completed steps in the other processes."""
     left = run.budget.steps_left(run.config.validation_interval) if run.budget else 0
     return run.config.steps or run.step + left
 

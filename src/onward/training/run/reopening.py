@@ -1,5 +1,5 @@
 """Opens the folder of a run in all its processes: at its newest save, after checking that its inputs are unchanged, or
-at the beginning of a run whose model the processes divide."""
+at the start of a run whose model is sharded over the processes."""
 
 import sys
 from collections.abc import Callable
@@ -54,8 +54,8 @@ def resumed_config(folder: Path) -> RunConfig:
 
 
 def replanned(config: RunConfig, folder: Path, processes: "Processes | None", mesh: str) -> "Processes | None":
-    """Return the processes that resume a run in the mesh `mesh` or, if it is empty, in the configured one or, if that
-    is of another number of processes, in the one that the first process chooses; see `planned`."""
+    """Return the processes that resume a run, with their mesh: `mesh` or, if this is empty, the configured mesh or, if
+    that needs another number of processes, a mesh chosen by the first process; see `planned`."""
     if config.mesh and Mesh.parse(config.mesh).count != (processes.count if processes else 1):
         config = replace(config, mesh="")
     if processes is None and not (mesh or config.mesh):
@@ -84,7 +84,7 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
         raise UserError(reason)
     first = not (processes and processes.rank)
     inputs = stage.open(config, folder, "sha256" if first else "size")
-    where = torch.device("cpu") if lazy else device  # until it is divided
+    where = torch.device("cpu") if lazy else device  # until the model is sharded
     state = newest_state(folder, where, base=base_model(folder, config, inputs.labels, lazy=lazy), lazy=lazy)
     saved = saved_progress(state)
     budget = None
@@ -107,8 +107,8 @@ def reopened(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, 
 
 
 def outline(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, processes: "Processes | None") -> Parts:
-    """Return the parts of a new run whose model the `processes` divide: the model is on the meta device, and `fill`
-    sets its weights once it is divided; it raises a UserError if stored weights are not finite. `loss`, unless None,
+    """Return the parts of a new run whose model is sharded over the `processes`: the model is on the meta device, and
+    `fill` sets its weights after sharding, or raises a UserError if stored weights are not finite. `loss`, unless None,
     replaces the configured loss."""
     from onward.checkpoint.divided import parts_reader
     from onward.parallel.new_weights import new_decoder
@@ -142,12 +142,12 @@ def outline(config: RunConfig, folder: Path, loss: Loss | LossFunction | None, p
 
 def edits(progress: SavedProgress, config: RunConfig) -> list[str]:
     """Compare the configuration in run.json (`config`), which a user may edit, with the one in the save; return a list
-    with a sentence that names the fields that differ, or an empty list."""
+    with one sentence that names the changed fields, or an empty list."""
     now = fields.plain(config)
     try:
         known = completed(type(config), progress.config, "progress")
-    except UserError:  # the options are from another version
+    except UserError:  # the saved options come from another version
         known = dict(progress.config)
     by_clock = ("time", "steps", "decay") if known.get("time") and config.steps else ()
     edited = [name for name in now if now[name] != known.get(name) and name not in ("out", "mesh", *by_clock)]
-    return [f"run.json has been edited: {', '.join(edited)} from here on"] if edited else []
+    return [f"run.json has been edited: the new values of {', '.join(edited)} apply from here on"] if edited else []

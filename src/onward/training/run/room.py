@@ -12,15 +12,15 @@ from onward.planning.parameters import parameters
 from onward.training.config import RunConfig
 from onward.training.finetuning.config import FinetuneConfig
 
-STATE = {"": 8, "adamw": 8, "muon": 4, "normuon": 4}  # bytes per trained parameter, at least, by optimizer
-ACTIVATIONS = 160  # bytes per token, layer and hidden unit, about; only decides whether a plan is worth its time
-AMPLE = 0.5  # fraction of the memory; a run that needs less is not planned
+STATE = {"": 8, "adamw": 8, "muon": 4, "normuon": 4}  # minimum bytes of state per trained parameter, by optimizer
+ACTIVATIONS = 160  # approximate bytes per token, layer and hidden unit; used only to decide whether to plan exactly
+AMPLE = 0.5  # fraction of the memory; a run that needs less is not planned exactly
 
 
 def check_room(config: RunConfig, decoder: DecoderConfig, device: torch.device) -> list[str]:
-    """Return a list with a sentence if the plan of a run in this process needs more memory than the process may use, or
-    an empty list. Raises a UserError if even its weights, gradients and optimizer states do not fit. Devices other than
-    CPUs report by themselves that their memory is full."""
+    """Return a list with one warning if a run in this process is planned to need more memory than the process may use,
+    else an empty list. Raises a UserError if the weights, gradients and optimizer states alone do not fit. Checks only
+    CPUs: other devices raise an error when their memory is full."""
     size, used = memory_size(), resident_memory()
     if device.type != "cpu" or not size:
         return []
@@ -33,7 +33,7 @@ def check_room(config: RunConfig, decoder: DecoderConfig, device: torch.device) 
         what = "weights" if frozen else "weights, gradients and optimizer states"
         raise UserError(
             f"Cannot train {count:,} parameters, because their {what} need {in_bytes(least)} and this process may use "
-            f"{in_bytes(size)} ({in_bytes(used)} are in use): train a smaller model, or raise the limit of memory"
+            f"{in_bytes(size)} ({in_bytes(used)} are in use): train a smaller model, or raise the memory limit"
         )
     tokens = (config.batch_size or 8) * decoder.context_length
     rough = least + tokens * (ACTIVATIONS * decoder.n_layers * decoder.d_model + 12 * decoder.vocab_size)
@@ -45,6 +45,6 @@ def check_room(config: RunConfig, decoder: DecoderConfig, device: torch.device) 
     if peak < size:
         return []
     return [
-        f"this run needs about {in_bytes(peak)} of memory and this process may use {in_bytes(size)}, beyond which the "
-        "system ends it: lower --batch-size, or set --recompute"
+        f"this run needs about {in_bytes(peak)} of memory, but the system kills this process if it uses more than "
+        f"{in_bytes(size)}: lower --batch-size, or set --recompute"
     ]

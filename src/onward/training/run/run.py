@@ -1,8 +1,8 @@
-"""A training run: a folder that holds its configuration, its data, its metrics, and the model that it trains.
+"""A training run: a folder with its configuration, its data, its metrics, and the model that it trains.
 
 runs/mybook/
   run.json              the RunConfig, with steps, device, precision and the backend of experts fixed
-  inputs.json           the token folders it trains on, the tokenizer and the model, with checksums
+  inputs.json           the run's token folders, tokenizer and model, with checksums
   data/, held_out/      the tokens, unless they were prepared before
   config.json, model.safetensors, tokenizer.json    the model of the newest save, as a Hugging Face folder
   checkpoints/step-N/   the last saves and the best, each with everything needed to resume
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 class Run(Loop):
-    """A run in progress: `start` or `resume` makes it, `train` trains it.
+    """A run in progress: `start` or `resume` creates it, `train` trains its model.
 
     `trainer` trains `model` in place on `inputs`; `progress` is the position in the data. `fresh` says whether the run
-    began from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
+    started from new weights. `choice` explains the size that Onward chose, and `budget` keeps the time limit; both are
     None if they do not apply.
     """
 
@@ -61,18 +61,17 @@ class Run(Loop):
         began: float | None = None,
         processes: Alone | None = None,
     ) -> "Run":
-        """Prepare the data and the tokenizer, fix the options left open (steps, device, precision, experts), and save
-        step 0.
+        """Prepare the data and the tokenizer, choose the options that are left open (steps, device, precision,
+        experts), and save step 0.
 
-        The run begins from `model`, which one process trains in place, in its trainable parameters; by default from the
-        model in the folder `config.base` or, without one, from a fresh model as configured. A given model takes the
-        place of the configured preset and fields, and the configured tokenizer must be its own. `loss` replaces the
-        configured one; give it to `resume` as well.
-        `sample` does the caller's work at each validation, for which a run with a time limit reserves time.
-        `progress` is called while texts are read: with the task, the bytes done, and the bytes in all (0: unknown).
-        A time limit counts from `began`, a value of `time.perf_counter`; by default from this call.
-        `processes` are those that train the run together, a group that this process has joined; by default all that
-        torchrun started.
+        The run starts from `model`, whose trainable parameters are trained in place by one process; by default from the
+        model in the folder `config.base` or, if this is empty, from a newly initialized model as configured. A given
+        model replaces the configured preset and fields; the configured tokenizer must be the tokenizer of this model.
+        `loss` replaces the configured loss; pass it to `resume` as well. `sample` does the caller's work at each
+        validation, for which a run with a time limit reserves time. `progress` is called while texts are read: with the
+        task, the number of bytes done, and the total number of bytes (0: unknown). A time limit counts from `began`, a
+        value of `time.perf_counter`; by default from this call. `processes` is the group of processes that train the
+        run together, which this process has joined; by default all processes that torchrun started.
         """
         given = Given(model, loss, sample, progress, perf_counter() if began is None else began)
         folder, many = Path(config.out), several(processes)
@@ -103,9 +102,10 @@ class Run(Loop):
         processes: "Processes",
         told: Mapping[str, Any] | None = None,
     ) -> "Run":
-        """Open the new run that the first of many processes has begun, in all of them; it tells the others whether its
-        model has no values yet, whether its weights are new, and its mesh, as `told`."""
-        processes.wait()  # all begin from the save, or make it together
+        """Open, in every process, the new run that the first process has started. `told`, which the first process
+        passes and sends to the others, says whether the model has no values yet, whether its weights are new, and the
+        mesh of the run."""
+        processes.wait()  # until the first process has made the folder
         if not folder.exists():
             raise UserError(
                 f"Cannot find {folder} on {gethostname()}, because rank 0 made it on another disk: choose a folder on "
@@ -130,10 +130,10 @@ class Run(Loop):
     ) -> "Run":
         """Resume a run from its newest undamaged save, exactly as if it had never stopped.
 
-        The user's own modules that the run was started with must be imported before. `mesh` replaces the configured
-        one: the save of any mesh can be resumed on any other, and results then differ by rounding. On another number of
-        processes with batches of their own, a loss with a state in each (`Loss.of_batches`) starts from its initial
-        state. `processes` are those of `start`.
+        Modules with user-defined parts that the run was started with must be imported first. `mesh` replaces the
+        configured mesh: a save from any mesh can be resumed on any other mesh, with results that differ by rounding. If
+        the number of processes that read different batches changes, a loss with a separate state in each process
+        (`Loss.of_batches`) starts from its initial state. `processes` is as for `start`.
         """
         return cls.opened(Path(folder), loss, several(processes), mesh)
 
@@ -147,9 +147,9 @@ class Run(Loop):
         *,
         new: bool = False,
     ) -> "Run":
-        """Open the run in a folder, in all its processes: at its newest save or, if it is `new` and the processes
-        divide its model, at step 0, which they save together. `loss` and `mesh` are those of `resume`; with `mesh`
-        None the processes have their mesh already."""
+        """Open the run in a folder, in all its processes: at its newest save or, if it is `new` and its model is
+        sharded over the processes, at step 0, which they save together. `loss` and `mesh` are as for `resume`; `mesh`
+        None means that the processes have their mesh already."""
         alone = processes or ALONE
         lock = lambda: nullcontext() if alone.rank else run_lock(folder)
         with alone.first_before_others():

@@ -16,8 +16,8 @@ from onward.training.run.lock import Hold, run_lock
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Hold]:
-    """A context that creates and locks the folder of a new run. After a UserError the folder is removed, unless it
-    existed before or holds partly prepared texts."""
+    """Context manager: creates and locks the folder of a new run. After a UserError the folder is removed, unless it
+    existed before or contains partly prepared texts."""
     new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -25,9 +25,9 @@ def new_folder(folder: Path) -> Iterator[Hold]:
         raise UserError(f"cannot write {folder}: {error.strerror or error}; choose another --out") from None
     with run_lock(folder) as hold:
         if not new and not (folder / "run.json").exists() and holds_model(folder):
-            raise UserError(f"{folder} holds a model, which a run would overwrite: choose another --out")
-        if saves(folder):  # written by a process that was faster
-            raise UserError(f"{folder} holds a run already: --resume {quote(str(folder))}, or choose another --out")
+            raise UserError(f"{folder} contains a model, which a run would overwrite: choose another --out")
+        if saves(folder):  # another process has started a run here in the meantime
+            raise UserError(f"{folder} already contains a run: --resume {quote(str(folder))}, or choose another --out")
         try:
             yield hold
         except UserError:
@@ -41,8 +41,8 @@ def holds_model(folder: Path) -> bool:
 
 
 def record_steps(config: RunConfig) -> None:
-    """Write the number of steps to the run.json of a run with a time limit, once it is known. On a full disk the file
-    stays as it is, and the next save calls this again."""
+    """Write the number of steps to the run.json of a run with a time limit, once it is known. If the disk is full, the
+    file stays unchanged, and the next save calls this again."""
     path = Path(config.out) / "run.json"
     with suppress(UserError):
         if config.steps and not read_json(path).get("steps"):
@@ -55,5 +55,5 @@ def check_saved(folder: Path, step: int, failure: UserError | None) -> None:
     if any(step_of(path) == step for path in saves(folder)):
         return
     if failure:
-        raise UserError(f"{failure}; repair that, and go on with --resume {folder}")
+        raise UserError(f"{failure}; fix this, then continue with --resume {folder}")
     raise UserError(f"the weights of step {step} are not finite: nothing is saved")

@@ -12,16 +12,16 @@ from onward.training.clock.budget import Costs
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """The progress of a run that is saved with it: its position in the data, its time, and its failed steps. The
+    """The saved progress of a run: its position in the data, its time, and its failed steps. The
     trainer counts the steps."""
 
     position: int = 0  # number of the window to continue from
     seconds: float = 0.0  # training time so far
     skipped: tuple[tuple[int, int], ...] = ()  # windows to skip, as half-open ranges of their numbers
-    failed_steps: tuple[int, ...] = ()  # steps that failed; cleared by a good save after the last of them
+    failed_steps: tuple[int, ...] = ()  # numbers of failed steps; cleared by a good save after the last failed step
 
     def recovered(self, step: int) -> bool:
-        """Whether steps have failed and the run, now at `step`, has since completed the last of them."""
+        """Whether steps have failed and the run, now at `step`, has since passed the last failed step."""
         return bool(self.failed_steps) and step >= self.failed_steps[-1]
 
 
@@ -36,7 +36,7 @@ class SavedProgress(RunProgress):
     scaler: Mapping[str, Any]  # state of the GradScaler
     averaged: int  # number of updates of the averaged weights
     config: Mapping[str, Any]  # fields of RunConfig
-    costs: Costs | None = None  # costs of a run with a time limit, until the number of steps is fixed
+    costs: Costs | None = None  # measured costs of a run with a time limit, until the number of steps is fixed
 
     @property
     def reached(self) -> RunProgress:

@@ -1,4 +1,4 @@
-"""The tasks whose scores a run measures at each validation."""
+"""The tasks that a run is scored on at each validation."""
 
 from onward.base.errors import UserError
 from onward.evaluation.tasks import ScoredTask, Task, tasks_of
@@ -18,7 +18,9 @@ def validation_tasks(config: RunConfig, inputs: Inputs, tokenizer: Tokenizer) ->
     if not config.evaluate_tasks:
         return []
     if config.validation == "none":
-        raise UserError("Cannot evaluate tasks at each validation, because validation is none: give another")
+        raise UserError(
+            "Cannot evaluate tasks at each validation, because there is no validation text: give --validation"
+        )
     tasks = with_text(tasks_of(config.evaluate_tasks), inputs.validation_text(tokenizer))
     for task in tasks:
         if not isinstance(task, ScoredTask) and not task.questions(1)[0].choices:

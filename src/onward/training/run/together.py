@@ -1,4 +1,4 @@
-"""The processes that train a run together: those that torchrun started, in the mesh of the run."""
+"""The processes that train a run together, as started by torchrun, with the mesh of the run."""
 
 import os
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def joined() -> "Processes | None":
-    """Return the processes that torchrun started, or None if this process works alone; it then imports nothing of
+    """Return the processes that torchrun started, or None if there is only this process, without importing
     `parallel/`."""
     if os.environ.get("WORLD_SIZE", "1") == "1":
         return None
@@ -23,7 +23,8 @@ def joined() -> "Processes | None":
 
 
 def several(processes: Alone | None) -> "Processes | None":
-    """Return the processes that train a run: those given, or by default all that torchrun started; None for one."""
+    """Return the processes that train a run: `processes` if given, else all that torchrun started; None for a single
+    process."""
     many: Any = processes if processes and processes.count > 1 else None
     return joined() if processes is None else many
 
@@ -31,14 +32,14 @@ def several(processes: Alone | None) -> "Processes | None":
 def planned(
     config: RunConfig, decoder: DecoderConfig, processes: "Processes | None", mesh: str = ""
 ) -> "Processes | None":
-    """Return the processes of a run with the mesh in which they replicate or divide the model `decoder`: `mesh` if
-    it is given, else the configured one, else replicas if a device can hold the whole training, else shards. Raises a
-    UserError for a mesh that the run cannot use."""
+    """Return the processes of a run with the mesh that replicates or shards the model `decoder`: `mesh` if given, else
+    the configured mesh, else replicas if the training fits on one device, else shards. Raises a UserError for a mesh
+    that the run cannot use."""
     text = mesh or config.mesh
     if processes is None:
         if text:
             Mesh.parse(text).check_count(1)
         return None
-    from onward.training.run.arrangement import arranged  # which plans memory
+    from onward.training.run.arrangement import arranged  # imported late, because it imports the memory planner
 
     return arranged(config, decoder, processes, text)

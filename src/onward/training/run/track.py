@@ -28,7 +28,7 @@ class Tracker(Protocol):
 class Trackers:
     """The trackers of a run, such as TensorBoard, by name: they receive copies of the rows of metrics.jsonl.
 
-    A tracker that fails causes one warning and is not used again: training does not depend on it.
+    A tracker that fails causes one warning and is not used again; training continues.
     """
 
     def __init__(self, names: Sequence[str], run: Path, config: Mapping[str, Any]) -> None:
@@ -53,7 +53,7 @@ class Trackers:
 
     @contextmanager
     def dispensable(self, name: str) -> Iterator[None]:
-        """A context in which an error drops the tracker with this name, with a warning, instead of ending the run."""
+        """Context manager: an error inside it removes the tracker `name` with a warning, instead of ending the run."""
         try:
             yield
         except Exception as error:
@@ -87,15 +87,15 @@ class TensorBoard:
         self.step = 0
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Record the numbers of a row of metrics.jsonl, and the reason of a rollback."""
+        """Record the numbers of a row of metrics.jsonl and, for a rollback, its reason."""
         if self.writer is None or row["step"] < self.step:
-            self.begin(row["step"] + ("loss" not in row))  # other rows come after the row of their step
+            self.begin(row["step"] + ("loss" not in row))  # other rows follow the training row of their step
         self.step = row["step"]
         for key, value in values(row).items():
             self.writer.add_scalar(key, value, self.step)
         if "reason" in row:
             self.writer.add_text("rollback", f"step {row.get('failed_step', self.step)}: {row['reason']}", self.step)
-        self.writer.flush()  # so that a kill loses nothing
+        self.writer.flush()  # a killed process then loses no rows
 
     def begin(self, step: int) -> None:
         """Open a new event file; TensorBoard then ignores rows at `step` or later in earlier files."""
@@ -140,12 +140,12 @@ class WandB:
         try:
             self.run = begin(mode=mode, resume="allow" if mode == "online" else None)
         except wandb.errors.CommError:
-            wandb.teardown()  # lets go of the id
+            wandb.teardown()  # releases the run id
             self.run = begin(mode="offline")
-        self.run.define_metric("*", step_metric="step")  # its own count of steps could not go back
+        self.run.define_metric("*", step_metric="step")  # W&B's own step counter cannot go back after a rollback
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Send the numbers of a row of metrics.jsonl, and the reason of a rollback."""
+        """Send the numbers of a row of metrics.jsonl and, for a rollback, its reason."""
         reason = {"rollback": row["reason"]} if "reason" in row else {}
         self.run.log({"step": row["step"], **values(row), **reason})
 

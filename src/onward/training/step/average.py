@@ -10,11 +10,11 @@ from onward.model.divided import resharded
 
 
 class Average:
-    """The exponential moving average of the trainable parameters over all updates: each update has `decay` times the
-    weight of the next.
+    """The exponential moving average of the trainable parameters over all updates: the weight of each update is `decay`
+    times that of the next update.
 
-    It is kept in at least fp32 and does not include the initial weights. Its state is `tensors`, by parameter name, and
-    `updates`, the number of updates.
+    The average is stored in at least fp32 and does not include the initial weights. Its state is `tensors`, by
+    parameter name, and `updates`, the number of updates.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -25,7 +25,7 @@ class Average:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Add the present weights of the model to the average; called after each optimizer step."""
+        """Add the current weights of the model to the average; called after each optimizer step."""
         self.updates += 1
         share = (1 - self.decay) / (1 - self.decay**self.updates)
         for name, parameter in trainable(self.model):
@@ -34,7 +34,7 @@ class Average:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """A context in which the model has the averaged weights; at its end the model gets its own weights back."""
+        """Context manager: inside it, the model has the averaged weights; afterwards its own weights are restored."""
         own = {name: p.detach().clone() for name, p in trainable(self.model)}
         self.put(self.tensors)
         try:

@@ -1,4 +1,4 @@
-"""Load balancing: experts of a mixture get about equally many tokens.
+"""Load balancing: gives the experts of a mixture about equal numbers of tokens.
 
 Shapes: X experts, K experts per token, N tokens.
 """
@@ -19,15 +19,16 @@ if TYPE_CHECKING:
 class Balance:
     """Counts the tokens that a decoder's routers assign to each expert in training, and balances them.
 
-    Routers with a routing bias, as sigmoid routers usually have, get a change of it (DeepSeek-V3, DeepSeek-AI 2024,
-    section 2.1.2), others an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2). `counts` are the
-    assignments (X,) in each layer with experts since the last `step`; in a run of many processes they are summed. Of a
-    pipeline it counts the layers of this process's stage; `layers` are those of all stages.
+    Routers with a routing bias, usually sigmoid routers, are balanced by updates of this bias (DeepSeek-V3, DeepSeek-AI
+    2024, section 2.1.2), other routers by an auxiliary loss (Switch Transformer, Fedus et al. 2021, section 2.2).
+    `counts` are the assignments (X,) in each layer with experts since the last `step`; in a run of many processes they
+    are summed. In a pipeline, only the layers of this process's stage are counted; `layers` lists the layers of all
+    stages.
     """
 
     def __init__(self, model: Decoder, loss: float, bias: float, processes: "Processes | None" = None) -> None:
         """`loss` is the weight of the auxiliary loss, `bias` the change of a routing bias per step; 0: off.
-        `processes` are those that train the model together."""
+        `processes` is the group that trains the model."""
         self.bias, self.processes = bias, processes
         mlps = {layer: getattr(block, "mlp", None) for layer, block in enumerate(model.blocks)}
         self.routers: dict[int, Any] = {
@@ -41,9 +42,9 @@ class Balance:
         self.layers = [int(name.split(".")[1]) for name in names if name.endswith(".mlp.router.weight")]
         with_loss = [layer for layer in self.layers if f"blocks.{layer}.mlp.router.routing_bias" not in names]
         own = sum(layer in self.routers for layer in with_loss)
-        self.loss = loss * own / max(1, len(with_loss))  # the layers of a stage have their share of the mean
-        self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss, and its mean shares, (X,)
-        self.shares: list[Tensor] = []
+        self.loss = loss * own / max(1, len(with_loss))  # the stages sum to a mean over all layers
+        self.assignments: list[Tensor] = []  # (X,) for each layer with an auxiliary loss
+        self.shares: list[Tensor] = []  # mean shares, (X,), for the same layers
         for router, counts in zip(self.routers.values(), self.counts):
             has_loss = bool(loss) and not is_biased(router)
             router.register_forward_hook(partial(self.watch, counts, has_loss))
@@ -52,7 +53,7 @@ class Balance:
 
     def watch(self, counts: Tensor, has_loss: bool, router: nn.Module, _: Any, output: tuple[Tensor, Tensor]) -> None:
         """Add the expert assignments of one forward of a router in training to `counts` (X,) and, with `has_loss`,
-        record them for the auxiliary loss. A forward hook, whose `output` is the router's (weights, experts)."""
+        record them for the auxiliary loss. This is a forward hook; `output` is the router's (weights, experts)."""
         if learning(router):
             assignments = torch.bincount(output[1].flatten(), minlength=len(counts))
             counts += assignments
@@ -60,21 +61,23 @@ class Balance:
                 self.assignments.append(assignments)
 
     def watch_shares(self, module: nn.Module, _: Any, shares: Tensor) -> None:
-        """A forward hook that records the mean over the tokens of `shares` (N, X), a router's softmax, or its sigmoids
-        divided by their sum."""
+        """Forward hook: record the mean of `shares` (N, X) over the tokens; the shares are a router's softmax, or its
+        sigmoids divided by their sum."""
         if learning(module):
             if isinstance(module, nn.Sigmoid):
                 shares = shares / shares.sum(-1, keepdim=True)
             self.shares.append(shares.mean(0))
 
     def auxiliary(self) -> Tensor | float:
-        """Return the auxiliary loss of the forwards in training since the last call, with gradient; 0 if no router has
-        one.
+        """Return the auxiliary loss of the training forwards since the last call, with gradient; 0 if no router has an
+        auxiliary loss.
 
-        loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its weight, f an expert's share
-        of the assignments, and P its mean share in the softmax. It equals `loss` if all experts have the same share.
+        The auxiliary loss is loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its
+        weight, f an expert's share of the assignments, and P the expert's mean share in the softmax. It equals `loss`
+        if all experts have the same share.
         """
-        if self.processes and self.processes.context is not None and self.assignments:  # of the tokens of all processes
+        # sum over the tokens of all processes
+        if self.processes and self.processes.context is not None and self.assignments:
             assignments = torch.cat(self.assignments)
             distributed.all_reduce(assignments, group=self.processes.context)
             self.assignments = [*assignments.split([len(f) for f in self.assignments])]
@@ -85,8 +88,8 @@ class Balance:
 
     @torch.no_grad()
     def step(self) -> dict[str, float]:
-        """Raise the routing bias of experts with fewer assignments than the mean, lower that of the others, reset the
-        counts, and return the `loads` before."""
+        """Raise the routing bias of experts with fewer assignments than the mean, lower that of the other experts,
+        reset the counts, and return the `loads` from before the reset."""
         if self.processes:
             self.processes.sum_tensors(self.counts)
         figures = self.loads()

@@ -37,8 +37,8 @@ def build_trainer(
     """Build a trainer for the trainable parameters of a model. `loss` defaults to the configured cross-entropy.
 
     Changes the model in place, as configured: sets the backend of its experts, compiles its blocks, and makes them
-    recompute activations. The `processes`, None for one, divide its parameters; `fill` is then called with it, to set
-    the weights of a model on the meta device.
+    recompute activations. The `processes` (None: a single process) shard its parameters; `fill` is then called with the
+    model, to set the weights of a model on the meta device.
     """
     c = config
     choose_backend(model, c.experts)
@@ -69,8 +69,8 @@ def build_trainer(
 def divide(
     config: RunConfig, model: Decoder, loss: Loss, processes: "Processes", fill: Callable[[Decoder], object]
 ) -> None:
-    """Divide a model, and the models that its loss holds, over the mesh of `processes`, in place; see
-    `build_trainer`. Raises a UserError for a loss that a context axis cannot divide."""
+    """Shard a model, and the models that its loss contains, over the mesh of `processes`, in place; see
+    `build_trainer`. Raises a UserError for a loss that does not support a context axis."""
     from onward.checkpoint.divided import parts_reader
 
     processes.parallelize(
@@ -78,7 +78,7 @@ def divide(
     )
     if processes.mesh.context > 1 and not isinstance(loss, CrossEntropy):
         raise UserError(
-            f"Cannot divide the loss {type(loss).__name__} over a context axis (mesh {str(processes.mesh)!r}): use "
+            f"Cannot compute the loss {type(loss).__name__} over a context axis (mesh {str(processes.mesh)!r}): use "
             "context=1, or the cross-entropy"
         )
     if processes.divides:
@@ -91,7 +91,8 @@ def balance(config: RunConfig, model: Decoder, processes: "Processes | None") ->
     names = dict(processes.whole_parameters(model) if processes else model.named_parameters())
     if not any(name.endswith(".mlp.router.weight") for name in names):
         return None
-    tensor = processes.mesh.tensor if processes else 1  # each process of this axis computes the whole auxiliary loss
+    # each process of the tensor axis computes the whole auxiliary loss
+    tensor = processes.mesh.tensor if processes else 1
     bias = 0.0 if adapter_names(model) else config.balance_bias
     return Balance(model, config.balance_loss / tensor, bias, processes)
 

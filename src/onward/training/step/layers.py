@@ -17,7 +17,7 @@ from onward.tracing.names import activation_names
 from onward.tracing.sites import attend_modules
 from onward.tracing.trace import trace
 
-TOKENS = 128  # tokens of the window whose attention is measured
+TOKENS = 128  # number of tokens of the window whose attention is measured
 DEAD = 1e-5  # a unit is dead if it stays below this share of the layer's largest activation
 
 
@@ -27,8 +27,8 @@ def measure(model: Decoder, batch: Batch) -> dict[str, float]:
 
     attention_entropy/LAYER  entropy of the attention weights of a token, in nats, averaged over heads, the first 128
                              tokens of the first window, and the calls of a block that attends several times; the weight
-                             of a sink counts as one more. ln(t + 1) at position t for uniform weights, 0 for a weight
-                             of 1
+                             of a sink counts as one more weight. The entropy is ln(t + 1) at position t for uniform
+                             weights, and 0 for a single weight of 1
     dead_units/LAYER         share of the feed-forward's units (of experts: those with tokens) that stay below 1e-5 of
                              the layer's largest activation at every token of the batch
     """
@@ -71,8 +71,8 @@ def layer_of(name: str) -> int:
 
 def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
     """Compute the largest absolute activation of each feed-forward unit, (F,), from activations `units` (..., F), with
-    `chosen` None. In a layer with experts, `units` is (B, T, A, F), and `chosen` (B, T, A) holds the expert of each
-    vector of activations; the units of all experts with tokens are then concatenated, expert by expert."""
+    `chosen` None. In a layer with experts, `units` is (B, T, A, F), and `chosen` (B, T, A) is the expert of each vector
+    of activations; the units of all experts with tokens are then concatenated, expert by expert."""
     units = units.abs().float().flatten(0, -2)
     if chosen is None:
         return units.amax(0)
@@ -82,8 +82,8 @@ def peaks_of(units: Tensor, chosen: Tensor | None) -> Tensor:
 
 
 def entropy(weights: Tensor, sinks: bool) -> float:
-    """Compute the mean entropy, in nats, of rows of attention weights (..., T). With `sinks`, learned scores that take
-    a part of the softmax, 1 minus the sum of a row counts as one more weight."""
+    """Compute the mean entropy, in nats, of rows of attention weights (..., T). With `sinks` (learned scores that take
+    a part of the softmax), the remainder, 1 minus the sum of a row, counts as one more weight."""
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
     nats = torch.special.entr(weights).sum(-1)
     if sinks:

@@ -1,4 +1,4 @@
-"""Losses. The cross-entropy computes logits in chunks if all logits at once would fill the memory.
+"""Losses. The cross-entropy computes logits in chunks if all logits at once would need too much memory.
 
 Shapes: B windows, T tokens of each, N = B * T, D d_model, V vocabulary.
 """
@@ -32,7 +32,7 @@ class Loss:
 
     The trainer divides each sum by the total `divisor` of the batches of a step: the number of targets, unless the
     batch class defines another one. `uses_all` says whether each batch gives all trainable parameters a gradient, so
-    that processes need not look for parameters without one. `of_batches` says whether the saved state belongs to the
+    that processes need not search for unused parameters. `of_batches` says whether the saved state belongs to the
     batches of a process, so that each process has its own.
     """
 
@@ -41,18 +41,18 @@ class Loss:
 
     def __call__(self, model: Any, batch: Any) -> Sums:
         """Return two sums over the batch's targets: the loss to minimize, with gradient, and the loss to report,
-        without. A third element, if any, is a table of further sums to report."""
+        without gradient. An optional third element is a dict of further sums to report."""
         raise NotImplementedError
 
     def prepare(self, model: Any, batches: Sequence[Any]) -> Sequence[Any]:
         """Return the batches to train on in a step, given the `batches` of the data; by default the same. Reinforcement
-        replaces prompts by completions that it samples from `model`."""
+        learning replaces prompts by completions sampled from `model`."""
         return batches
 
     def divide(self, divide: Callable[[Decoder], object]) -> None:
-        """Divide the models that the loss holds, such as a teacher, over the processes: each is loaded with deferred
-        weights (see `model/deferred.py`), and then `divide` is called with it, which divides it in place as the trained
-        model and reads the weights. By default a loss holds no models."""
+        """Shard the models that the loss contains, such as a teacher, over the processes: each model is loaded with
+        deferred weights (see `model/deferred.py`); then `divide(model)` shards it in place, like the trained model, and
+        reads its weights. By default a loss contains no models."""
 
     def summarize(self, figures: dict[str, float]) -> dict[str, float]:
         """Return the figures to report in a step, by name. `figures` are the means of the further sums that `__call__`
@@ -61,12 +61,12 @@ class Loss:
 
     @property
     def samples(self) -> Sequence[Mapping[str, Any]]:
-        """A dict for each text that the model wrote in the last step, for the run's samples.jsonl; by default none."""
+        """A dict for each text generated in the last step, for the run's samples.jsonl; by default none."""
         return ()
 
     def state(self) -> Mapping[str, Tensor]:
-        """Return the tensors of the loss that are saved with a run, by name; by default none. Processes return equal
-        tensors or parts of them (DTensors), unless the class sets `of_batches`."""
+        """Return the tensors of the loss that are saved with a run, by name; by default none. All processes return
+        equal tensors, or shards of the same tensors (DTensors), unless the class sets `of_batches`."""
         return {}
 
     def load_state(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
@@ -131,13 +131,13 @@ class CrossEntropy(Loss):
         return InChunks.apply(loss, batch.loss_scale, chunks, targets, hidden, *head * torch.is_grad_enabled())
 
     def of_hidden(self, model: Decoder, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute the sum to minimize and the plain cross-entropy, both summed over the targets (N,), token ids, from
-        hidden states (N, D), with all logits in memory at once."""
+        """Compute the loss to minimize and the plain cross-entropy, both summed over the targets (N,), from hidden
+        states (N, D), with all logits in memory at once."""
         of_tokens = scores(model, hidden)
         plain = loss = of_tokens.cross_entropy(targets, IGNORE_INDEX)
         if self.label_smoothing or self.z_loss:
             extra = self.z_loss * of_tokens.log_z.square()
-            if self.label_smoothing:  # the cross-entropy of a target spread over the whole vocabulary
+            if self.label_smoothing:  # cross-entropy with a uniform target over the vocabulary
                 extra = extra + self.label_smoothing * (of_tokens.log_z - of_tokens.mean)
             loss = (1 - self.label_smoothing) * plain + (extra * (targets != IGNORE_INDEX)).sum()
         return loss, plain.detach()
@@ -145,17 +145,17 @@ class CrossEntropy(Loss):
 
 @dataclass(frozen=True)
 class Means:
-    """The means of a loss and of its figures over batches; `divisor` is the number that the sums were divided by, in
-    general the number of targets."""
+    """The means of a loss and of its figures over batches; `divisor` is the number that the sums were divided by,
+    usually the number of targets."""
 
     loss: float
     divisor: int
     figures: dict[str, float]
 
 
-@torch.no_grad()  # weights that FSDP gathers here are used in training, where tensors of inference mode cannot be
+@torch.no_grad()  # not inference_mode: training reuses weights that FSDP gathers here, and cannot use inference tensors
 def mean_figures(model: Decoder, batches: Iterable[Batch], loss: Loss, precision: str = "fp32") -> Means:
-    """Compute the means of a loss and of its figures over all batches, without gradient and dropout; used by
+    """Compute the means of a loss and of its figures over all batches, without gradients or dropout; used by
     validation."""
     total, count, figures = 0.0, 0, defaultdict[str, float](float)
     for batch in batches:

@@ -29,14 +29,14 @@ class Muon(torch.optim.Optimizer):
         *,
         processes: "Processes | None" = None,
     ) -> None:
-        """The `processes` of a stage all make the same updates: each orthogonalizes some of the matrices, and shares
-        them."""
+        """The `processes` of a pipeline stage share the work: each orthogonalizes some of the matrices and sends the
+        results to the others, so that all apply the same updates."""
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
         self.processes = processes
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Make one update, with Nesterov momentum. Matrices of the same shape, or its transpose, are orthogonalized
+        """Make one update, with Nesterov momentum. Matrices of the same shape, up to transposition, are orthogonalized
         together."""
         local = self.processes.local if self.processes else Tensor.detach
         for group in self.param_groups:
@@ -58,8 +58,8 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(weights, parts, alpha=-rate * 0.2 * math.sqrt(shape[-1]))
 
     def updates(self, pairs: Sequence[tuple[Tensor, Tensor]], shape: tuple[int, ...]) -> Iterator[Tensor]:
-        """Yield this process's part of the orthogonalized update of each parameter in `pairs`, (parameter, this
-        process's part of its update). All parameters have the same `shape`, in which dimensions are swapped if
+        """Yield this process's shard of the orthogonalized update of each parameter in `pairs`, (parameter, this
+        process's shard of the raw update). All parameters have the same `shape`, in which dimensions are swapped if
         necessary so that rows are at most columns."""
 
         def of_full(updates: Sequence[Tensor]) -> Tensor:
@@ -78,12 +78,12 @@ class Muon(torch.optim.Optimizer):
 
 
 def wide(matrices: Tensor) -> Tensor:
-    """Return matrices (..., O, I), transposed if they have more rows than columns (O > I)."""
+    """Return matrices (..., O, I); transposed if they have more rows than columns (O > I)."""
     return matrices.mT if matrices.size(-2) > matrices.size(-1) else matrices
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return matrices (X, O, I), O at most I, with their singular values moved near 1, in bf16.
+    """Return matrices (X, O, I), O at most I, with their singular values moved close to 1, in bf16.
 
     Makes five steps of Newton-Schulz with the coefficients of Jordan et al., which leave values between about 0.7 and
     1.2.

@@ -1,8 +1,10 @@
-"""muP: hyperparameters chosen at one width hold at every width (Yang et al. 2022, arXiv:2203.03466, tables 3 and 8).
+"""muP: hyperparameters chosen at one width transfer to every width (Yang et al. 2022, arXiv:2203.03466, tables 3 and
+8).
 
-A factor on the output of a matrix is the same function, and under Adam the same training, as that factor on its initial
-weights and on its learning rate. So factors of logits and scores, too, are moved into weights: the decoder's
-configuration is unchanged, and its folder loads in every program that loads the preset's.
+Multiplying the output of a matrix by a factor gives the same function, and with Adam the same training, as multiplying
+its initial weights and its learning rate by this factor. Therefore the factors of logits and scores are also moved into
+weights: the decoder's configuration is unchanged, and every program that loads models of the preset can load the
+result.
 
 With m = d_model / base, and base weights and rates at m = 1:
 
@@ -16,8 +18,9 @@ With m = d_model / base, and base weights and rates at m = 1:
 | the norm of queries, or else their projection:  | times           | times         |
 | scores / d_head instead of / d_head ** 1/2      | d_head ** -1/2  | d_head ** -1/2 |
 
-The scores' factor is relative to the heads of the preset at the base width, where all factors are 1. Where embeddings
-are scaled by d_model ** 1/2 (Gemma), both columns of a tied embedding have m ** -1/2, and the final norm the rest.
+The factor of the scores is relative to the head size of the preset at the base width, where all factors are 1. If
+embeddings are scaled by d_model ** 1/2 (Gemma), a tied embedding has m ** -1/2 in both columns, and the final norm has
+the remaining factor.
 """
 
 from __future__ import annotations
@@ -38,8 +41,8 @@ from onward.training.step.optimizer import is_matrix
 
 @dataclass(frozen=True)
 class Factors:
-    """The factors by which muP, which carries hyperparameters from a narrow model to a wider one, multiplies a
-    parameter's initial weights and its learning rate."""
+    """The factors of a parameter's initial weights and learning rate in muP, which transfers hyperparameters from a
+    narrow model to a wider one."""
 
     init: float = 1.0
     rate: float = 1.0
@@ -52,9 +55,9 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
     """Compute the muP factors of each parameter of a decoder, by name, for hyperparameters that were chosen at a width
     `base`, where attention heads have the width `base_head`.
 
-    A dimension of a parameter counts as growing if it is larger in the decoder of twice the width. Raises a UserError
-    for a decoder whose logits cannot be scaled by weights (its head is tied to the embedding, and its final norm has no
-    weight), and for one whose scores cannot be scaled (a norm of queries without a weight).
+    A dimension of a parameter counts as growing if it is larger in the same decoder with twice the width. Raises a
+    UserError for a decoder whose logits cannot be scaled by weights (its head is tied to the embedding, and its final
+    norm has no weight), and for one whose scores cannot be scaled (a norm of queries without a weight).
     """
     m, twice = config.d_model / base, resize(config, {"d_model": 2 * config.d_model})
     with torch.device("meta"):
@@ -70,18 +73,18 @@ def factors(config: DecoderConfig, base: int, base_head: float) -> dict[str, Fac
             result[name] = Factors(m**-0.5 if grown[-2] else 1 / m, 1 / m)
     embed = m**-0.5 if twice.embed_scale != config.embed_scale else 1.0
     result["embed.weight"] = Factors(embed, embed)
-    if twice.d_embed != config.d_embed:  # otherwise the projection before the head is scaled
+    if twice.d_embed != config.d_embed:  # otherwise (fixed d_embed) the projection before the head is scaled
         names = ["norm.weight", "norm.bias"] if "norm.weight" in result else ["head.weight"]
         last = [name for name in names if name in result]
         if not last:
             raise UserError(
-                "Cannot scale logits for mup, because this decoder has no weight in its final norm and a tied head"
+                "Cannot scale logits for mup, because this decoder's head is tied and its final norm has no weight"
             )
         for name in last:
             result[name] = Factors().times(1 / (m * (embed if config.tied else 1.0)))
     for layer in range(config.n_layers):
         part = at(config.attention, layer)
-        if isinstance(part, SelfAttention) and not part.d_head:  # a width of a part stays the same
+        if isinstance(part, SelfAttention) and not part.d_head:  # an explicit d_head does not grow
             if part.qk_norm != "none" and not getattr(at(config.norm, layer), "weight", True):
                 raise UserError(
                     "Cannot scale scores for mup, because the norm of queries has no weight (norm.weight no)"

@@ -10,8 +10,8 @@ ROWS = 0.95  # decay rate of the mean squares of rows (beta2 of the paper)
 
 class NorMuon(Muon):
     """Muon with one learning rate for each neuron: the rows of an update, whose sizes differ after orthogonalization,
-    are divided by the root of a running mean of their squares (Li et al. 2025, arXiv:2510.05491). The
-    whole update keeps its norm."""
+    are divided by the root of a running mean of their squares (Li et al. 2025, arXiv:2510.05491). The norm of the whole
+    update is preserved."""
 
     def scaled(self, parameter: Tensor, update: Tensor) -> Tensor:
         squares = update.float().square().mean(dim=-1)

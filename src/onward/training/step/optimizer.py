@@ -1,4 +1,4 @@
-"""Optimizers: AdamW, Muon, NorMuon, and those of libraries."""
+"""Optimizers: AdamW, Muon, NorMuon, and optimizers from other libraries."""
 
 import inspect
 from collections import defaultdict
@@ -35,8 +35,9 @@ def optimizers(
     matrices, not to vectors. Raises a UserError for any other name.
 
     `rates` are factors of AdamW's learning rate by parameter name (default 1), stored in the parameter groups as
-    "rate". For matrices that Muon trains, the square root of the factor is used, since Muon's updates grow with the
-    square root of the width and AdamW's with the width. `processes` are those that train the model together.
+    "rate". For matrices that Muon trains, the square root of the factor is used, since the norm of Muon's updates grows
+    with the square root of the width, and that of AdamW's with the width. `processes` is the group that trains the
+    model.
     """
     every = processes.whole_parameters(model) if processes else dict(model.named_parameters())
     trained: dict[str, Tensor] = {name: p for name, p in every.items() if p.requires_grad}
@@ -72,10 +73,10 @@ def adamw(
 def parameter_groups(
     parameters: dict[str, Tensor], weight_decay: float, rates: Mapping[str, float] = {}
 ) -> list[dict[str, Any]]:
-    """Return the groups of parameters for a torch optimizer: by weight decay, which vectors do not have, and by "rate",
-    the factor of the learning rate from `rates` (by parameter name, default 1). The decay per step, learning rate times
-    weight decay, does not depend on the factor. Parameters on the meta device, those of other pipeline stages, are left
-    out; their groups are kept, so that all stages have the same groups."""
+    """Return the parameter groups for a torch optimizer: by weight decay (none for vectors) and by "rate", the factor
+    of the learning rate from `rates` (by parameter name, default 1). The decay per step, learning rate times weight
+    decay, does not depend on the factor. Parameters on the meta device (of other pipeline stages) are left out, but
+    their groups are kept, so that all stages have the same groups."""
     groups = defaultdict[tuple[bool, float], list[Tensor]](list)
     for name, parameter in parameters.items():
         groups[is_matrix(name, parameter), rates.get(name, 1.0)] += [parameter] * (not parameter.is_meta)
@@ -86,8 +87,8 @@ def parameter_groups(
 
 
 def is_matrix(name: str, parameter: Tensor) -> bool:
-    """Whether a parameter is a matrix or a stack of matrices. The biases of experts are a stack of vectors, and so are
-    the taps of convolutions of recurrent layers, (channels, 1, taps)."""
+    """Whether a parameter is a matrix or a stack of matrices. The biases of experts and the convolution kernels of
+    recurrent layers, (channels, 1, kernel size), count as stacks of vectors."""
     return parameter.ndim >= 2 and not name.endswith(("bias", "conv.weight"))
 
 

@@ -1,4 +1,4 @@
-"""The loss that the option `loss` of a run names, "module:NAME"."""
+"""The user-defined loss given by a run's option `loss`, "module:NAME"."""
 
 from onward.base.errors import UserError
 from onward.base.own import named
@@ -10,9 +10,9 @@ EXAMPLE = "name a function of (model, batch) or an onward.Loss, as in mine:focal
 
 
 def text_loss(config: RunConfig) -> Loss:
-    """Return the loss of a run on texts: the one that `config.loss` names, or the cross-entropy. A class is called with
-    the arguments in brackets; a CrossEntropy also gets the options of the cross-entropy. Raises a UserError for a name
-    that is not a loss, and for options that the loss would not read."""
+    """Return the loss of a pre-training run: the loss that `config.loss` names, or the cross-entropy. A class is called
+    with the arguments in parentheses; a subclass of CrossEntropy also gets the options of the cross-entropy. Raises a
+    UserError for a name that is not a loss, and for options that the loss does not use."""
     if not config.loss:
         return CrossEntropy.of(config)
     found, arguments = named("loss", config.loss, EXAMPLE)
@@ -27,7 +27,7 @@ def text_loss(config: RunConfig) -> Loss:
             arguments
         )
     if not callable(found) or (arguments and not isinstance(found, type)):
-        raise UserError(f"loss is {config.loss!r}, which is not a class or function of this kind: {EXAMPLE}")
+        raise UserError(f"loss is {config.loss!r}, which is not a class or function for a loss: {EXAMPLE}")
     try:
         return as_loss(found(**arguments) if isinstance(found, type) else found)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Plans the steps of a run ahead: which windows each step trains on."""
+"""Plans the steps of a run in advance: the windows that each step trains on."""
 
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -16,15 +16,15 @@ T = TypeVar("T")
 
 
 class Planner:
-    """Makes the StepPlans (the input of one optimizer step each) of a run: reads the windows (sequences of training
-    tokens) of each step that this process trains on, and moves them to its device."""
+    """Makes the StepPlans of a run, each the input of one optimizer step: reads this process's windows (sequences of
+    training tokens) of the step, and moves them to its device."""
 
     def __init__(self, config: RunConfig, windows: TrainingWindows, device: torch.device, processes: Alone) -> None:
         self.config, self.windows, self.device, self.processes = config, windows, device, processes
 
     def plans(self, position: int, skipped: Sequence[tuple[int, int]] = ()) -> Generator[StepPlan]:
         """Yield the plans of the steps, without end, from the window number `position` on; they are prepared ahead in
-        another thread. `skipped` are half-open ranges of window numbers to leave out, those of failed steps."""
+        another thread. `skipped` are half-open ranges of window numbers to leave out (the windows of failed steps)."""
         c, left_out = self.config, tuple(skipped)
 
         def prepare() -> Iterator[StepPlan]:
@@ -39,15 +39,15 @@ class Planner:
         return self.batches(range(self.config.batch_size * self.config.accumulation))[0]
 
     def batches(self, numbers: Sequence[int]) -> list[Batch]:
-        """Read those windows with these `numbers` that this process trains on, and return them in batches."""
+        """Read the windows in `numbers` that belong to this process, and return them in batches."""
         size = self.config.batch_size
         firsts = range(0, len(numbers), size)[self.processes.batch_rank :: self.processes.batch_count]
         return [self.windows.read(numbers[i : i + size]).to(self.device) for i in firsts]
 
 
 def prefetch(items: Iterable[T], ahead: int = 2) -> Generator[T]:
-    """Yield `items`, with the next `ahead` items made in another thread. An error raised while making an item is raised
-    when that item is requested. Closing the returned generator discards the items made ahead and ends the thread."""
+    """Yield `items`, with the next `ahead` items prefetched in another thread. An error raised while making an item is
+    raised when that item is requested. Closing the returned generator discards prefetched items and ends the thread."""
     source, end = iter(items), object()
     thread = ThreadPoolExecutor(1, "prefetch")
     try:

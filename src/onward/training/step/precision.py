@@ -8,11 +8,11 @@ PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which a model computes matrix products in "bf16" or "fp16"; in other precisions, in the dtype
-    of its weights."""
+    """Return a context manager for matrix products in "bf16" or "fp16"; with other precisions, they use the dtype of
+    the weights."""
     return torch.autocast(device.type, PRECISIONS[precision]) if precision in PRECISIONS else nullcontext()
 
 
 def grad_scaler(precision: str, device: torch.device) -> torch.amp.GradScaler:
-    """Return the scaler of losses that keeps gradients of fp16 from underflowing to 0; idle in other precisions."""
+    """Return the loss scaler that keeps fp16 gradients from underflowing to 0; disabled in other precisions."""
     return torch.amp.GradScaler(device.type, enabled=precision == "fp16")

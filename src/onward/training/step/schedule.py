@@ -7,9 +7,9 @@ from typing import Literal
 from onward.training.config import RunConfig
 
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
-ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")  # while they stay at 1, the number of steps may be open
+ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")  # have a stable phase: steps may still be unknown
 
-FALL: dict[Schedule, Callable[[float], float]] = {  # from 1 to 0 as the argument goes from 0 to 1
+FALL: dict[Schedule, Callable[[float], float]] = {  # decay factor, from 1 to 0 as the argument increases from 0 to 1
     "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
     "wsd": lambda x: 1 - x,
     "linear": lambda x: 1 - x,
@@ -23,8 +23,8 @@ def lr_factor(kind: Schedule, step: int, steps: int, warmup: float, min_ratio: f
     Every kind begins with a linear warm-up over `warmup`. Then "cosine" (Loshchilov and Hutter 2017) and "linear" fall
     to `min_ratio`, "wsd" (warm-up, stable, decay; Hu et al. 2024) stays at 1 and falls linearly over the last `decay`,
     and "constant" stays at 1. `warmup` and `decay` are fractions of the steps if below 1, else numbers of steps. A
-    factor that falls is exactly `min_ratio` at the last step, if any step is left after the warm-up. With 0 `steps`,
-    for a number that is still open, the factor stays at 1 after a warm-up of a number of steps.
+    decaying factor reaches exactly `min_ratio` at the last step, if any step is left after the warm-up. If `steps` is 0
+    (not known yet), `warmup` must be a number of steps, and the factor stays at 1 after it.
     """
     if not steps:
         return min(1.0, (step + 1) / (extent(warmup, 0) + 1))

@@ -12,10 +12,10 @@ from onward.text.tokenizer import Tokenizer
 
 
 def task_results(tasks: Sequence[Task], model: Decoder, tokenizer: Tokenizer, limit: int) -> list[TaskResult]:
-    """Return the results of a model at multiple-choice tasks, with up to `limit` questions each; used at each
+    """Return the results of a model on multiple-choice tasks, with up to `limit` questions each; used at each
     validation.
 
-    Draws no random numbers, and compiles nothing: blocks that torch.compile has compiled for training run uncompiled
+    Draws no random numbers and compiles nothing: blocks that torch.compile has compiled for training run uncompiled
     here, so that training continues with the same kernels.
     """
     with torch.compiler.set_stance("force_eager"):

@@ -32,12 +32,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class StepPlan:
     """The input of one optimizer step: its batches, and the numbers of their windows (training sequences). A plan does
-    not depend on the state of the trainer, so it can be made ahead, in another thread."""
+    not depend on the state of the trainer, so it can be prefetched in another thread."""
 
     batches: Sequence[Batch]  # batches of this process; their gradients are accumulated
     numbers: Sequence[int] = ()  # numbers of the step's windows, in all processes
     next_position: int = 0  # number of the window to continue from after this step
-    measure_update: bool = False  # whether to measure how far the weights move
+    measure_update: bool = False  # whether to measure the relative size of the update
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,8 @@ class LossModule(nn.Module):
 
 
 def seed_dropout(seed: int, device: torch.device) -> None:
-    """Seed the random generator that a model on a device draws dropout from."""
-    if device.type == "cpu":  # torch.manual_seed records a traceback for each kind of accelerator, in 0.2 ms
+    """Seed the random generator used for dropout on a device."""
+    if device.type == "cpu":  # torch.manual_seed takes 0.2 ms: it records a traceback per kind of accelerator
         torch.default_generator.manual_seed(seed)
     else:
         torch.manual_seed(seed)
@@ -99,11 +99,11 @@ class Trainer:
     >>> for step in trainer.train(StepPlan([batch]) for batch in batches):
     ...     print(step.step, step.loss)
 
-    `learning_rate` is a function of the step, from 0. `loss` is any callable of (model, batch), see loss.py, by default
-    CrossEntropy(); a batch is a Batch or of a class derived from it. `balance` and `average` belong to the same model.
-    `spikes` decides which losses fail a step, by default those that are not finite. With several `processes` the model
-    is one that was parallelized for their mesh. `wrap` may return another module around a LossModule; one that reduces
-    gradients itself, such as DistributedDataParallel, replaces `processes`.
+    `learning_rate` is a function of the step, counted from 0. `loss` is a callable of (model, batch), see loss.py, by
+    default CrossEntropy(); a batch is a Batch or an instance of a subclass. `balance` and `average` must be built for
+    the same model. `spikes` decides which losses fail a step, by default those that are not finite. With several
+    `processes`, the model must be parallelized for their mesh. `wrap` may return another module around a LossModule; a
+    wrapper that reduces gradients itself, such as DistributedDataParallel, replaces `processes`.
     """
 
     @checked
@@ -148,8 +148,8 @@ class Trainer:
     def train_step(self, plan: StepPlan) -> Step:
         """Make one optimizer step.
 
-        The gradient is that of the mean loss over all targets of the step in all processes, so accumulating over
-        batches changes only rounding (and the auxiliary loss of experts, which is computed batch by batch). A step that
+        The gradient is that of the mean loss over all targets of the step in all processes. Accumulation over batches
+        therefore changes only rounding and the auxiliary loss of experts, which is computed batch by batch. A step that
         fails leaves weights and optimizers unchanged.
         """
         start = perf_counter()
@@ -163,7 +163,7 @@ class Trainer:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         norm = self.clip_gradients()
-        # fp16 sometimes overflows: the scaler then skips the update and reduces the scale, as long as this can help
+        # fp16 gradients may overflow: the scaler then skips the update and reduces the scale, while this can help
         overflow_is_usual = self.scaler.is_enabled() and self.scaler.get_scale() >= 1
         failure = self.spikes.check_step(mean, 0.0 if overflow_is_usual else norm)
         rate = self.learning_rate(self.step)
@@ -208,10 +208,10 @@ class Trainer:
         return self.loss.summarize({name: value / count for name, value in zip(names, sums)}), max(1, targets)
 
     def accumulate(self, batches: Sequence[Batch], count: int) -> list[dict[str, Tensor]]:
-        """Accumulate the gradients of batches, divided by `count`; return the sums that the loss reports of each."""
+        """Accumulate the gradients of batches, divided by `count`; return the loss's sums for each batch."""
         reported: list[dict[str, Tensor]] = []
         for batch in batches:
-            seed_dropout(batch.seed, self.device)  # a function of the windows, in whichever process
+            seed_dropout(batch.seed, self.device)  # the seed depends on the windows, not on the process
             if self.scaler.is_enabled():
                 batch = batch.changed(loss_scale=self.scaler.get_scale() / count)
             with self.accumulating(last=len(reported) + 1 == len(batches)):
@@ -222,13 +222,13 @@ class Trainer:
         return reported
 
     def accumulating(self, *, last: bool) -> AbstractContextManager[object]:
-        """Return a context for the backward of a batch; modules that reduce gradients do so in that of the `last`."""
+        """Return a context for the backward of a batch; gradients are reduced only in that of the `last` batch."""
         if self.processes:
             return self.processes.accumulating(self.module, last=last)
         return nullcontext() if last else getattr(self.module, "no_sync", nullcontext)()
 
     def summed(self, values: Sequence[float]) -> Sequence[float]:
-        """Return the sum of each of the `values` over all batches of a step, those of other processes included."""
+        """Return the sum of each of the `values` over all batches of a step, including those of other processes."""
         return self.processes.sum_of_batches(values) if self.processes else values
 
     def clip_gradients(self) -> float:
@@ -253,8 +253,8 @@ class Trainer:
         return self.average.shown() if self.average else nullcontext()
 
     def state_dict(self) -> TrainerState:
-        """Return the state that a trainer needs to continue exactly: the tensors of the trainable parameters and
-        optimizers, which are not copies, and numbers. All processes must call this together."""
+        """Return the state that a trainer needs to continue exactly: the tensors (not copied) of the trainable
+        parameters and optimizers, and numbers. All processes must call this together."""
         tensors = training_tensors(self.model, self.optimizers, self.average.tensors if self.average else None)
         of_loss = self.loss.state()
         if self.loss.of_batches:
@@ -276,8 +276,8 @@ class Trainer:
 
     @checked
     def load_state(self, state: TrainerState) -> None:
-        """Load the state of a trainer that was constructed like this one. Weights are copied into the model in
-        place."""
+        """Load the state of a trainer that was constructed with the same arguments. Weights are copied into the model
+        in place."""
         place = self.processes.divided if self.processes else copied_to
         restore(state.tensors, self.model, self.optimizers, place)
         kept = {name.removeprefix(LOSS): state.tensors[name] for name in state.tensors if name.startswith(LOSS)}

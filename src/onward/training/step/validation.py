@@ -21,7 +21,7 @@ class Validation:
 
     step: int
     validation_loss: float  # nats per token
-    bits_per_byte: float  # bits per byte of the text; NaN if the loss is not per token
+    bits_per_byte: float  # bits per byte of the text; NaN if the loss is not a mean over tokens
     tokens: int
     figures: dict[str, float] = field(default_factory=dict)
 
@@ -35,7 +35,7 @@ def validate(
     sets: Mapping[str, HeldOutWindows] | None = None,
     tasks: Sequence[Task] = (),
 ) -> Validation:
-    """Compute the mean loss of the trainer's model over about `config.validation_tokens` tokens of evenly spread
+    """Compute the mean loss of the trainer's model over about `config.validation_tokens` tokens of evenly spaced
     validation windows, in the precision of training and with averaged weights if the trainer averages them. The figures
     of the result include the loss on each of the `sets`, the validation windows of each source by name, and the score
     of each of the `tasks`."""
@@ -45,7 +45,7 @@ def validate(
     with trainer.averaged():
         batches = (windows.read(chosen[i : i + size]).to(model.device) for i in range(0, len(chosen), size))
         means = mean_figures(model, batches, loss, config.precision)
-        divided = trainer.processes and trainer.processes.divides  # which is not measured
+        divided = trainer.processes and trainer.processes.divides  # layers of a sharded model are not measured
         figures = {} if divided else measure(model, windows.read(chosen[:size]).to(model.device))
         for name, own in (sets or {}).items():
             rows = range(0, len(own), max(1, own.num_tokens // config.validation_tokens))

@@ -16,13 +16,13 @@ from onward.parallel.launch import Launch
 from onward.parallel.processes import Processes
 from onward.training.config import RunConfig
 
-STUDIES = itertools.count()  # numbers of the studies of this launch, the same in all processes
+STUDIES = itertools.count()  # numbers of the studies in this launch, the same in all processes
 PAUSE = 0.1  # seconds between two checks of the progress of other groups
 
 
 @dataclass(frozen=True)
 class StudyGroup:
-    """A group of processes, one of `count` groups that share the runs of a study. The default is a single group of one
+    """One of `count` groups of processes that share the runs of a study. The default is a single group of one
     process."""
 
     processes: Alone = Alone()
@@ -32,7 +32,7 @@ class StudyGroup:
 
     @classmethod
     def join(cls, configs: Sequence[RunConfig], seeds: int) -> "StudyGroup":
-        """Join the group of this process and return the group. The study has `seeds` runs for each of `configs`, and a
+        """Join this process's group and return it. The study has `seeds` runs for each of `configs`, and a
         group has as many processes as the mesh of a run. Raises a UserError, before any training, if the processes
         cannot form such groups, or if there are fewer runs than groups."""
         launch = Launch.meet()
@@ -45,8 +45,8 @@ class StudyGroup:
             )
         if launch.count % size:
             raise UserError(
-                f"mesh {configs[0].mesh!r} needs {size} processes for each run, but {launch.count} were started: start "
-                f"a multiple of {size}, or give another mesh"
+                f"mesh {configs[0].mesh!r} needs {size} processes for each run, but {launch.count} were started: "
+                f"start a multiple of {size} processes, or give another mesh"
             )
         count, runs = launch.count // size, len(configs) * seeds
         if count > runs:
@@ -63,8 +63,8 @@ class StudyGroup:
 
     @contextmanager
     def first_before_others(self) -> Iterator[None]:
-        """A context that the first process of the first group enters at once. All other processes wait until it has
-        left the context."""
+        """Context manager: the first process of the first group enters it at once. All other processes wait until the
+        first process has left it."""
         while not self.first and self.store is not None and not self.store.check(["prepared"]):
             sleep(PAUSE)
         yield

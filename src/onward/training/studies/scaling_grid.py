@@ -1,7 +1,9 @@
-"""Plans a grid of small runs to fit a scaling law: for each of several budgets, sizes around the best one.
+"""Plans a grid of small runs to fit a scaling law: for each of several compute budgets, model sizes around the
+estimated optimum.
 
-The width alone changes the size, with muP, so that one learning rate is right for all. The batch grows with the tokens
-D as D ** 0.383 (Bergsma et al. 2025, arXiv:2505.13738) to the next power of two, and the learning rate with its root.
+Sizes differ only in width, and muP transfers one learning rate to all widths. The batch grows with the tokens D as D **
+0.383 (Bergsma et al. 2025, arXiv:2505.13738) to the next power of two, and the learning rate grows with the square root
+of the batch size.
 """
 
 from __future__ import annotations
@@ -25,14 +27,15 @@ from onward.training.step.trainer import StepPlan
 from onward.training.studies.variants import Variant
 
 BUDGETS, SIZES = 4, 3  # compute budgets, and models per budget
-RATIO = 3.0  # ratio of successive budgets; successive sizes differ by its square root, so that budgets share sizes
+# ratio of successive budgets; successive sizes differ by its square root, so that budgets have sizes in common
+RATIO = 3.0
 BEST = 20.0  # tokens per parameter at the center of the sizes
 BASE = 64  # width for which the learning rate was tuned
-BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens per batch for 1e6 training tokens, and the exponent of its growth
+BATCH, AT, GROWTH = 1024, 1e6, 0.383  # tokens per batch for 1e6 training tokens, and the exponent of growth
 LEAST_STEPS = 16  # of a run
-FEW_STEPS = 100  # in shorter runs, a loss depends more on the first steps than on size and length
-TIMED = 3  # steps, after one to warm up
-START = 0.6  # seconds that a run takes in addition to its steps and its evaluation
+FEW_STEPS = 100  # in shorter runs, the loss depends more on the first steps than on model size and data
+TIMED = 3  # timed steps, after one warm-up step
+START = 0.6  # seconds of a run besides its steps and its evaluation
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Sizes:
         self.config, self.vocab_size = config, vocab_size
         decoder = config.decoder(vocab_size)
         self.context = decoder.context_length
-        self.step = 2 * decoder.n_heads  # step of the width that keeps head widths even, for rotary positions
+        self.step = 2 * decoder.n_heads  # step between widths, so that head sizes are even, for rotary positions
         self.known: dict[int, int] = {}
 
     def parameters(self, width: int) -> int:
@@ -91,7 +94,7 @@ class Sizes:
         return min((low, high), key=lambda n: abs(math.log(self.parameters(n * self.step) / size))) * self.step
 
     def cell(self, width: int, flops: float) -> Cell:
-        """Return a run that trains the decoder at a width with about `flops` floating-point operations in all."""
+        """Return a run that trains the decoder at a width with about `flops` floating-point operations in total."""
         size = self.parameters(width)
         tokens = flops / 6 / size
         batch = BATCH * (tokens / AT) ** GROWTH / self.context
@@ -100,9 +103,9 @@ class Sizes:
 
 
 def grid(sizes: Sizes, largest: float) -> list[Cell]:
-    """List the runs of a grid: for each of four budgets, the largest of `largest` floating-point operations, three
-    model sizes. The most useful runs come first: small budgets and middle sizes. Empty if a run would have fewer than
-    16 steps."""
+    """List the runs of a grid: three model sizes for each of four budgets; the largest budget is `largest`
+    floating-point operations. The most useful runs come first: small budgets and middle sizes. The list is empty if a
+    run would have fewer than 16 steps."""
     budgets = [largest / RATIO ** (BUDGETS - 1 - k) for k in range(BUDGETS)]
     least = sizes.parameters(sizes.step)
     first = max(least, math.sqrt(budgets[0] / 6 / BEST / RATIO))
@@ -130,8 +133,8 @@ class Speed:
     per_flop: float
 
     def seconds(self, cell: Cell, evaluated: int) -> float:
-        """Estimate the seconds of the run `cell` and of its evaluation on `evaluated` tokens; a token takes a third of
-        the operations of a token in training."""
+        """Estimate the seconds of the run `cell` and of its evaluation on `evaluated` tokens; evaluating a token takes
+        a third of the operations of training on it."""
         evaluation = 2.0 * cell.parameters * evaluated * self.per_flop
         return START + cell.steps * self.fixed + cell.flops * self.per_flop + evaluation
 
@@ -155,8 +158,8 @@ def measured(config: RunConfig, inputs: Inputs, vocab_size: int, cells: Sequence
 
 
 def with_precision(config: RunConfig, inputs: Inputs, vocab_size: int, cell: Cell) -> RunConfig:
-    """Return the configuration with the precision and the backend of experts whose steps are the fastest, by timing,
-    for the run `cell`; all runs of the grid use them. `inputs` are the prepared texts."""
+    """Return the configuration with the fastest precision and backend of experts for the run `cell`, by timing; all
+    runs of the grid use them. `inputs` are the prepared texts."""
     own = cell.variant(config).config
     model = Decoder(own.decoder(vocab_size)).to(torch.device(config.device))
     trial = lambda: build_trainer(own, model)

@@ -1,4 +1,4 @@
-"""A scaling study: a grid of small runs within a time or a number of operations, and a larger run whose loss is
+"""A scaling study: a grid of small runs within a time limit or a compute budget, and a larger run whose loss is
 forecast.
 
 FOLDER/
@@ -45,7 +45,7 @@ from onward.training.studies.variants import (
     train_variants,
 )
 
-SPENT = 0.95  # share of the time for which a grid is planned
+SPENT = 0.95  # share of the time limit to plan for
 
 
 @dataclass(frozen=True)
@@ -60,18 +60,18 @@ class ScalingStudy:
     seconds_left: float  # time left for the grid; infinity: no limit
 
     def warnings(self) -> list[str]:
-        """List the reasons, as sentences, why a law fitted to this grid would be unreliable; empty if there are
+        """List, as sentences, the reasons why a law fitted to this grid would be unreliable; an empty list if there are
         none."""
         sentences, steps = [], min(cell.steps for cell in self.cells)
         if steps < FEW_STEPS:
             sentences.append(
-                f"the shortest run has {steps} steps, and below {FEW_STEPS} a loss depends more on the first steps "
-                "than on size and length: give more time or operations"
+                f"the shortest run has {steps} steps, and with fewer than {FEW_STEPS} steps the loss depends more "
+                "on the first steps than on model size and data: give more time or operations"
             )
         if (most := max(cell.tokens for cell in self.cells)) > 4 * self.training_tokens:
             sentences.append(
                 f"the longest run reads the {self.training_tokens:,} training tokens "
-                f"{most / self.training_tokens:.0f} times, and the law is one of new tokens: give more text"
+                f"{most / self.training_tokens:.0f} times, but the law assumes new tokens: give more text"
             )
         return sentences
 
@@ -84,14 +84,14 @@ class ScalingStudy:
         ]
         if len(ended) < LEAST:
             raise UserError(
-                f"Cannot fit a law to {len(ended)} runs, because it needs {LEAST}: give a longer --budget; the runs "
-                f"that ended are kept in {self.config.out}"
+                f"Cannot fit a law to {len(ended)} runs, because it needs {LEAST}: give a longer --budget; "
+                f"the completed runs are kept in {self.config.out}"
             )
         return ended
 
     def larger_cell(self, law: FittedLaw) -> Cell:
-        """Return the larger run that tests the forecast of a fitted law: its model size is the one that the law gives
-        as the best for its number of operations."""
+        """Return the larger run that tests the forecast of a fitted law: its model size is the optimum of the law for
+        its number of operations."""
         fit = law.loss
         size = fit.law.optimum(law.larger_flops)[0] if fit.determined else max(run.parameters for run in law.runs)
         return larger(self.sizes, law.larger_flops, size, self.cells)
@@ -103,8 +103,8 @@ def open_study(
     """Prepare the tokens and plan the grid of runs, or read the plan in the folder `config.out`.
 
     Set either `budget`, the total time such as 10m (including the larger run if `check`), or `grid_flops`, the
-    operations of the grid such as 1e12. Raises a UserError if the smallest grid needs more, or if the folder holds a
-    grid of another budget.
+    operations of the grid such as 1e12. Raises a UserError if the smallest grid exceeds the budget, or if the folder
+    contains a grid for another budget.
     """
     if bool(budget) == bool(grid_flops):
         raise UserError("give one of --budget, such as 10m, and --grid-flops, such as 1e12")
@@ -120,7 +120,7 @@ def open_study(
     plan: dict[str, Any] = read_json(known) if known.exists() else {**asked}
     if differ := next((name for name in ("budget", "grid_flops") if plan.get(name) != asked[name]), None):
         raise UserError(
-            f"{folder} holds a grid with {differ} {plan.get(differ)!r}: give the same, or choose another --out"
+            f"{folder} contains a grid with {differ} {plan.get(differ)!r}: give the same, or choose another --out"
         )
     if not known.exists():
         plan |= planned(config, sizes, inputs, limit, asked)
@@ -132,9 +132,9 @@ def open_study(
 
 def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked: dict[str, Any]) -> dict[str, Any]:
     """Plan a grid: return the content of grid.json as a dict, with the operations of the grid's largest run and the
-    precision of all runs. `asked` holds the user's options: "grid_flops", the operations of the whole grid; "budget",
-    the time; "check", whether a larger run is also trained. Without grid_flops, all these runs together end within
-    `limit` seconds. Raises a UserError if even the smallest grid takes more."""
+    precision of all runs. `asked` contains the user's options: "grid_flops", the operations of the whole grid;
+    "budget", the time; "check", whether a larger run is also trained. Without grid_flops, all runs together take at
+    most `limit` seconds. Raises a UserError if even the smallest grid takes more."""
     least = least_budget(sizes)
     smallest = grid(sizes, least)
     config = with_precision(config, inputs, sizes.vocab_size, smallest[-1])
@@ -154,7 +154,7 @@ def planned(config: RunConfig, sizes: Sizes, inputs: Inputs, limit: float, asked
         return own, speed.seconds(large, evaluated) * asked["check"]
 
     began, largest, pair = perf_counter(), least, [smallest[0], smallest[-1]]
-    for _ in range(2):  # the second pass measures the sizes that the first pass chose
+    for _ in range(2):  # the second pass times the sizes that the first pass chose
         speed = measured(config, inputs, sizes.vocab_size, pair)
         left = SPENT * (limit - (perf_counter() - began))
         largest = largest_budget(lambda flops, left=left: sum(time_of(flops)) <= left, least)  # type: ignore[misc]
@@ -183,7 +183,7 @@ def law_figures(study: ScalingStudy, law: FittedLaw, forecast: Forecast) -> dict
     the grid are missing."""
     result = law.plain()
     if missing := len(study.cells) - len(law.runs):
-        result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or had no time")
+        result["warnings"].append(f"{fields.counted(missing, 'run')} of the grid diverged or were not reached in time")
     flops = 6.0 * forecast.parameters * forecast.tokens
     return result | {"forecast": {"flops": flops, **vars(forecast)}}
 

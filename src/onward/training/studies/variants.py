@@ -1,9 +1,9 @@
-"""Trains variants of a run under equal conditions, each with one or more seeds: one after the other or, by several
-groups of processes, some at the same time.
+"""Trains variants of a run under equal conditions, each with one or more seeds: one after the other or, with several
+groups of processes, several at the same time.
 
 FOLDER/
   variants.json      the options of each variant
-  data-N/            the tokens, which variants with the same texts and tokenizer share
+  data-N/            the tokens, shared by variants with the same texts and tokenizer
   NAME/seed-S/       a run for each variant and seed
 """
 
@@ -40,7 +40,7 @@ from onward.training.step.optimizer import check_optimizer
 from onward.training.step.own_loss import text_loss
 from onward.training.studies.groups import ONE_GROUP, StudyGroup
 
-LENGTHS = "steps", "time", "epochs"  # options that all variants have in common
+LENGTHS = "steps", "time", "epochs"  # options with the same value for all variants
 TEXTS = (
     "sources",
     "weights",
@@ -50,16 +50,17 @@ TEXTS = (
     "repeated_lines",
     "validation",
 )  # the options that choose texts
-TOKENS = *TEXTS, "tokenizer"  # and tokens
-MODEL = "preset", "model", "base"  # and the model to begin from
-RESULT, FAILURE = "result.json", "failure.json"  # in the folder of a run that has ended, or diverged
-OVERHEAD = 1e9  # operations that take about as long as the overhead of a step
+TOKENS = *TEXTS, "tokenizer"  # the options that determine tokens
+MODEL = "preset", "model", "base"  # the options that choose the initial model
+# files in the folder of a run: RESULT if it has ended, FAILURE if it diverged
+RESULT, FAILURE = "result.json", "failure.json"
+OVERHEAD = 1e9  # overhead of a step, in floating-point operations that take about as long
 Measure = Literal["loss", "bits_per_byte"]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A named configuration to compare with others, which differ in some options. `config.out` is the folder of all
+    """A named configuration to compare with others that differ in some options. `config.out` is the folder of all
     variants, and `config.seed` the seed of the first run."""
 
     name: str
@@ -71,8 +72,8 @@ class Variant:
         return Path(self.config.out) / self.name / f"seed-{seed}"
 
     def identity(self) -> tuple[Any, ...]:
-        """Return what determines the runs of this variant, apart from their seeds; equal for variants whose options are
-        written in other ways, such as a default and its value."""
+        """Return the options that determine the runs of this variant, except the seeds, in a normal form: a default and
+        its explicit value give equal results."""
         model = self.config.decoder(1)
         rate = self.config.peak_learning_rate(model.d_model)
         options = {**fields.plain(self.config), "out": "", "seed": 0, "model": {}, "learning_rate": rate}
@@ -80,8 +81,8 @@ class Variant:
 
     def differences(self, base: "Variant") -> list[str]:
         """List the fields of the run and of the decoder in which this variant differs from the variant `base`, each as
-        `optimizer adamw -> muon`. A default learning rate is shown as its value. Both variants must be as the user gave
-        them, not yet changed by `prepare_variants`."""
+        `optimizer adamw -> muon`. A default learning rate is shown as its value. Neither variant may have been changed
+        by `prepare_variants` yet."""
         models = base.config.decoder(1), self.config.decoder(1)
         rates = (one.config.peak_learning_rate(model.d_model) for one, model in zip((base, self), models))
         pairs = {"learning_rate": (*rates,)} | {
@@ -108,8 +109,8 @@ class Length:
         return next(text for text, given in zip(texts, vars(self).values()) if given)
 
     def steps_of(self, config: RunConfig, model: DecoderConfig) -> int:
-        """Compute the number of steps that a run of this length has, with a configuration and a model; 0 if the length
-        is a time. Raises a UserError if the length is less than a step."""
+        """Compute the number of steps of a run of this length, for a configuration and a model; 0 if the length is a
+        time. Raises a UserError if the length is less than a step."""
         if self.time or self.steps:
             return self.steps
         tokens = tokens_per_step(config, model)
@@ -122,15 +123,14 @@ class Length:
 
 @dataclass(frozen=True)
 class Moment:
-    """An event of the run that is training, number `number` of `runs` runs, with the progress of all runs; for
-    displays."""
+    """An event of the current run, number `number` of `runs` runs, with the progress of all runs; for displays."""
 
     variant: Variant
     seed: int
     number: int  # number of the run, from 1
     runs: int
-    share: float  # share of all work that is done
-    seconds_left: float | None  # None until it can be estimated
+    share: float  # completed share of the work of all runs
+    seconds_left: float | None  # None until an estimate is possible
     run: Run
     event: Event
 
@@ -138,7 +138,7 @@ class Moment:
 @dataclass(frozen=True)
 class Outcome:
     """The result of a variant: the folders of its runs, one per seed, and the figures of each run's final evaluation,
-    by name; None in place of the figures of a run that diverged."""
+    by name; None instead of figures for a diverged run."""
 
     variant: Variant
     runs: tuple[Path, ...]
@@ -146,7 +146,7 @@ class Outcome:
 
     def values(self, measure: Measure) -> list[float]:
         """Return a figure of the final evaluation, `measure` ("loss" or "bits_per_byte"), for each run; empty if a run
-        diverged, since the mean of the other runs would flatter the variant."""
+        diverged, since the mean of the other runs would be biased in favor of the variant."""
         return [] if None in self.figures else [figures[measure] for figures in self.figures if figures]
 
 
@@ -155,8 +155,8 @@ def tokens_per_step(config: RunConfig, model: DecoderConfig) -> int:
 
 
 def flops_per_token(model: DecoderConfig) -> float:
-    """Floating-point operations of training per token, on windows of the model's context: those of its matrix products,
-    attention included, by `training_flops`."""
+    """Floating-point operations of training per token, on windows of the model's context length: those of matrix
+    products, including attention; see `training_flops`."""
     return training_flops(model, model.context_length)
 
 
@@ -169,7 +169,7 @@ def common_measure(variants: Sequence[Variant]) -> Measure:
 
 @contextmanager
 def naming(variant: Variant) -> Iterator[None]:
-    """A context in which a UserError gets the name of a variant as a prefix."""
+    """Context manager: prefixes a UserError raised inside it with the name of the variant."""
     try:
         yield
     except UserError as error:
@@ -181,15 +181,15 @@ def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -
     other; called before any text is read."""
     names, first = [variant.name for variant in variants], variants[0]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"two variants have the name {twice}: give each its own")
+        raise UserError(f"two variants have the name {twice}: give each variant its own name")
     seen = dict[tuple[Any, ...], str]()
     for variant in variants:
         with naming(variant):
             same = seen.setdefault(variant.identity(), variant.name)
         if same != variant.name:
             raise UserError(
-                f"{same} and {variant.name} are the same configuration, whose runs would be equal: give one of them an "
-                "option that differs"
+                f"{same} and {variant.name} have the same configuration, so their runs would be equal: "
+                "change an option of one of them"
             )
         with naming(variant):
             check_optimizer(variant.config.optimizer)
@@ -197,12 +197,14 @@ def check_variants(variants: Sequence[Variant], group: StudyGroup = ONE_GROUP) -
             choose_device(variant.config.device)
             planned(variant.config, variant.config.decoder(1), several(group.processes))
             if variant.config.validation == "none":
-                raise UserError("validation is none, without which variants cannot be compared: give a text or a share")
+                raise UserError(
+                    "Cannot compare variants without a validation text: give --validation a text or a share"
+                )
         differ = [name for name in TEXTS if getattr(variant.config, name) != getattr(first.config, name)]
         if "validation" in differ or (differ and share(variant.config.validation)):
             raise UserError(
-                f"{first.name} and {variant.name} differ in {differ[0]}, and their losses would be of different texts: "
-                "give both the same --validation FILE"
+                f"{first.name} and {variant.name} differ in {differ[0]}, so their losses would be on different "
+                "texts: give both the same --validation FILE"
             )
 
 
@@ -212,11 +214,11 @@ def prepare_variants(
     progress: Progress = silent,
     group: StudyGroup = ONE_GROUP,
 ) -> list[Variant]:
-    """Prepare variants for training: set how long each trains (`length`; None: as its own configuration says), and
-    tokenize their texts, once for all variants with the same texts and tokenizer. Returns the variants to give to
-    `train_variants`. `group` is the group of this process; the first process of all groups prepares the texts.
+    """Prepare variants for training: set their training `length` (None: as in each configuration), and tokenize their
+    texts, once for all variants with the same texts and tokenizer. Returns the variants to pass to `train_variants`.
+    `group` is the group of this process; the first process of all groups prepares the texts.
 
-    Raises a UserError, before any training, if a variant cannot be trained, or if the folder holds a variant of the
+    Raises a UserError, before any training, if a variant cannot be trained, or if the folder contains a variant of the
     same name with other options.
     """
     check_variants(variants, group)
@@ -233,7 +235,7 @@ def prepare_variants(
         known = {**options, **earlier.get(name, {})}
         if differ := next((key for key in options if options[key] != known[key]), None):
             raise UserError(
-                f"{folder} holds {name} with {differ} {known[differ]}, not {options[differ]}: choose another --out"
+                f"{folder} contains {name} with {differ} {known[differ]}, not {options[differ]}: choose another --out"
             )
     ready, numbers = [], dict[Any, int]()
     with group.first_before_others():
@@ -257,7 +259,7 @@ def with_tokens(variant: Variant, tokens: Path, length: Length | None) -> Varian
     config = variant.config
     inputs, model = open_inputs(config, tokens, "size"), config.decoder(Tokenizer.load(tokens).vocab_size)
     inputs.windows(config, model.context_length)
-    if not config.weights:  # weights belong to sources, which are prepared as one
+    if not config.weights:  # with weights, keep the sources: the prepared tokens are a single source
         config = replace(config, tokenizer="", **same_tokens(tokens, config))
     length = length or Length(steps=config.steps)
     steps = length.steps_of(config, model)
@@ -278,11 +280,11 @@ def train_variants(
     result of each variant. Finished runs are not repeated; an interrupted run is resumed, exactly as if it had never
     stopped. `watch` is called with each event.
 
-    If there are several groups of processes, `group` is that of this process: it trains the next run that no other has
-    begun, and at the end waits for the others.
+    If there are several groups of processes, `group` is the group of this process: it trains the next run that no other
+    group has started, and at the end waits for the other groups.
 
-    Returns None if `stop()` became true, after saving the present run. A diverged run does not stop the others. A run
-    is skipped if, judging by the runs before it, it would not end within `limit` seconds.
+    Returns None if `stop()` became true, after saving the current run. A diverged run does not stop the others. A run
+    is skipped if, as estimated from earlier runs, it would not end within `limit` seconds.
     """
     first = variants[0].config.seed
     order = [(variant, seed) for seed in range(first, first + seeds) for variant in variants]
@@ -325,10 +327,10 @@ def has_ended(folder: Path) -> bool:
 def begin(
     variants: Sequence[Variant], variant: Variant, seed: int, group: StudyGroup, stop: Callable[[], bool]
 ) -> Run | None:
-    """Start the run of a variant with a seed in the processes of `group`, or resume it if it exists. Among `variants`,
-    runs of the same model use the precision and the backend of experts that timing chose for the first of them, so that
-    they differ only in their options; if another group is to begin the first one, wait for it. Returns None if `stop()`
-    became true during the training."""
+    """Start the run of a variant with a seed in the processes of `group`, or resume it if it exists. Runs of the same
+    model use the precision and the backend of experts that timing chose for the first such run among `variants`, so
+    that they differ only in their options; if another group starts that first run, wait for it. Returns None if
+    `stop()` became true during the training."""
     folder, config, processes = variant.folder(seed), variant.config, group.processes
     if processes.agreed(lambda: "saved" * (folder.exists() and bool(saves(folder)))) == "saved":
         return Run.resume(folder, mesh=config.mesh or "replicate=1", processes=processes)
@@ -349,8 +351,8 @@ def begin(
 
 
 def share_done(run: Run) -> float:
-    """Return the completed share of a run, from 0 to 1: of its steps or, while a time limit has not fixed their number,
-    of its time."""
+    """Return the completed share of a run, from 0 to 1: the share of its steps or, if a time limit has not fixed their
+    number yet, of its time."""
     if run.config.steps:
         return min(1.0, run.step / run.config.steps)
     return min(0.99, run.progress.seconds / seconds(run.config.time))

@@ -32,9 +32,11 @@ class Distill(Method, kind="distill"):
 
     def check(self) -> None:
         if not self.teacher:
-            raise UserError("teacher is missing, which distill needs: name the model to learn from")
+            raise UserError("distill needs a teacher: name the model to learn from")
         if self.completion_length != Distill.completion_length and not self.on_policy:
-            raise UserError("completion_length is read only with on_policy: give that as well, or leave it out")
+            raise UserError(
+                "completion_length is used only with on_policy: give on_policy as well, or leave completion_length out"
+            )
 
     @property
     def samples_itself(self) -> bool:

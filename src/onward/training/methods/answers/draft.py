@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from onward.training.losses.drafting import DraftingLoss
 
 
-LEAST = 256  # hidden units: in a narrow model, the time of a guess hardly depends on them
+LEAST = 256  # minimum number of hidden units: in a narrow model, fewer would hardly make a guess faster
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Drafting(Method, kind="draft"):
     beside: ClassVar[bool] = True
     reports: ClassVar[tuple[str, ...]] = ("accepted", "tokens_per_step")
 
-    depth: Size = 6  # guesses in a row that are trained
+    depth: Size = 6  # number of consecutive guesses to train
     falloff: Positive = 0.9  # weight of a guess, relative to that of the guess before it
     units: SizeOrZero = 0  # hidden units of the draft head; 0: the width of the model, at least 256
-    temperature: NotNegative = 0.8  # temperature of the model's answers; half of the batches have the likeliest tokens
+    temperature: NotNegative = 0.8  # temperature of the model's answers; half of the batches use greedy decoding
     completion_length: Size = 256  # maximum number of tokens in an answer of the model
 
     @property

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RewardModelling(Method, kind="reward"):
     """A reward model (Bradley and Terry 1952; margins as in Touvron et al. 2023, equation 2; center as in Eisenstein et
-    al. 2023). r is the output of its head after an answer's last token."""
+    al. 2023). r is the output of the reward head after an answer's last token."""
 
     formula: ClassVar[str] = "-log s(r(chosen) - r(rejected) - margin) + center (r(chosen) + r(rejected))^2"
     by_example: ClassVar[bool] = True

@@ -35,7 +35,8 @@ class PolicyMethod(Method, kind=""):
     """The base class of reinforcement methods, which reward completions sampled from the model. A policy-gradient
     method defines `advantages` and `surrogate`, any other method `token_losses`.
 
-    p and p_old are the probabilities of a token by the model and by the model that sampled it, A is its advantage.
+    p and p_old are the probabilities of a token under the model and under the model that sampled it; A is its
+    advantage.
     """
 
     rate: ClassVar[float] = 0.02
@@ -51,19 +52,19 @@ class PolicyMethod(Method, kind=""):
     kl_in_loss: ClassVar[bool] = True  # whether the KL is a term of the loss instead of the reward
     tempered: ClassVar[bool] = True  # whether the loss uses probabilities at the sampling temperature
 
-    reward: Reward | None = None  # such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
+    reward: Reward | None = None  # reward, such as exact, exact + 0.2 * length(tokens=50), FILE.py:FUNCTION or a folder
     samples: Annotated[int, Range(2, 4096)] = 8  # completions for each prompt
     completion_length: Size = 256  # maximum number of tokens in a completion
     temperature: Positive = 1.0  # temperature for sampling and for the probabilities in the loss
     kl: NotNegative = 0.0  # weight of the KL divergence from the initial model
-    iterations: Size = 1  # steps that use the same completions
-    mask_truncated: bool = False  # exclude completions from the loss if they reach completion_length
+    iterations: Size = 1  # number of steps that use the same completions
+    mask_truncated: bool = False  # exclude completions that reach completion_length from the loss
     environment: Environment | None = None  # replies to the model's turns: calculator, or FILE.py:FUNCTION
-    replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep; they replace prompts with equal rewards
+    replay: SizeOrZero = 0  # number of prompts with unequal rewards to keep, to replace prompts with equal rewards
 
     def check(self) -> None:
         if self.reward is None:
-            raise UserError(f"reward is missing, which {self.kind} needs: such as --reward exact")
+            raise UserError(f"{self.kind} needs a reward, such as --reward exact")
 
     @property
     def samples_itself(self) -> bool:
@@ -75,7 +76,7 @@ class PolicyMethod(Method, kind=""):
 
     @property
     def loss_temperature(self) -> float:
-        """The temperature by which the loss divides the logits before it computes log-probabilities."""
+        """The temperature that the loss divides the logits by before it computes log-probabilities."""
         return self.temperature if self.tempered else 1.0
 
     @property
@@ -99,7 +100,7 @@ class PolicyMethod(Method, kind=""):
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         """Compute the fields of sampled completions that follow from their rewards, by name: `advantages` (N, T) or (N,
         1), and others that the loss needs; by default none. `sampled` are the outputs of the model that sampled the
-        completions; None if neither the KL nor `needs_sampled` asks for them."""
+        completions; None if neither the KL nor `needs_sampled` requires them."""
         return {}
 
     @property
@@ -124,10 +125,10 @@ class PolicyMethod(Method, kind=""):
 
 @dataclass(frozen=True)
 class GroupMethod(PolicyMethod, kind=""):
-    """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) /
+    """The base class of methods whose advantages compare the completions of a prompt: A = (reward - mean) / standard
     deviation."""
 
-    scale: AdvantageScale = "group"  # divide advantages by the deviation in the group or in the batch, or not at all
+    scale: AdvantageScale = "group"  # divide advantages by the standard deviation of the group, of the batch, or not
 
     def advantages(self, rollouts: Rollouts, sampled: PolicyOutputs | None) -> Mapping[str, Tensor]:
         return {"advantages": group_advantages(rollouts.rewards, self.samples, self.scale)[:, None]}

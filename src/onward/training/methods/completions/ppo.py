@@ -1,4 +1,4 @@
-"""Proximal policy optimization, with a head of values."""
+"""Proximal policy optimization, with a value head."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from onward.training.reinforcement.rollouts import PolicyOutputs, Rollouts
 
-VALUE_CLIP = 0.2  # a value moves by at most this much from the one before the step, in its loss
+VALUE_CLIP = 0.2  # clip range of the value loss: maximum change of a value from its value before the step
 
 
 @dataclass(frozen=True)

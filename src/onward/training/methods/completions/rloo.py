@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class RLOO(PolicyMethod, kind="rloo"):
     """REINFORCE leave-one-out (Ahmadian et al. 2024): the advantage A is the reward of a completion minus the mean
-    reward of the other completions of its prompt. The ratio is that of whole completions, and the KL from the reference
-    is subtracted from the reward."""
+    reward of the other completions of its prompt. The ratio is computed for whole completions, and the KL from the
+    reference is subtracted from the reward."""
 
     formula: ClassVar[str] = "-min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A), ratio = p / p_old"
     kl_in_loss: ClassVar[bool] = False

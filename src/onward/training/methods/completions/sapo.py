@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SAPO(GroupMethod, kind="sapo"):
-    """Soft adaptive policy optimization (Gao et al. 2025): a sigmoid s reduces the gradient of tokens whose ratio p /
-    p_old, of the model's probability to that of the model that sampled, is far from 1. tau is tau_good for advantages A
-    > 0, else tau_bad."""
+    """Soft adaptive policy optimization (Gao et al. 2025): a sigmoid s reduces the gradient of tokens whose probability
+    ratio p / p_old is far from 1; p_old is the probability under the model that sampled. tau is tau_good for advantages
+    A > 0, else tau_bad."""
 
     formula: ClassVar[str] = "-(4 / tau) s(tau (p / p_old - 1)) A + kl KL"
 
@@ -26,4 +26,4 @@ class SAPO(GroupMethod, kind="sapo"):
     def surrogate(self, logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         ratio, good = (logprobs - old).exp(), (advantages > 0).to(logprobs.dtype)
         tau = good * self.tau_good + (1 - good) * self.tau_bad
-        return -(4 / tau) * (tau * (ratio - 1)).sigmoid() * advantages, ratio < 0  # nothing is clipped
+        return -(4 / tau) * (tau * (ratio - 1)).sigmoid() * advantages, ratio < 0  # SAPO does not clip

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class DiscoPOP(ComparedPairs, kind="discopop"):
     """The log-ratio modulated loss of pairs, found by a language model (Lu et al. 2024, equation 5); s is the logistic
-    sigmoid, m the margin (the log-ratio to the reference of the chosen answer minus that of the rejected), and g =
+    sigmoid, m the margin (the chosen answer's log-ratio to the reference minus the rejected answer's), and g =
     s(beta m / tau)."""
 
     formula: ClassVar[str] = "-(1 - g) log s(beta m) + g exp(-beta m)"

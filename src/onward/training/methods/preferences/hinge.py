@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hinge(ComparedPairs, kind="hinge"):
-    """The hinge loss of SLiC (Zhao et al. 2023), with the reference of DPO. m is the log-ratio to the reference of the
-    chosen answer minus that of the rejected."""
+    """The hinge loss of SLiC (Zhao et al. 2023), with the reference of DPO. m is the chosen answer's log-ratio to the
+    reference minus the rejected answer's."""
 
     formula: ClassVar[str] = "max(0, 1 - beta m)"
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class IPO(ComparedPairs, kind="ipo"):
     """Identity preference optimization (Azar et al. 2023, equation 17), with log-ratios to the reference averaged over
-    an answer's tokens, as its authors computed it. m is the log-ratio of the chosen answer minus that of the
+    an answer's tokens, as computed by its authors. m is the log-ratio of the chosen answer minus that of the
     rejected."""
 
     formula: ClassVar[str] = "(m - 1 / (2 beta))^2, m of mean log-ratios"

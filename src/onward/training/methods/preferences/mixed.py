@@ -39,14 +39,16 @@ class Mixed(Method, kind=SUM, internal=True):
         if other := next((m for m in methods if not isinstance(m, PairMethod | SFT)), None):
             raise UserError(f"method has the term {other.kind}, which is not a loss of pairs: train with it alone")
         if not all(math.isfinite(weight) and weight for weight, _ in self.terms):
-            raise UserError("a weight of method is 0 or not finite: give it another, or leave out its term")
+            raise UserError("a weight of method is 0 or not finite: give another weight, or leave out its term")
         names = [notation(method) for method in methods]
         if twice := [name for name in names if names.count(name) > 1]:
             raise UserError(f"method has the term {twice[0]:.99} twice: write it once, with the sum of the weights")
         if not self.pairs:
             raise UserError("method has no term that compares answers, such as dpo: add one")
         if len({(m.tail, m.reference) for m in self.pairs if m.reference}) > 1:
-            raise UserError("the terms of method have different fields tail or reference: give all the same")
+            raise UserError(
+                "the terms of method have different values of tail or reference: give all terms the same values"
+            )
 
     @property
     def pairs(self) -> list[PairMethod]:

@@ -31,7 +31,7 @@ class ORPO(PairMethod, kind="orpo"):
 
 def log1mexp(x: Tensor) -> Tensor:
     """Compute log(1 - exp(x)) for x < 0 elementwise, accurate near 0 and far from it (Maechler 2012). An x above -eps,
-    the rounding error of its dtype, is lowered to -eps, so that the result is finite."""
+    where eps is the rounding error of its dtype, is lowered to -eps, so that the result is finite."""
     from torch import finfo
 
     x = x.clamp(max=-finfo(x.dtype).eps)

@@ -21,7 +21,7 @@ class SimPO(PairMethod, kind="simpo"):
 
     formula: ClassVar[str] = "-log s(beta (l(chosen) - l(rejected)) - gamma)"
 
-    gamma: NotNegative = 0.5  # margin by which the chosen answer should be better
+    gamma: NotNegative = 0.5  # target margin by which the chosen answer should score higher
     label_smoothing: BelowOne = 0.0  # assumed share of pairs whose answers are swapped
 
     def of_pairs(self, chosen: Answers, rejected: Answers) -> Tensor:
