@@ -156,7 +156,7 @@ def test_options_of_the_command_are_tasks(
 def test_examples_that_do_not_fit_are_counted(lm: LanguageModel, tmp_path: Path) -> None:
     rows = [{"question": "The cat", "choices": ["sat", "ran"], "answer": "sat"}] * 40
     file = write(tmp_path / "rows.jsonl", rows)
-    with pytest.raises(UserError, match=r"its 20 examples, .* context has 32 for it: .*\(\d fit\)") as refused:
+    with pytest.raises(UserError, match=r"its 20 examples, .* context has room for 32: .*\(\d fit\)") as refused:
         lm.evaluate_tasks(f"choices:{file}", examples=20)
     fit = int(str(refused.value).rpartition("(")[2][0])
     assert lm.evaluate_tasks(f"choices:{file}", examples=fit, limit=2)[0].questions == 2

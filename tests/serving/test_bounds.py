@@ -240,7 +240,7 @@ def test_no_site_may_call_from_a_browser_unless_named(server: Running) -> None:
 
 
 WRONG: dict[str, tuple[list[str], str]] = {
-    "no model": ([], "there is no model"),
+    "no model": ([], "no model to serve"),
     "an absent model": (["nowhere/at-all"], "nowhere/at-all"),
     "an empty key file": (["{run}", "--api-key-file", "{empty}"], "is empty"),
     "an absent key file": (["{run}", "--api-key-file", "absent.txt"], "Cannot read api_key_file absent.txt"),
