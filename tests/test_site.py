@@ -202,27 +202,37 @@ WORKER = """async ([program, index, queries]) => {
   new Function("self", program)(self)
   self.onmessage({ data: { type: 0, data: JSON.parse(index) } })
   while (!replies.length) await new Promise((done) => setTimeout(done, 10))
-  const { items } = JSON.parse(index), first = []
+  const { items } = JSON.parse(index), found = []
   for (const input of queries) {
-    replies.length = 0
-    self.onmessage({ data: { type: 2, data: { input, filter: { input: [], values: [] } } } })
-    while (!replies.length) await null
-    first.push(items[replies[0].data.items[0]?.id]?.location)
+    const listed = []
+    let page, total
+    do {
+      replies.length = 0
+      self.onmessage({ data: { type: 2, data: { input, filter: { input: [], values: [] }, page } } })
+      while (!replies.length) await null
+      const { data } = replies[0]
+      listed.push(...data.items.map(({ id }) => items[id].location))
+      page = data.pagination.next
+      total = data.pagination.total
+    } while (page)
+    found.push([total, listed])
   }
-  return first
+  return found
 }"""
 
 
-def test_search_for_each_name_of_a_term_lists_the_term_first(site: Path, browser: Any) -> None:
+def test_search_lists_the_term_of_a_name_first_and_counts_what_it_lists(site: Path, browser: Any) -> None:
     (worker,) = site.glob("assets/javascripts/workers/*.js")
     page, index = browser.new_page(), (site / "search.json").read_text("utf-8")
     anchors = dict(re.findall(r'<h2 id="([^"]+)">([^<]+)', (site / "glossary.html").read_text("utf-8")))
     terms = {html.unescape(title): f"glossary.html#{anchor}" for anchor, title in anchors.items()}
     names = [name for entry in glossary() for name in entry.names]
-    first = page.evaluate(WORKER, [worker.read_text("utf-8"), index, names])
+    found = page.evaluate(WORKER, [worker.read_text("utf-8"), index, names])
+    first = [listed[0] if listed else None for _, listed in found]
     plain = lambda name: re.sub(r"[\W_]+", " ", name.lower()).strip()
     meant = {name: {terms[one.name] for one in glossary() if plain(name) in map(plain, one.names)} for name in names}
-    assert not [(name, found) for name, found in zip(names, first) if found not in meant[name]]
+    assert not [(name, one) for name, one in zip(names, first) if one not in meant[name]]
+    assert all(total == len(listed) == len(set(listed)) for total, listed in found)
 
 
 def test_home_shows_the_page_the_output_and_three_doors_in_one_screen(site: Path, browser: Any) -> None:

@@ -111,6 +111,18 @@ def test_legend_of_curves_breaks_into_rows_within_the_panel() -> None:
     assert many.height > few.height
 
 
+def test_each_of_six_curves_has_its_own_color_in_both_themes() -> None:
+    made = curves("c", [0, 1], {str(i): [i, i + 1] for i in range(6)}, x_name="step")
+    styles = re.findall(r'<path class="(\w+)" opacity="1"', made.body)
+    assert len({*styles}) == 6
+    for theme in "light", "dark":
+        svg = Picture("", "", [made]).svg(theme)
+        colors, strokes = (
+            dict(re.findall(of, svg)) for of in (r"--(\w+): (#\w+)", r"path\.(\w+) { stroke: var\(--(\w+)")
+        )
+        assert len({colors[strokes[style]] for style in styles}) == 6
+
+
 def test_arrows_are_as_strong_as_the_weights_of_each_query() -> None:
     panel = arrows("", ["the", "cat", "it"], np.array([[1, 0, 0], [0.5, 0.5, 0], [0.04, 0.9, 0.06]]))
     assert re.findall(r"<title>(.*?)</title>", panel.body) == ["cat to the: 0.50", "it to cat: 0.90"]  # 0.04 has none

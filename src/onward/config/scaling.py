@@ -56,7 +56,7 @@ class ProportionalScaling(Scaling, kind="proportional"):
 @dataclass(frozen=True)
 class DynamicScaling(Scaling, kind="dynamic"):
     """A base of the frequencies that grows with the length of a row beyond the original context (dynamic NTK, Peng et
-    al. 2023, section 3.3). A row is one sequence of a batch."""
+    al. 2023). A row is one sequence of a batch."""
 
     factor: Factor = 1.0  # how fast the base grows with the length
     original: Size = 2048  # the context length in training
@@ -68,8 +68,8 @@ class DynamicScaling(Scaling, kind="dynamic"):
 
 @dataclass(frozen=True)
 class YaRNScaling(Scaling, kind="yarn"):
-    """Slowly rotating pairs are interpolated, fast ones unchanged, with a ramp between (YaRN, Peng et al. 2023, section
-    3.4). An interpolated frequency is divided by the factor."""
+    """Slowly rotating pairs are interpolated, fast ones unchanged, with a ramp between (YaRN, Peng et al. 2023). An
+    interpolated frequency is divided by the factor."""
 
     factor: Factor = 1.0  # ratio of the new context to the original one
     original: Size = 2048  # the context length in training
@@ -85,8 +85,8 @@ class YaRNScaling(Scaling, kind="yarn"):
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
     """Return YaRN's factor of cosines and sines for a context `factor` times longer than in training: 0.1 * weight *
-    ln(factor) + 1, or 1 if `factor` is at most 1. `weight` is 1 in YaRN (equation 22); DeepSeek's config.json gives
-    other values."""
+    ln(factor) + 1, or 1 if `factor` is at most 1. `weight` is 1 in YaRN (equation 22 of its second
+    version); DeepSeek's config.json gives other values."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1
 
 

@@ -20,7 +20,7 @@ from onward.reports.pictures.scale import NEGATIVE, SHADES, ColorScale
 LABEL, DEEP = 6.7, 12  # pixels of a character of a label, largest number of characters
 BLOCKS = "▁▂▃▄▅▆▇█"
 ROW = 17  # pixels of a row of the legend of curves
-STYLES = "smooth", "validation", "other"  # CSS classes of the first curves
+STYLES = "smooth", "validation", "other", "fourth", "fifth", "sixth"  # CSS classes of curves
 COLUMNS = 56  # width of a curve in a terminal
 WIDEST, FOLDED = 64, 92  # in a terminal: largest number of cells in a row, and largest width of cells with texts
 BAR = 190.0  # pixels of the longest bar
@@ -208,9 +208,8 @@ def curves(
     coordinates = np.stack([np.asarray(x, float)] * 3)
     drawn = []
     for i, (name, values) in enumerate(numbers.items()):
-        few = len(series) <= 2 * len(STYLES)  # two curves per color; if there are more, shades of the first color
-        style = STYLES[i % len(STYLES)] if few else STYLES[0]
-        opacity = (1.0 if i < len(STYLES) else 0.6) if few else 1 - 0.8 * i / len(series)
+        few = len(series) <= len(STYLES)  # if there are more, shades of the first color
+        style, opacity = (STYLES[i], 1.0) if few else (STYLES[0], 1 - 0.8 * i / len(series))
         known = np.isfinite(values)
         drawn.append(Series(style, "line", coordinates[:, known], y(values[known]), name, opacity=opacity))
     names = "".join(

@@ -11,11 +11,14 @@ from typing import Any, Literal
 import numpy as np
 
 AXES = "step", "seconds", "tokens"  # the x axes; seconds and tokens are sums over the steps
+# The six colors of curves, from --accent on, also differ for color-blind readers: by 13 or more in CIEDE2000, simulated
+# as in Machado et al. 2009, and --accent and --third, by 8, in their dashes too.
 COLORS = """
 :root { color-scheme: light dark; --paper: #fcfbf9; --panel: #f4f2ee; --line: #dedad3; --ink: #23211e; --soft: #6b665e;
-  --accent: #1f6f78; --second: #c2571a; --third: #7a4fa3 }
+  --accent: #1f6f78; --second: #c2571a; --third: #7a4fa3; --fourth: #23305e; --fifth: #7a1020; --sixth: #6f7464 }
 @media (prefers-color-scheme: dark) { :root { --paper: #151618; --panel: #1e2023; --line: #35383d; --ink: #e6e3dd;
-  --soft: #9b978f; --accent: #5fb8c2; --second: #f0925a; --third: #bb98e8 } }
+  --soft: #9b978f; --accent: #5fb8c2; --second: #f0925a; --third: #bb98e8; --fourth: #d9f2ff; --fifth: #f2e88a;
+  --sixth: #7f8c86 } }
 """
 STYLE = """
 .plot { font: 12px system-ui, sans-serif; fill: var(--soft) }
@@ -29,10 +32,14 @@ STYLE = """
 .plot path.dots { stroke: var(--second); stroke-width: 7; stroke-linecap: round }
 .plot path.other { stroke: var(--third); stroke-width: 1.5; stroke-dasharray: 5 3 }
 .plot path.dots.other { stroke-width: 6; stroke-dasharray: none }
+.plot path.fourth { stroke: var(--fourth); stroke-width: 1.5; stroke-dasharray: 2 3 }
+.plot path.fifth { stroke: var(--fifth); stroke-width: 1.5; stroke-dasharray: 10 3 }
+.plot path.sixth { stroke: var(--sixth); stroke-width: 1.5; stroke-dasharray: 8 3 2 3 }
 .plot line.uniform { stroke: var(--soft); stroke-dasharray: 2 4 }
 .plot path.rollback { stroke: var(--second); stroke-dasharray: 6 3 }
 .plot .smooth-name { fill: var(--accent) } .plot .validation-name { fill: var(--second) }
-.plot .other-name { fill: var(--third) }
+.plot .other-name { fill: var(--third) } .plot .fourth-name { fill: var(--fourth) }
+.plot .fifth-name { fill: var(--fifth) } .plot .sixth-name { fill: var(--sixth) }
 """
 SECONDS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)  # between ticks
 

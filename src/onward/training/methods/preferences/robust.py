@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Robust(ComparedPairs, kind="robust"):
-    """Robust DPO, for data in which the answers of a share e of the pairs are swapped (Ray Chowdhury et al. 2024,
-    equation 11): in expectation, the loss of DPO on the correct pairs. s and m are those of DPO."""
+    """Robust DPO, for data in which the answers of a share e of the pairs are swapped (Ray Chowdhury et al. 2024):
+    in expectation, the loss of DPO on the correct pairs. s and m are those of DPO."""
 
     formula: ClassVar[str] = "(-(1 - e) log s(beta m) + e log s(-beta m)) / (1 - 2 e)"
 
