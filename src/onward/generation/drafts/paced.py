@@ -1,4 +1,4 @@
-"""Drafts by default: earlier text is looked up, and proposed only where it pays. Each request has an account of the
+"""The default draft: looks up earlier text, and proposes it only if this saves time. Each request has an account of the
 steps that its proposals saved and cost."""
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from onward.model.cache import KVCache
 from onward.model.decoder import Decoder
 from onward.model.rows import OPEN
 
-LENGTHS = 3, 7  # tokens of a proposal: few lengths, since a step is compiled for each
-OF_INTEGERS = (2,)  # the same with integer weights
+LENGTHS = 3, 7  # proposal lengths: only two, since a step is compiled for each
+OF_INTEGERS = (2,)  # proposal lengths with integer weights
 BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
-COST = 0.06  # of a further token, relative to a step; measured for dense models of 30 and 124 million parameters
-EXPERTS = 0.5  # the same in a mixture of experts, where each token reads experts of its own
-SMALLEST = 4_000_000  # number of weights below which the work around the matrix products dominates a step
+COST = 0.06  # of one more token, relative to a step; measured for dense models of 30 and 124 million parameters
+EXPERTS = 0.5  # COST in a mixture of experts, where each token reads its own experts
+SMALLEST = 4_000_000  # number of weights below which overhead around the matmuls dominates a step
 
 
 def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
-    """Return an engine's default draft: lookup, used while it saves time. None for recurrent layers,
-    since a row would have to keep a state for each draft token; for parts from outside the package, whose costs are
-    not known; for small models, whose steps take little longer than a proposal; and for a `cache` that takes fewer
-    tokens in a call. With integer weights, few tokens are proposed, to one request at a time."""
+    """Return an engine's default draft: lookup, used while it saves time. None for recurrent layers, since a row would
+    have to keep a state for each draft token; for parts from outside the package, whose costs are not known; for small
+    models, whose steps take little longer than a proposal; and for a `cache` that cannot add a whole proposal in one
+    call. With integer weights, few tokens are proposed, to one request at a time."""
     config = model.config
     layers, chunk = range(config.n_layers), cache.chunk if cache else config.context_length
     if chunk <= LENGTHS[-1] or is_small(config) or own_parts(config):
@@ -49,13 +49,14 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
 
 def is_small(config: DecoderConfig) -> bool:
     """Return whether a model of this shape is so small that a step takes little longer than a proposal: then nothing is
-    drafted by default, neither by lookup nor by the draft head beside the model."""
+    drafted by default, neither by lookup nor by a draft head saved with the model."""
     layer = config.d_model * (4 * config.d_model + 3 * config.d_ff)
     return config.n_layers * layer + config.d_model * config.vocab_size < SMALLEST
 
 
 def has_integer_weights(model: Decoder) -> bool:
-    """Return whether layers are quantized: a product of four rows and more then rounds otherwise than one of fewer."""
+    """Return whether layers are quantized: a matmul of four or more rows then rounds differently from one of fewer
+    rows."""
     return any(hasattr(module, "precision") for module in model.blocks[-1].modules())
 
 
@@ -67,18 +68,18 @@ class Account:
     level: int = 0  # index in `lengths` of the next proposal's length
     tokens: int = 0  # tokens of the answer at the last step
     proposed: int = 0  # tokens of the last proposal
-    accepted: int = 0  # accepted tokens of the request before it
-    cost: float = 0.0  # steps that verifying it took beyond one
+    accepted: int = 0  # the request's accepted tokens before the last proposal
+    cost: float = 0.0  # extra cost of verifying the last proposal, in plain steps
 
 
 class PacedDraft:
-    """A draft that proposes what another `draft` does, as long as this saves time.
+    """A draft that forwards the proposals of another `draft` while this saves time.
 
     Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens; each accepted token saves a
     step. A proposal has one of `lengths` tokens; nothing is proposed while more than `most_rows` requests decode. A
-    request whose balance is used up decodes plainly until SHARE for each of its tokens allows another attempt, so that
-    refused proposals cost at most about SHARE of its time. Costs are estimated, not measured, so that a request takes
-    the same steps whenever it is repeated.
+    request whose balance is used up decodes plainly until the SHARE that each of its tokens earns allows another
+    attempt, so that refused proposals cost at most about SHARE of its time. Costs are estimated, not measured, so that
+    a request takes the same steps whenever it is repeated.
     """
 
     manager: CacheManager | None = None
@@ -103,9 +104,10 @@ class PacedDraft:
         found = self.draft.propose(requests, wanted)
         found = [proposal if len(proposal.tokens) == n else Proposal() for proposal, n in zip(found, wanted)]
         if width := max(len(proposal.tokens) for proposal in found):
-            rows = len(requests)  # each is padded to the widest row
+            rows = len(requests)  # every row is padded to the longest proposal
             excess = self.cost * rows * width / (1 + self.cost * (rows - 1))
-            share = rows / sum(1 for proposal in found if proposal.tokens)  # all wait for those that propose
+            # rows without a proposal wait, too: the rows that have one bear this cost
+            share = rows / sum(1 for proposal in found if proposal.tokens)
             for account, request, proposal in zip(accounts, requests, found):
                 account.proposed, account.accepted = len(proposal.tokens), request.num_accepted
                 account.cost = share * excess
@@ -128,8 +130,8 @@ class PacedDraft:
         return account
 
     def length(self, request: Request, account: Account, room: int) -> int:
-        """Return the number of tokens to propose next for a request: none if its own functions would be called for
-        tokens that are refused, or if a trace or an edit is open, which would see them."""
+        """Return the number of tokens to propose next for a request: 0 if a logits processor, an open trace or an edit
+        would see tokens that may be refused."""
         if account.balance < 0 or request.sampling.processors or OPEN.get():
             return 0
         return max((n for n in self.lengths[: account.level + 1] if n <= room), default=0)
