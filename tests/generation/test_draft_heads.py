@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from onward import Decoder, Engine, Request, Sampling
 from onward.generation.drafts import head_draft
-from onward.generation.drafts.guess_program import IntegerHead
+from onward.generation.drafts.guess_program import IntegerHead, guess_program
 from onward.generation.drafts.head_draft import HeadDraft, PacedHead
 from onward.kernels.draws import draw
 from onward.model.draft_head import EPS, DraftHead
@@ -96,3 +96,37 @@ def test_guesses_are_those_of_the_formula(compiled: bool, monkeypatch: pytest.Mo
     contexts = [request.prompt + request.tokens for request in requests]
     wanted = [by_formula(model, head, output, c, r, n) for c, r, n in zip(contexts, requests, [4, 3])]
     assert found == wanted
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
+@pytest.mark.parametrize("sampling", [GREEDY, replace(HOT, top_k=3)], ids=["greedy", "top_k"])
+def test_a_proposal_goes_on_only_if_its_guesses_are_likely_enough(
+    sampling: Sampling, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(head_draft, "COMPILE_AFTER", 0 if compiled else 10**9)
+    model = decoder(DECODERS["llama"]).eval()
+    draft, request = HeadDraft(model, head_for(model), 4), Request([3, 1, 4], sampling, 9, seed=1, tokens=[1, 5])
+    draft.start(1, 64, 64, model.config.vocab_size)
+    with torch.no_grad():
+        draft.read(request, 0, model.hidden(torch.tensor([request.prompt + request.tokens]))[0])
+    whole = draft.propose([request], [4])[0].tokens
+    for least, length in ({2: 0.0}, 4), ({2: 1.0}, 2), ({2: 0.0, 3: 1.0}, 3):
+        draft.least = least
+        assert draft.propose([request], [4])[0].tokens == whole[:length]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_guesses_are_compiled_while_an_engine_runs(dtype: torch.dtype) -> None:
+    model = decoder(DECODERS["llama"]).to(dtype)
+    with torch.inference_mode():
+        assert guess_program(model, head_for(model), 2) is not None
+
+
+def test_changed_weights_are_copied_again() -> None:
+    model = decoder(DECODERS["llama"])
+    head = head_for(model)
+    before = guess_program(model, head, 1)
+    assert guess_program(model, head, 1) is before
+    with torch.no_grad():
+        head.mix.weight.mul_(2)
+    assert guess_program(model, head, 1) is not before

@@ -17,7 +17,7 @@ from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager
 from onward.generation.drafts.guess_program import GuessProgram, guess_program
 from onward.generation.drafts.guesses import Guesses
-from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS, has_integer_weights
+from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS, cost_of, has_integer_weights
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.times import expected_tokens
 from onward.generation.request import Request, is_plain
@@ -30,7 +30,7 @@ NUM_DRAFT_TOKENS = LENGTHS[-1]  # tokens per proposal by default
 # overhead of a proposal and of a step, as the bytes of weights that are read in that time
 AROUND_PROPOSAL, AROUND_STEP = 4_400_000, 16_000_000
 OF_PROGRAM = 1.25  # the same of a weight of a compiled guess, one byte, which has to be converted
-TILE = 4  # tokens that are verified in the time of a plain step
+TILE = 4  # tokens that a dense model verifies in the time of a plain step
 TRUST = 0.4  # the probability p of a guess is p ** TRUST that it is accepted; measured with stories260K
 LIKELY, TRIALS = 0.8, 5  # prior share of accepted guesses, and its weight as a number of guesses
 LEAST_GAIN = 1.15  # least estimated speed-up for a proposal; above 1 because estimates may be wrong
@@ -143,10 +143,9 @@ class PacedHead(HeadDraft):
         self.most_rows = 1 if integers else MOST_ROWS
         super().__init__(model, head, self.lengths[-1])
         step = AROUND_STEP + size(model) - (0 if model.config.tied else size(model.embed))
-        guess = sum(t.numel() for t in (*head.parameters(), *model.head.parameters())) * OF_PROGRAM
-        if model.device.type != "cpu":
-            guess = size(head) + size(model.head)
-        self.around, self.one = AROUND_PROPOSAL / step, guess / step
+        weights = model.config.vocab_size * model.config.d_embed + sum(p.numel() for p in head.parameters())
+        guess = weights * (OF_PROGRAM if model.device.type == "cpu" else model.dtype.itemsize)
+        self.around, self.one, self.cost = AROUND_PROPOSAL / step, guess / step, cost_of(model)
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
         """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; empty proposals if none saves
@@ -165,7 +164,7 @@ class PacedHead(HeadDraft):
 
     def time(self, length: int, rows: int) -> float:
         """Estimate the time of a step with proposals of `length` tokens, in units of a plain step with as many rows."""
-        verifying = 1 + COST * max(rows * (1 + length) - TILE, 0)
+        verifying = 1 + self.cost * max(rows * (1 + length) - (TILE if self.cost == COST else rows), 0)
         return verifying + self.around + length * self.one
 
 

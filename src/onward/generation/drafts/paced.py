@@ -26,6 +26,7 @@ MOST = 2.0  # greatest balance, so that a text that stops being copied soon stop
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
 COST = 0.06  # of one more token, relative to a step; measured for dense models of 30 and 124 million parameters
 EXPERTS = 0.5  # COST in a mixture of experts, where each token reads its own experts
+INTEGERS = 0.3  # COST with integer weights, which fewer than four rows read one after the other
 SMALLEST = 4_000_000  # number of weights below which overhead around the matmuls dominates a step
 
 
@@ -40,11 +41,18 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
         return None
     if any(at(config.attention, layer).states(config) for layer in layers):
         return None
-    experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
     lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)
     if has_integer_weights(model):
-        return PacedDraft(lookup, COST, lengths=OF_INTEGERS, most_rows=1)
-    return PacedDraft(lookup, EXPERTS if experts else COST)
+        return PacedDraft(lookup, cost_of(model), lengths=OF_INTEGERS, most_rows=1)
+    return PacedDraft(lookup, cost_of(model))
+
+
+def cost_of(model: Decoder) -> float:
+    """Return the estimated time of verifying a token more, relative to a step."""
+    if has_integer_weights(model):
+        return INTEGERS
+    mlps = (at(model.config.mlp, layer) for layer in range(model.config.n_layers))
+    return EXPERTS if any(isinstance(mlp, Experts) for mlp in mlps) else COST
 
 
 def is_small(config: DecoderConfig) -> bool:
