@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from onward.base.errors import UserError
 from onward.generation.cache.manager import CacheManager
+from onward.generation.drafts.costs import COST, cost_of, has_integer_weights
 from onward.generation.drafts.guess_program import GuessProgram, guess_program
 from onward.generation.drafts.guesses import Guesses
-from onward.generation.drafts.paced import COST, LENGTHS, MOST_ROWS, OF_INTEGERS, cost_of, has_integer_weights
+from onward.generation.drafts.paced import LENGTHS, MOST_ROWS, OF_INTEGERS
 from onward.generation.drafts.proposal import Proposal
 from onward.generation.drafts.times import expected_tokens
 from onward.generation.request import Request, is_plain
@@ -47,8 +48,7 @@ def head_draft(model: Decoder, head: DraftHead | None, cache: KVCache | None) ->
 
 class HeadDraft:
     """A draft for speculative decoding that continues the hidden state of `model` by its draft head (Ankner et al.
-    2024). It proposes up to `num_draft_tokens` tokens. On a CPU, one compiled program computes all guesses of a
-    proposal."""
+    2024). It proposes up to `num_draft_tokens` tokens. On a CPU, a compiled program computes each guess."""
 
     manager: CacheManager | None = None
 
@@ -131,7 +131,7 @@ PLAIN: WeakKeyDictionary[DraftHead, Counter[int]] = WeakKeyDictionary()  # uncom
 
 class PacedHead(HeadDraft):
     """A draft head that adapts the length of its proposals: one of LENGTHS, or 0, whichever saves the most time given
-    the share of guesses accepted so far.
+    the share of guesses accepted so far and the probabilities of the new ones.
 
     The time of a proposal, in plain decoding steps, is estimated from the weights that a guess and a step read, and not
     measured, so that a request takes the same steps whenever it is repeated.
