@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onward.compiled.interface import NotCompilable
 from onward.generation.request import Request, inverse_temperature
@@ -20,7 +21,7 @@ from onward.model.decoder import Decoder
 from onward.model.draft_head import DraftHead, embedded
 from onward.model.layers import Linear
 
-PRECISION = "int8"  # of the weights that a program reads
+PRECISION: Literal["int8"] = "int8"  # of the weights that a program reads
 
 
 class IntegerHead:
@@ -30,7 +31,8 @@ class IntegerHead:
     def __init__(self, model: Decoder, head: DraftHead) -> None:
         from onward.transforms.quantize import QuantizedLinear, quantize_model
 
-        self.model, self.head, self.output = model, deepcopy(head), model.head
+        self.model, self.head = model, deepcopy(head)
+        self.output: nn.Module = model.head
         quantize_model(self.head, PRECISION)
         if isinstance(model.head, Linear):
             self.output = QuantizedLinear.of(model.head, PRECISION)
