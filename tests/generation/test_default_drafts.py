@@ -10,7 +10,8 @@ import onward
 from onward import BlockManager, CacheManager, Decoder, Engine, KVCache, PagedKVCache, Request, Sampling
 from onward.generation import Proposal
 from onward.generation.drafts import paced
-from onward.generation.drafts.paced import BEGIN, COST, EXPERTS, LENGTHS, SHARE, PacedDraft, default_draft
+from onward.generation.drafts.costs import COST, EXPERTS, INTEGERS
+from onward.generation.drafts.paced import BEGIN, LENGTHS, SHARE, PacedDraft, default_draft
 from onward.kernels.llvm.products import TILE
 from onward.transforms.quantize import quantize_model
 
@@ -110,6 +111,7 @@ def test_decoders_that_draft_by_default() -> None:
     found = default_draft(model, None)
     assert found is not None
     assert (1 + found.num_draft_tokens) * found.most_rows < TILE
+    assert found.cost == INTEGERS
     experts = replace(long, mlp=onward.Experts(count=4, top_k=2))
     found = of(experts)
     assert found is not None

@@ -285,7 +285,7 @@ IDENTITY = {  # files that compare the addresses of tensors but do not read memo
     "checkpoint/names.py",
     "checkpoint/peft/adapted_weights.py",
     "generation/cache/prefix_files.py",
-    "generation/drafts/head_draft.py",
+    "generation/drafts/guess_program.py",
     "inspection/doctor/caching.py",
     "inspection/doctor/learning.py",
     "inspection/doctor/operations.py",

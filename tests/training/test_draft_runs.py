@@ -48,6 +48,12 @@ def test_a_draft_head_learns_its_model(model: Path) -> None:
     assert 0 < steps[-1]["accepted"] <= 1
 
 
+def test_muon_trains_the_matrices_of_a_draft_head(model: Path, tmp_path: Path) -> None:
+    options = OPTIONS | {"optimizer": "muon", "steps": 2}
+    list(Run.start(config(model, model.parent / "chats.jsonl", tmp_path / "run", **options)).train())
+    assert len([row for row in metrics(tmp_path / "run") if "loss" in row]) == 2
+
+
 def test_a_run_of_a_draft_head_resumes_exactly(model: Path, tmp_path: Path) -> None:
     options = config(model, model.parent / "chats.jsonl", tmp_path / "run", **OPTIONS)
     run = Run.start(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class CompiledFunction:
     the tensors `inputs`, which the caller fills before each run, and `weights`, which may change in place; all are on a
     CPU. Raises NotCompilable if an operation has no kernel."""
 
-    def __init__(self, function: Callable[[], Tensor], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
+    def __init__(self, function: Callable[[], Any], inputs: Sequence[Tensor], weights: Sequence[Tensor]) -> None:
         if reason := unavailable():
             raise NotCompilable(f"no compiler: {reason}")
         self.kept = [*inputs, *weights]  # the program contains the addresses of these tensors
@@ -28,7 +29,7 @@ class CompiledFunction:
         self.calls = lower_operations(needed(self.recording, self.kept))
         self.linked, self.threads = LinkedCalls(self.calls, None), 0
 
-    def run(self) -> Tensor:
+    def run(self) -> Any:
         """Compute and return the result, which the next run overwrites."""
         if self.threads != (threads := torch.get_num_threads()):
             for call in self.calls:

@@ -236,7 +236,7 @@ class Recording:
     positions: Tensor  # (B, T)
     rope_length: Tensor  # (B,)
     adapters: Tensor  # (B,): adapter number of each row, from the model's Selection
-    result: Tensor
+    result: Any  # a tensor, or several
 
 
 @torch.inference_mode(False)  # inference mode would record composite operations undecomposed
@@ -268,7 +268,7 @@ def record_step(
 
 
 @torch.inference_mode(False)
-def record_function(function: Callable[[], Tensor]) -> Recording:
+def record_function(function: Callable[[], Any]) -> Recording:
     """Record the operations of a function without arguments and without a cache, by one call."""
     recorder, unused = Recorder(), torch.zeros(1)
     with torch.no_grad(), HostReads(), recorder:

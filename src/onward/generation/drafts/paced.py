@@ -9,8 +9,8 @@ from weakref import WeakKeyDictionary
 
 from onward.base.own import own_parts
 from onward.config.decoder import DecoderConfig, at
-from onward.config.feedforward_parts import Experts
 from onward.generation.cache.manager import CacheManager
+from onward.generation.drafts.costs import cost_of, has_integer_weights
 from onward.generation.drafts.lookup import LookupDraft
 from onward.generation.drafts.proposal import Draft, Proposal
 from onward.generation.request import Request
@@ -24,8 +24,6 @@ BEGIN = 0.5  # steps that a request may lose at first
 SHARE = 0.01  # steps that it may lose for each token of its answer
 MOST = 2.0  # greatest balance, so that a text that stops being copied soon stops being drafted
 MOST_ROWS = 4  # requests that decode together: with more, the processor has no time left in a step
-COST = 0.06  # of one more token, relative to a step; measured for dense models of 30 and 124 million parameters
-EXPERTS = 0.5  # COST in a mixture of experts, where each token reads its own experts
 SMALLEST = 4_000_000  # number of weights below which overhead around the matmuls dominates a step
 
 
@@ -40,11 +38,10 @@ def default_draft(model: Decoder, cache: KVCache | None) -> PacedDraft | None:
         return None
     if any(at(config.attention, layer).states(config) for layer in layers):
         return None
-    experts = any(isinstance(at(config.mlp, layer), Experts) for layer in layers)
     lookup = LookupDraft(LENGTHS[-1], ngram=4, least=2)
     if has_integer_weights(model):
-        return PacedDraft(lookup, COST, lengths=OF_INTEGERS, most_rows=1)
-    return PacedDraft(lookup, EXPERTS if experts else COST)
+        return PacedDraft(lookup, cost_of(model), lengths=OF_INTEGERS, most_rows=1)
+    return PacedDraft(lookup, cost_of(model))
 
 
 def is_small(config: DecoderConfig) -> bool:
@@ -52,12 +49,6 @@ def is_small(config: DecoderConfig) -> bool:
     drafted by default, neither by lookup nor by a draft head saved with the model."""
     layer = config.d_model * (4 * config.d_model + 3 * config.d_ff)
     return config.n_layers * layer + config.d_model * config.vocab_size < SMALLEST
-
-
-def has_integer_weights(model: Decoder) -> bool:
-    """Return whether layers are quantized: a matmul of four or more rows then rounds differently from one of fewer
-    rows."""
-    return any(hasattr(module, "precision") for module in model.blocks[-1].modules())
 
 
 @dataclass

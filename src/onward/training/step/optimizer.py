@@ -44,7 +44,7 @@ def optimizers(
     if name == "adamw":
         return [adamw(trained, learning_rate, weight_decay, betas, rates)]
     if name in MATRIX_OPTIMIZERS:
-        hidden = {n: p for n, p in trained.items() if n.startswith("blocks.") and is_matrix(n, p)}
+        hidden = {n: p for n, p in trained.items() if n.startswith(("blocks.", "draft_head.")) and is_matrix(n, p)}
         rest = {n: p for n, p in trained.items() if n not in hidden}
         roots = {name: rate**0.5 for name, rate in rates.items()}
         groups = parameter_groups(hidden, weight_decay, roots)

@@ -25,7 +25,7 @@ class Drafting(Method, kind="draft"):
     answers of the model itself to the prompts of the data. The model is unchanged."""
 
     formula: ClassVar[str] = "sum over guesses k of falloff^k KL(model || guess k), on the model's own answers"
-    rate: ClassVar[float] = 0.2
+    rate: ClassVar[float] = 0.5
     dropout: ClassVar[bool] = False
     beside: ClassVar[bool] = True
     reports: ClassVar[tuple[str, ...]] = ("accepted", "tokens_per_step")
