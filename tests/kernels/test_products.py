@@ -1,10 +1,14 @@
 """The kernels for decoding equal their formulas in fp64, also for odd sizes, on this CPU and on CPUs without AVX."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from onward.kernels.llvm import matrix_products
+from onward.kernels.llvm.matrix import has_matrix_unit
 from onward.kernels.llvm.products import BLOCK, TILE, products
 from onward.kernels.operations import linear
 from onward.model import Linear
@@ -51,26 +55,55 @@ def test_products_equal_the_formula_and_do_not_depend_on_other_rows(weight_forma
             assert all(torch.equal(y, results[i % 2 * first][: len(y)]) for i, y in enumerate(results))
 
 
+def multiplied(
+    weight_format: str, x: Tensor, weight: tuple[Tensor, Tensor], bias: Tensor | None, threads: int = 2
+) -> Tensor:
+    outputs, inputs = len(weight[0]), x.size(1)
+    y = torch.full((len(x), outputs), torch.nan, dtype=torch.bfloat16)
+    kernel = products(weight_format, "bfloat16", bias is not None)
+    addresses = (t.data_ptr() for t in (x, *weight, x if bias is None else bias, y))
+    kernel(*addresses, len(x), outputs, inputs, outputs, threads)
+    return y
+
+
 @pytest.mark.parametrize("weight_format", ["bfloat16", "int8", "int4"])
 def test_products_of_many_rows_do_not_depend_on_other_rows_and_threads(weight_format: str):
     torch.manual_seed(0)
-    kernel, x, bias = (
-        products(weight_format, "bfloat16", True),
-        torch.randn(70, 288).bfloat16(),
-        torch.randn(70).bfloat16(),
-    )
+    x, bias = torch.randn(70, 320).bfloat16(), torch.randn(70).bfloat16()
+    fewer = [(1, 1), (3, 2)] if has_matrix_unit(None) else []  # rows, threads
     for outputs in 32, 70:  # whole tiles of a matrix unit, and a partial tile
-        weight, scales, exact = random_weight(weight_format, outputs, 288)
+        *weight, exact = random_weight(weight_format, outputs, 320)
         wanted = x.double() @ exact.T + bias[:outputs].double()
         bound = BOUND["bfloat16"] * (x.double().abs() @ exact.abs().T + bias[:outputs].double().abs())
         results = list[Tensor]()
-        for rows, threads in (70, 1), (16, 2), (33, 3):
-            y = torch.full((rows, outputs), torch.nan, dtype=torch.bfloat16)
-            addresses = (t.data_ptr() for t in (x, weight, scales, bias, y))
-            kernel(*addresses, rows, outputs, 288, outputs, threads)
+        for rows, threads in (70, 1), (16, 2), (33, 3), *fewer:
+            y = multiplied(weight_format, x[:rows], (weight[0], weight[1]), bias[:outputs], threads)
             assert ((y.double() - wanted[:rows]).abs() <= bound[:rows]).all()
             results.append(y)
         assert all(torch.equal(y, results[0][: len(y)]) for y in results)
+
+
+@pytest.mark.parametrize("weight_format", ["bfloat16", "int8", "int4"])
+def test_products_of_numbers_of_all_sizes_equal_the_formula(weight_format: str):
+    torch.manual_seed(0)
+    x = torch.randn(7, 128)
+    x[1], x[2], x[3], x[4, 5], x[5, 6], x[6] = x[1] * 1e-30, x[2] * 1e30, 0, math.inf, math.nan, x[6] ** 9
+    codes, scales, exact = random_weight(weight_format, 40, 128)
+    x = x.bfloat16()
+    y, wanted = multiplied(weight_format, x, (codes, scales), None).double(), x.double() @ exact.T
+    known = [0, 1, 2, 3, 6]
+    assert ((y - wanted).abs() <= BOUND["bfloat16"] * (x.double().abs() @ exact.abs().T))[known].all()
+    assert not y[4:6].isfinite().any()
+
+
+@pytest.mark.parametrize("weight_format", ["bfloat16", "int8", "int4"])
+def test_products_of_more_rows_than_a_block_equal_the_formula(weight_format: str):
+    torch.manual_seed(0)
+    inputs = matrix_products.BLOCK // 16  # with which a block of the matrix unit has two groups of 16 rows
+    x, (*weight, exact) = torch.randn(35, inputs).bfloat16(), random_weight(weight_format, 33, inputs)
+    y = multiplied(weight_format, x, (weight[0], weight[1]), None)
+    bound = BOUND["bfloat16"] * (x.double().abs() @ exact.abs().T)
+    assert ((y.double() - x.double() @ exact.T).abs() <= bound).all()
 
 
 @pytest.mark.parametrize(("weight_format", "dtype"), PAIRS)

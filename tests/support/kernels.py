@@ -61,7 +61,7 @@ class Plain(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-MATRICES = (288, 17, 37), (32, 33, 32)  # inputs, rows and outputs of matrix products for a matrix unit
+MATRICES = (320, 17, 37), (64, 33, 32)  # inputs, rows and outputs of matrix products for a matrix unit
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

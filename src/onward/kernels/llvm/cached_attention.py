@@ -13,7 +13,7 @@ from llvmlite import ir
 from onward.kernels.llvm.code import FLOAT, FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.elementwise import exp, like, tanh
-from onward.kernels.llvm.products import Row, least, tile
+from onward.kernels.llvm.products import Row, tile
 from onward.kernels.llvm.units import shuffle, sums, unit_for
 from onward.kernels.llvm.writes import block_of
 from onward.kernels.memory import Kernel
@@ -144,10 +144,10 @@ class HeadGroup:
         if form.options.chunked:
             self.count = code.add(code.urem(position, INT(form.options.window)), INT(1))
         elif form.options.window:
-            self.count = least(code, self.count, INT(form.options.window))
+            self.count = code.least(self.count, INT(form.options.window))
         earliest = code.sub(code.add(position, INT(1)), self.count)
         self.begin, self.column = code.urem(earliest, given.slots), code.udiv(earliest, given.slots)
-        self.until_end = least(code, self.count, code.sub(given.slots, self.begin))
+        self.until_end = code.least(self.count, code.sub(given.slots, self.begin))
         self.blocks_after = code.sub(code.udiv(position, given.slots), self.column)  # in a paged cache
         self.head = code.add(code.mul(query, INT(form.heads)), code.mul(number, INT(form.group)))
 
@@ -161,7 +161,7 @@ class HeadGroup:
             initial = code.icmp_signed("==", run, INT(0))
             offset = code.add(self.until_end, code.mul(code.sub(run, INT(1)), slots))
             offset = code.select(initial, INT(0), offset)
-            size = code.select(initial, self.until_end, least(code, slots, code.sub(self.count, offset)))
+            size = code.select(initial, self.until_end, code.least(slots, code.sub(self.count, offset)))
             start = code.mul(self.row, self.given.row_slots)
             if self.form.paged:
                 start = code.mul(block_of(code, self.given, self.row, code.add(self.column, run)), slots)

@@ -160,6 +160,10 @@ class Code(ir.IRBuilder):
         """Emit code for the smaller of two numbers, or NaN if `a` is NaN."""
         return self.select(self.fcmp_ordered("<", b, a), b, a)
 
+    def least(self, a: ir.Value, b: ir.Value) -> ir.Value:
+        """Emit code for the smaller one of two integers."""
+        return self.select(self.icmp_signed("<", a, b), a, b)
+
     def sum(self, vector: ir.Value) -> ir.Value:
         """Emit code that sums the numbers of a vector pairwise."""
         function = self.declare("llvm.vector.reduce.fadd", FLOAT, [FLOAT, FLOATS], FLOATS)

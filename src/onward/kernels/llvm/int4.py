@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from llvmlite import ir
 
-from onward.kernels.llvm.code import FLOATS, INT, LANES, Code, integers
+from onward.kernels.llvm.code import FLOATS, INT, INTS, LANES, Code, integers
 from onward.kernels.llvm.units import PAIRS, ZERO, AVX512DotUnit, BFloat, DotUnit, Unit, shuffle
 
 GROUP = 32  # weights with the same scale
@@ -57,6 +57,22 @@ def unpack(code: Code, unit: Unit, codes: Any, scales: Any, place: Any) -> Any:
     if isinstance(unit, DotUnit):
         return unit.of_floats(code, *pair)
     return code.select(code.icmp_signed("==", half, INT(0)), *pair)
+
+
+def unpack_groups(code: Code, codes: Any, scales: Any, place: Any) -> list[Any]:
+    """Emit code that dequantizes the int4 weights of two groups from weight index `place` on, by AVX512-BF16. Return
+    their first halves in one vector of bf16, as words, and their second halves in another."""
+    pair = code.bitcast(code.repeat(code.scalar(scales, "float32", code.lshr(place, INT(6)))), INTS)
+    each = code.shl(pair, integers(16)), code.and_(pair, integers(0xFFFF0000))
+    codes_of_table = ir.Constant(FLOATS, [float(n) for n in range(-8, 8)])
+    tables = [code.fmul(code.bitcast(scale, FLOATS), codes_of_table) for scale in each]
+    kind = ir.VectorType(BFloat(), PAIRS)
+    table = code.bitcast(code.intrinsic("llvm.x86.avx512bf16.cvtne2ps2bf16.512", kind, tables[::-1]), WORDS)
+    words = code.zext(code.vector(codes, "int8", code.lshr(place, INT(1)), PAIRS), WORDS)
+    second = ir.Constant(WORDS, [0] * LANES + [LANES] * LANES)  # those of the second group are later in the table
+    low = code.or_(code.and_(words, ir.Constant(WORDS, [15] * PAIRS)), second)
+    high = code.or_(code.lshr(words, ir.Constant(WORDS, [4] * PAIRS)), second)
+    return [code.intrinsic("llvm.x86.avx512.permvar.hi.512", WORDS, [table, indices]) for indices in (low, high)]
 
 
 def unit_of(unit: Unit) -> Unit:

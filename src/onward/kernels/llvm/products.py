@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from onward.kernels.llvm import int4, matrix
+from onward.kernels.llvm import int4, matrix_products
 from onward.kernels.llvm.code import FLOATS, INT, LANES, Code
 from onward.kernels.llvm.compiler import Emit, Values, arguments, callable_kernel
 from onward.kernels.llvm.matrix import has_matrix_unit
@@ -18,12 +18,10 @@ TILE = 4  # rows of x, and of the weight, in one pass over the inputs: their sum
 PREFETCHED = 48  # number of rows of x from which prefetching the weight costs more time than it saves
 # number of rows of x from which tiles are faster
 FEW = {"float32": TILE, "bfloat16": TILE, "int8": TILE, "int4": 2 * TILE + 1}
-MATRIX = {"bfloat16": 16, "int8": 8, "int4": 9}  # number of rows of x from which the matrix unit is faster
 # bytes of a tile of x and of the rows of the weight that are multiplied with it in turn, to fit in the L1 cache
 GROUP = 40_000
 SIZES = {"float32": 4, "bfloat16": 2}  # bytes of a number
 BITS = {"float32": 32, "bfloat16": 16, "int8": 8, "int4": 4}
-CHUNK = 256  # inputs of matrix.OUTPUTS rows of the weight that are unpacked at once, to stay in the L1 cache
 LINE = 64  # bytes of a cache line
 BLOCK = 1 << 18  # numbers of x that stay in a core's cache while it reads the weight
 ProductArguments = arguments("ProductArguments", "x", "weight", "scales", "bias", "y", "rows", "outputs", "inputs")
@@ -85,12 +83,9 @@ class Product:
         """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight; `given` are the
         kernel's arguments."""
         if self.has_matrix_unit:
-            whole = code.icmp_signed("==", code.urem(given.inputs, INT(matrix.INPUTS)), INT(0))
-            enough = code.icmp_signed(">=", given.rows, INT(MATRIX[self.weight_format]))
-            wide = code.icmp_signed(">=", given.outputs, INT(matrix.OUTPUTS))
-            with code.if_else(code.and_(whole, code.and_(enough, wide))) as (tiled, other):
+            with code.if_else(matrix_products.is_tiled(code, given)) as (tiled, other):
                 with tiled:
-                    self.matrix_rows(code, given, first, end)
+                    matrix_products.FORMATS[self.weight_format](code, given, self.finished).emit(first, end)
                 with other:
                     self.vector_rows(code, given, first, end)
         else:
@@ -161,68 +156,8 @@ class Product:
             stride = code.mul(vectors, INT(self.unit.step))
             unpacked = [Row(memory, self.unit.dtype, code.mul(stride, INT(i))) for i in range(TILE)]
         with code.loop(0, rows, block) as (begin, _), code.loop(first, end, group) as (start, _):
-            stop, to = least(code, code.add(begin, block), rows), least(code, code.add(start, group), end)
+            stop, to = code.least(code.add(begin, block), rows), code.least(code.add(start, group), end)
             self.tiles(code, given, (begin, stop), (start, to), group if prefetches else None, unpacked)
-
-    def matrix_rows(self, code: Code, given: Values, first: Any, end: Any) -> None:
-        """Emit code for the products of `few_rows` by the matrix unit of the CPU, for at least matrix.OUTPUTS outputs
-        and a multiple of matrix.INPUTS inputs."""
-        inputs, pair = given.inputs, INT(len(matrix.X))
-        size = code.mul(inputs, INT(2 * LANES))  # bytes of LANES rows of x
-        most = code.add(code.udiv(INT(BLOCK // LANES // len(matrix.X)), inputs), INT(1))  # pairs of tiles of x
-        packed = matrix.memory(code, code.mul(size, code.mul(most, pair)))
-        y = matrix.memory(code, code.mul(most, INT(len(matrix.Y) * matrix.TILE_BYTES)))
-        unpacked = matrix.memory(code, INT(matrix.OUTPUTS * CHUNK * 2)) if self.unpacked else None
-        block = code.mul(most, INT(LANES * len(matrix.X)))
-        matrix.MatrixUnit(code).begin()
-        with code.loop(0, given.rows, block) as (begin, _):
-            rows = code.sub(least(code, code.add(begin, block), given.rows), begin)
-            tiles = code.udiv(code.add(rows, INT(LANES - 1)), INT(LANES))
-            with code.loop(0, tiles) as (number, _), code.loop(0, inputs, matrix.INPUTS) as (index, _):
-                x = [code.add(self.x_index(code, given, row), index) for row in rows_of(code, given, begin, number)]
-                vectors = [self.unit.read(code, given.x, self.dtype, place) for place in x]
-                place = code.add(code.mul(number, size), code.mul(index, INT(matrix.ROW // 2)))
-                matrix.pack(code, vectors, code.add(packed, place))
-            with code.loop(first, end, matrix.OUTPUTS) as (start, _):
-                # the last group of outputs begins earlier; two threads may write some of them, with the same numbers
-                output = least(code, start, code.sub(given.outputs, INT(matrix.OUTPUTS)))
-                matrix.clear(code, y, tiles)
-                with code.loop(0, inputs, CHUNK) as (index, _):
-                    to = least(code, code.add(index, INT(CHUNK)), inputs)
-                    weight, ahead = self.matrix_weight(code, given, output, (index, to), unpacked)
-                    paired = code.and_(tiles, INT(-2))
-                    for head, last, step in (INT(0), paired, 2), (paired, tiles, 1):
-                        with code.loop(head, last, step) as (number, _):
-                            x = [code.add(packed, code.mul(code.add(number, INT(i)), size)) for i in range(step)]
-                            matrix.multiply(code, weight, x, (index, to), matrix.tile_of_y(code, y, number), ahead)
-                with code.loop(0, tiles) as (number, _):
-                    for i in range(len(matrix.WEIGHT)):
-                        at = code.add(output, INT(i * LANES))
-                        totals = matrix.read(code, matrix.tile_of_y(code, y, number), i)
-                        for row, numbers in zip(rows_of(code, given, begin, number), totals):
-                            numbers = self.finished(code, given, numbers, at, LANES)
-                            code.put(numbers, given.y, self.dtype, code.add(self.y_index(code, given, row), at))
-        matrix.MatrixUnit(code).end()
-
-    def matrix_weight(
-        self, code: Code, given: Values, output: Any, inputs: tuple[Any, Any], unpacked: Any
-    ) -> tuple[tuple[Any, Any], tuple[Any, int]]:
-        """Emit code that unpacks rows of the weight from `output` on to `unpacked`, for a range of inputs. Return the
-        arguments `weight` and `ahead` of matrix.multiply."""
-        (begin, end), bits = inputs, BITS[self.weight_format]
-        place, count = code.mul(output, given.inputs), code.mul(given.inputs, INT(matrix.OUTPUTS))
-        after = code.add(given.weight, code.lshr(code.mul(code.add(place, count), INT(bits)), INT(3)))
-        ahead = after, matrix.OUTPUTS * matrix.INPUTS * bits // 8
-        if not self.unpacked:
-            size = INT(2)  # bytes
-            first = code.add(given.weight, code.mul(code.add(place, begin), size))
-            return (first, code.mul(given.inputs, size)), ahead
-        with code.loop(0, matrix.OUTPUTS) as (row, _), code.loop(begin, end, self.unit.step) as (index, _):
-            at = code.add(place, code.add(code.mul(row, given.inputs), index))
-            to = code.add(code.mul(row, INT(CHUNK)), code.sub(index, begin))
-            packed = PackedRow(given.weight, self.weight_format, at, given.scales, Row(unpacked, self.unit.dtype, to))
-            packed.read(code, self.unit, INT(0), None)
-        return (unpacked, INT(2 * CHUNK)), ahead
 
     def tiles(
         self,
@@ -240,7 +175,7 @@ class Product:
         inputs, (first_row, stop) = given.inputs, rows
         with code.loop(first_row, stop, TILE) as (start, _):
             # the last tile repeats the last row, which is faster than tiles of fewer rows, and less code
-            numbers = [least(code, code.add(start, INT(i)), code.sub(stop, INT(1))) for i in range(TILE)]
+            numbers = [code.least(code.add(start, INT(i)), code.sub(stop, INT(1))) for i in range(TILE)]
             x = [Row(given.x, self.dtype, self.x_index(code, given, row)) for row in numbers]
             for begin, end, width in parts(code, *outputs):
                 with code.loop(begin, end, width) as (output, _):
@@ -370,19 +305,8 @@ def repeated(code: Code, address: Any, dtype: str, index: Any, count: int) -> An
     return shuffle(code, [i % count for i in range(LANES)], numbers)
 
 
-def rows_of(code: Code, given: Values, begin: Any, number: Any) -> list[Any]:
-    """Emit code for the indices of the LANES rows of tile `number` of x, where the first tile begins at row `begin`;
-    beyond the last row, its index is repeated."""
-    start, last = code.add(begin, code.mul(number, INT(LANES))), code.sub(given.rows, INT(1))
-    return [least(code, code.add(start, INT(i)), last) for i in range(LANES)]
-
-
 def greatest(code: Code, a: Any, b: Any) -> Any:
     return code.select(code.icmp_signed(">", a, b), a, b)
-
-
-def least(code: Code, a: Any, b: Any) -> Any:
-    return code.select(code.icmp_signed("<", a, b), a, b)
 
 
 def emit(weight_format: str, dtype: str, biased: bool, features: Mapping[str, bool] | None = None) -> Emit:

@@ -1,0 +1,269 @@
+"""Code of products y = x Wᵀ with x in bf16, for any number of rows, by the matrix unit of a CPU (see `matrix.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+
+from onward.kernels.llvm import int4
+from onward.kernels.llvm.code import FLOATS, INT, INTS, LANES, Code, integers
+from onward.kernels.llvm.compiler import Values
+from onward.kernels.llvm.matrix import ROW, TILE_BYTES, WEIGHT, MatrixUnit, X, memory, pack, transposed
+from onward.kernels.llvm.units import PAIRS
+
+OUTPUTS = LANES * len(WEIGHT)  # rows of the weight that are multiplied in one pass over the inputs
+INPUTS = 2 * PAIRS  # the number of inputs is a multiple of this
+MOST_INPUTS = 1 << 17  # from here on, the sums of products in int8 could overflow
+BLOCK = 1 << 19  # numbers of x that stay in a core's cache while the rows of the weight pass
+Finish = Callable[[Code, Values, Any, Any, int], Any]  # see `Product.finished`
+
+
+class MatrixProduct:
+    """The code of products with a weight in bf16. Tiles of the weight are read as it is stored, those of x are packed
+    once; a subclass for each format of integers unpacks the weight or packs x otherwise.
+
+    `bits` of a stored weight, bytes (`size`) of a number in a tile, tiles of x (`parts`) for each group of LANES rows.
+    """
+
+    bits, size, parts = 16, 2, 1
+
+    def __init__(self, code: Code, given: Values, finish: Finish) -> None:
+        self.code, self.given, self.finish, self.unit = code, given, finish, MatrixUnit(code, self.size == 1)
+        self.length = code.mul(given.inputs, INT(self.size))  # bytes of a row in tiles
+        self.most = code.add(code.udiv(INT(BLOCK // LANES), given.inputs), INT(1))  # groups in a block of rows
+        tiles = code.mul(self.most, INT(self.parts))
+        self.x = memory(code, code.mul(tiles, code.mul(self.length, INT(LANES))))
+        self.y = memory(code, code.mul(tiles, INT(len(WEIGHT) * TILE_BYTES)))
+
+    def emit(self, first: Any, end: Any) -> None:
+        """Emit code that multiplies all rows of x with the rows `first` to `end` - 1 of the weight."""
+        code, given = self.code, self.given
+        block = code.mul(self.most, INT(LANES))
+        self.unit.begin()
+        with code.loop(0, given.rows, block) as (begin, _):
+            rows = code.least(block, code.sub(given.rows, begin))
+            groups = code.udiv(code.add(rows, INT(LANES - 1)), INT(LANES))
+            tiles = code.mul(groups, INT(self.parts))
+            paired = code.and_(tiles, INT(-len(X)))
+            with code.loop(0, groups) as (group, _):
+                self.pack(group, code.add(begin, code.mul(group, INT(LANES))))
+            with code.loop(first, end, OUTPUTS) as (start, _):
+                # the last ones begin earlier, and may be written by two threads, with the same numbers
+                output = code.least(start, code.sub(given.outputs, INT(OUTPUTS)))
+                for head, last, count in (INT(0), paired, len(X)), (paired, tiles, 1):
+                    with code.loop(head, last, count) as (tile, _):
+                        self.multiply(output, tile, count, tiles)
+                with code.loop(0, groups) as (group, _):
+                    self.write(group, code.add(begin, code.mul(group, INT(LANES))), output)
+        self.unit.end()
+
+    def multiply(self, output: Any, tile: Any, count: int, tiles: Any) -> None:
+        """Emit code that writes to `y` the products of OUTPUTS rows of the weight, from row `output` on, and `count`
+        of the `tiles` tiles of x, from number `tile` on."""
+        code, unit = self.code, self.unit
+        sums = range(count * len(WEIGHT))
+        for number in sums:
+            unit.clear(number)
+        with code.loop(0, self.given.inputs, INPUTS) as (index, _):
+            if self.bits < 16:
+                with code.if_then(code.icmp_signed("==", tile, INT(0))):
+                    self.prepare(output, index, tiles)
+            for part in range(0, INPUTS * self.size, ROW):
+                for i, register in enumerate(WEIGHT):
+                    unit.load(register, *self.weight(output, i, index, part, tiles))
+                for j, register in enumerate(X[:count]):
+                    place = code.add(code.mul(index, INT(self.size)), INT(part))
+                    unit.load(register, self.x_address(code.add(tile, INT(j)), place), INT(ROW))
+                for number in sums:
+                    j, i = divmod(number, len(WEIGHT))
+                    unit.add(number, WEIGHT[i], X[j])
+        for number in sums:
+            unit.store(number, code.add(self.y_address(tile), INT(number * TILE_BYTES)))
+
+    def x_address(self, tile: Any, place: Any) -> Any:
+        """Emit code for the address of LANES rows of x from byte `place` of a row on, a multiple of ROW."""
+        code = self.code
+        return code.add(self.x, code.mul(code.add(code.mul(tile, self.length), place), INT(LANES)))
+
+    def y_address(self, tile: Any) -> Any:
+        """Emit code for the address of the products of tile number `tile` of x."""
+        return self.code.add(self.y, self.code.mul(tile, INT(len(WEIGHT) * TILE_BYTES)))
+
+    def row(self, first: Any, number: Any) -> Any:
+        """Emit code for the index of a row of x, `number` rows after `first`; beyond the last row, its index is
+        repeated."""
+        return self.code.least(self.code.add(first, number), self.code.sub(self.given.rows, INT(1)))
+
+    def vectors(self, first: Any, index: Any) -> list[Any]:
+        """Emit code that reads PAIRS numbers of each of LANES rows of x."""
+        code, given = self.code, self.given
+        starts = [code.add(code.mul(self.row(first, INT(i)), given.inputs), index) for i in range(LANES)]
+        return [code.vector(given.x, "bfloat16", start, PAIRS) for start in starts]
+
+    def pack(self, group: Any, first: Any) -> None:
+        """Emit code that packs a group of rows of x, which begins at row `first`."""
+        with self.code.loop(0, self.given.inputs, PAIRS) as (index, _):
+            target = self.x_address(group, self.code.mul(index, INT(self.size)))
+            pack(self.code, self.vectors(first, index), target)
+
+    def prepare(self, output: Any, index: Any, tiles: Any) -> None:
+        """Emit code that prefetches INPUTS of the next OUTPUTS rows. Rows of bf16 are so long that the CPU follows
+        them."""
+        code, given, size = self.code, self.given, OUTPUTS * self.bits // 8
+        after = code.mul(code.add(output, INT(OUTPUTS)), given.inputs)
+        place = code.add(code.lshr(code.mul(after, INT(self.bits)), INT(3)), code.mul(index, INT(size)))
+        for line in range(0, INPUTS * size, ROW):
+            code.prefetch(code.at(given.weight, "int8", code.add(place, INT(line))))
+
+    def weight(self, output: Any, number: int, index: Any, part: int, tiles: Any) -> tuple[Any, Any]:
+        """Emit code for the address of the weight's tile `number`, of those from row `output` on, and the distance of
+        its rows; the tile begins `part` bytes after input `index`."""
+        code = self.code
+        start = code.mul(code.add(output, INT(number * LANES)), self.length)
+        place = code.add(code.mul(index, INT(self.size)), INT(part))
+        return code.add(self.given.weight, code.add(start, place)), self.length
+
+    def totals(self, group: Any, number: int) -> list[Any]:
+        """Emit code for the products of a group of rows with the rows of tile `number` of the weight: a vector of rows
+        of x for each row of the weight."""
+        y = self.y_address(group)
+        return [self.code.floats(y, "float32", INT((number * LANES + i) * LANES)) for i in range(LANES)]
+
+    def write(self, group: Any, first: Any, output: Any) -> None:
+        """Emit code that writes the products of a group of rows, which begins at row `first`, to the result."""
+        code, given = self.code, self.given
+        for number in range(len(WEIGHT)):
+            at = code.add(output, INT(number * LANES))
+            columns = transposed(code, self.totals(group, number))
+            numbers = [code.fptrunc(self.finish(code, given, each, at, LANES), int4.HALF) for each in columns]
+            for i, each in enumerate(numbers):
+                place = code.add(code.mul(self.row(first, INT(i)), given.outputs), at)
+                put(code, each, given.y, code.mul(place, INT(2)))
+
+
+class Int4Product(MatrixProduct):
+    """Products with an int4 weight, which is unpacked to bf16 together with the first products."""
+
+    bits = 4
+
+    def __init__(self, code: Code, given: Values, finish: Finish) -> None:
+        super().__init__(code, given, finish)
+        self.unpacked = memory(code, code.mul(self.bound(self.most, given.inputs), INT(OUTPUTS * 2)))
+
+    def bound(self, tiles: Any, inputs: Any) -> Any:
+        """Emit code for the number of inputs that are unpacked at a time: if the tiles of x are multiplied in one pass,
+        so few that they stay in the first cache."""
+        one = self.code.icmp_signed("<=", tiles, INT(len(X)))
+        return self.code.select(one, INT(2 * INPUTS), inputs)
+
+    def place(self, index: Any, tiles: Any) -> Any:
+        """Emit code for the address of OUTPUTS rows of INPUTS unpacked numbers."""
+        code = self.code
+        mask = code.sub(self.bound(tiles, INT(0)), INT(1))
+        return code.add(self.unpacked, code.mul(code.and_(index, mask), INT(OUTPUTS * 2)))
+
+    def pack(self, group: Any, first: Any) -> None:
+        """In the order of int4.unpack_groups."""
+        code = self.code
+        with code.loop(0, self.given.inputs, INPUTS) as (index, _):
+            target = self.x_address(group, code.mul(index, INT(self.size)))
+            for half in range(2):
+                places = [i // 8 * TILE_BYTES + (8 * half + i % 8) * ROW for i in range(LANES)]
+                pack(code, self.vectors(first, code.add(index, INT(half * PAIRS))), target, places)
+
+    def prepare(self, output: Any, index: Any, tiles: Any) -> None:
+        super().prepare(output, index, tiles)
+        code, given = self.code, self.given
+        target = self.place(index, tiles)
+        with code.loop(0, OUTPUTS) as (row, _):
+            start = code.add(code.mul(code.add(output, row), given.inputs), index)
+            for i, vector in enumerate(int4.unpack_groups(code, given.weight, given.scales, start)):
+                put(code, vector, target, code.add(code.mul(row, INT(2 * ROW)), INT(i * ROW)))
+
+    def weight(self, output: Any, number: int, index: Any, part: int, tiles: Any) -> tuple[Any, Any]:
+        return self.code.add(self.place(index, tiles), INT(number * LANES * 2 * ROW + part)), INT(2 * ROW)
+
+
+MIDDLE = 0x808080  # added to an integer of three digits from -128 to 127, it makes each the digit plus 128, a byte
+ROUNDING = 1.5 * 2.0**23  # the sum of it and a number below 2 ** 22 is rounded to an integer
+ROUNDED = 0x4B400000  # its bits; those of the sum are larger by the integer
+
+
+class Int8Product(MatrixProduct):
+    """Products with an int8 weight, which is read as it is stored. Each row of x is multiplied by a power of two and
+    rounded to integers of 23 bits, whose three digits are multiplied as int8: the sums of their products are exact."""
+
+    bits, size, parts = 8, 1, 3
+
+    def __init__(self, code: Code, given: Values, finish: Finish) -> None:
+        super().__init__(code, given, finish)
+        self.digits = memory(code, INT(self.parts * TILE_BYTES))
+        self.factors = memory(code, code.mul(self.most, INT(ROW)))  # of the rows, by which their sums are multiplied
+        self.scales = memory(code, INT(ROW))  # by which the rows of a group are multiplied before
+
+    def pack(self, group: Any, first: Any) -> None:
+        code, given = self.code, self.given
+        with code.loop(0, LANES) as (lane, _):
+            self.scale(group, lane, code.mul(self.row(first, lane), given.inputs))
+        with code.loop(0, given.inputs, ROW) as (index, _):
+            with code.loop(0, LANES) as (lane, _):
+                start = code.add(code.mul(self.row(first, lane), given.inputs), index)
+                scale = code.repeat(code.scalar(self.scales, "float32", lane))
+                for i in range(0, ROW, LANES):
+                    numbers = code.floats(given.x, "bfloat16", code.add(start, INT(i)))
+                    bits = code.bitcast(code.fma(numbers, scale, ir.Constant(FLOATS, [ROUNDING] * LANES)), INTS)
+                    bits = code.xor(code.sub(bits, integers(ROUNDED - MIDDLE)), integers(MIDDLE))
+                    for part in range(self.parts):
+                        digits = code.trunc(code.lshr(bits, integers(8 * part)), ir.VectorType(ir.IntType(8), LANES))
+                        put(code, digits, self.digits, code.add(code.mul(lane, INT(ROW)), INT(part * TILE_BYTES + i)))
+            for part in range(self.parts):
+                rows = [code.vector(self.digits, "int32", (part * LANES + i) * LANES, LANES) for i in range(LANES)]
+                tile = code.add(code.mul(group, INT(self.parts)), INT(part))
+                pack(code, rows, self.x_address(tile, index))
+
+    def scale(self, group: Any, lane: Any, start: Any) -> None:
+        """Emit code for the scale and the factor, powers of two, of row `lane` of a group, which begins at number
+        `start` of x: the largest number of the row becomes at least 2 ** 21. The factor is NaN if the row has a number
+        that is not finite."""
+        code, word = self.code, ir.IntType(32)
+        with code.loop(0, self.given.inputs, LANES, [integers(0)]) as (index, peaks):
+            bits = code.bitcast(code.floats(self.given.x, "bfloat16", code.add(start, index)), INTS)
+            bits = code.and_(bits, integers(0x7FFFFFFF))
+            peaks[0] = code.select(code.icmp_signed(">", bits, peaks[0]), bits, peaks[0])
+        peak = code.intrinsic(f"llvm.vector.reduce.smax.v{LANES}i32", word, [peaks[0]])
+        exponent = code.lshr(peak, word(23))
+        exponent = code.select(code.icmp_signed("<", exponent, word(22)), word(22), exponent)  # of tiny numbers
+        finite = code.icmp_signed("<", exponent, word(255))
+        factor = code.select(finite, code.shl(code.sub(exponent, word(21)), word(23)), word(0x7FC00000))
+        code.store(code.shl(code.sub(word(275), exponent), word(23)), code.at(self.scales, "int32", lane))
+        code.store(factor, code.at(self.factors, "int32", code.add(code.mul(group, INT(LANES)), lane)))
+
+    def totals(self, group: Any, number: int) -> list[Any]:
+        code, base = self.code, ir.Constant(FLOATS, [256.0] * LANES)
+        y = self.y_address(code.mul(group, INT(self.parts)))
+        factors = code.floats(self.factors, "float32", code.mul(group, INT(LANES)))
+
+        def sums(part: int, i: int) -> Any:
+            place = ((part * len(WEIGHT) + number) * LANES + i) * LANES
+            return code.sitofp(code.vector(y, "int32", place, LANES), FLOATS)
+
+        return [
+            code.fmul(code.fma(code.fma(sums(2, i), base, sums(1, i)), base, sums(0, i)), factors) for i in range(LANES)
+        ]
+
+
+def is_tiled(code: Code, given: Values) -> Any:
+    """Emit code that asks whether a weight has a size that these products support."""
+    whole = code.icmp_signed("==", code.urem(given.inputs, INT(INPUTS)), INT(0))
+    wide = code.icmp_signed(">=", given.outputs, INT(OUTPUTS))
+    return code.and_(code.and_(whole, wide), code.icmp_signed("<", given.inputs, INT(MOST_INPUTS)))
+
+
+def put(code: Code, vector: Any, address: Any, place: Any) -> None:
+    """Emit code that writes a vector to memory, `place` bytes after an address."""
+    code.store(vector, code.bitcast(code.at(address, "int8", place), vector.type.as_pointer()), align=1)
+
+
+FORMATS = {"bfloat16": MatrixProduct, "int8": Int8Product, "int4": Int4Product}  # by the weight's format
