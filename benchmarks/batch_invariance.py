@@ -6,7 +6,7 @@ The same 8 requests are decoded alone, together, and together with 32 others. To
 logits with many seeds. For each vocabulary, model, precision and number of requests, the command prints the largest
 difference from the logits of a request alone, and how many of 100,000 draws differ. The models have width 64 and 2
 layers: random weights, and weights trained for 100 steps on sequences in which each token depends on the previous one,
-with noise drawn by Zipf's law. --model takes a folder.
+with noise from a Zipf distribution. --model takes a folder.
 """
 
 import argparse
@@ -23,8 +23,8 @@ VOCABULARIES = [23, 512, 50_257, 151_936]
 
 
 def text(vocabulary: int, rows: int, length: int, seed: int) -> Tensor:
-    """Tokens (rows, length): each is 5 times the previous one plus a number drawn by Zipf's law, modulo the vocabulary
-    size."""
+    """Tokens (rows, length): each is 5 times the previous one plus a random number from a Zipf distribution, modulo the
+    vocabulary size."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.rand(rows, length, generator=generator, dtype=torch.float64).reciprocal().clamp(max=vocabulary).long()
     tokens = [noise[:, 0] % vocabulary]

@@ -1,9 +1,9 @@
-"""The cost of inspection: tracing, lens, head scores and attribution patching, relative to plain forwards.
+"""The cost of inspection: tracing, lens, head scores and attribution patching, relative to plain forward passes.
 
     python -m benchmarks.inspect [--rounds 5]
 
 A decoder of 12 layers and width 768 (12 heads, gated feed-forward of 2,048, vocabulary 32,000, random weights, fp32),
-each call timed alternately with a plain forward of the same tokens; the best of the rounds is reported.
+each call timed alternately with a plain forward pass of the same tokens; the best of the rounds is reported.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CONFIG = onward.DecoderConfig(vocab_size=32_000, d_model=768, n_layers=12, n_hea
 
 
 def best(call: Callable[[], object], plain: Callable[[], object], rounds: int) -> tuple[float, float]:
-    """The seconds of a call and of a plain forward, each the best of alternating rounds."""
+    """The seconds of a call and of a plain forward pass, each the best of alternating rounds."""
     seconds: tuple[list[float], list[float]] = [], []
     for _ in range(rounds):
         for each, run in zip(seconds, (call, plain)):

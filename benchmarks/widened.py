@@ -35,7 +35,7 @@ def filled(new: Tensor, old: Tensor, *where: Tensor) -> None:
 
 @torch.no_grad()
 def widened(lm: onward.LanguageModel, factor: int) -> onward.LanguageModel:
-    """Return a model of `factor` times the width that writes the texts of `lm`, with its draft head."""
+    """Return `lm` and its draft head widened by `factor`, such that the result generates the same text."""
     c, d = lm.config, lm.config.d_model
     assert isinstance(c.attention, onward.SelfAttention)
     assert isinstance(c.norm, onward.RMSNorm)

@@ -191,7 +191,7 @@ def test_search_finds_a_term_in_pages_opened_as_files(site: Path, browser: Any) 
     page.keyboard.type("nucleus", delay=30)
     page.get_by_text("nucleus sampling draws", exact=False).first.wait_for(timeout=10_000)
     page.keyboard.press("Control+a")
-    page.keyboard.type("swish", delay=30)  # another name of SiLU
+    page.keyboard.type("swish", delay=30)  # another name for SiLU
     page.get_by_text("as the gate of a feed-forward", exact=False).first.wait_for(timeout=10_000)
     page.keyboard.press("Enter")
     page.wait_for_url("**/glossary.html*", timeout=10_000)

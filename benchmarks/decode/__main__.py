@@ -9,19 +9,19 @@ The model has the shape of a Llama, 124,668,672 parameters (12 layers, width 768
 llama-cpp-python and gguf are; before they are timed, their logits are compared with Onward's.
 
 sections:
-  decode       tokens/s at batch 1, bytes read per token, and the fraction of the memory bandwidth that they use
-  prefill      tokens/s of prompts, of one request and of four at once
-  parts        where the time of a prompt goes
-  batch        16 rows against one
+  decode       tokens/s at batch 1, bytes read per token, and the fraction of the memory bandwidth that decoding uses
+  prefill      prompt tokens/s of one request, and of four at once
+  parts        the time of each part of the model and the engine during prefill
+  batch        16 rows compared with one
   rows         1 to 64 rows in each precision
-  requests     64 requests: batched by Onward, one by one and by continuous batching with transformers
+  requests     64 requests: batched by Onward; by transformers one by one, and with continuous batching
   slots        a few tokens in a cache of many slots
   families     decoding of each family that transformers also implements, at 75 to 126 M parameters
   context      decoding after 8,000 tokens
   stories      stories260K, a trained model of 260,032 parameters
   variants     decoding with adapters and with quantized caches, in compiled and in plain steps
   memory       peak memory in a fresh process
-  uncached     with and without a cache, by length
+  uncached     generation with and without a cache, by length
   speculation  a draft of 2 layers for a target of 48, whose tokens are accepted at a rate of 0.8
 """
 

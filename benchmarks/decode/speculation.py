@@ -67,7 +67,7 @@ def speculation(bench: Bench) -> Table:
         f"Speculation in bf16: draft of {sizes.draft_layers} layers, target of {sizes.target_layers}",
         ["", "tokens/s", "best", "speed-up"],
         notes=[
-            f"{acceptance:.0%} of {done.num_drafted} drafted tokens accepted, {len(done.tokens) / done.steps:.2f} "
+            f"{acceptance:.0%} of {done.num_drafted} draft tokens accepted, {len(done.tokens) / done.steps:.2f} "
             f"tokens per step; the draft reads {cost:.0%} of the target's bytes, which limits the speed-up to "
             f"{ceiling:.2f} with {drafted} tokens drafted at a time"
         ],

@@ -32,7 +32,7 @@ def agreement(bench: Bench) -> Table:
         equal = same(answer, peer.generate([tokens], sizes.new).tokens[0])
         table.rows.append([name, f"{largest:.1e}", f"{equal} of {sizes.new}"])
         if not largest < TOLERANCE:
-            raise SystemExit(f"{name} computes another model: its logits differ by {largest:.3g}")
+            raise SystemExit(f"Cannot compare speeds with {name}: its logits differ by {largest:.3g}")
     return table
 
 
@@ -43,7 +43,10 @@ def decode(bench: Bench) -> Table:
     table = Table(
         f"Decoding: prompt {sizes.prompt}, {sizes.new} new tokens, batch 1",
         ["precision", "peer", *speed, "MB per token", "GB/s", "of the bandwidth", "equal"],
-        notes=[f"bandwidth: {rate / 1e9:.1f} GB/s; equal: first tokens that are those of Onward in f32"],
+        notes=[
+            f"bandwidth: {rate / 1e9:.1f} GB/s; "
+            "equal: number of tokens before the first that differs from Onward's in f32"
+        ],
     )
     tokens = prompt(sizes.config, sizes.prompt)
     expected = Onward(bench.files, "f32").generate([tokens], sizes.new).tokens[0]

@@ -1,6 +1,6 @@
-// The theme puts wide tables into boxes that can scroll, and the button that copies code into a landmark. This script
-// makes a box reachable with the keyboard only if it scrolls, and then widens its cells that contain sentences. It also
-// removes the role of the button's landmark, so that screen readers do not announce the landmark.
+// The theme puts wide tables into boxes that can scroll, and the copy button of each code block into a landmark. This
+// script makes a box reachable with the keyboard only if it scrolls, and then widens its cells that contain sentences.
+// It also removes the role of the button's landmark, so that screen readers do not announce the landmark.
 const LONG = 60; // cells with more characters count as sentences
 const mend = () => {
   for (const box of document.querySelectorAll(".md-typeset__scrollwrap")) {

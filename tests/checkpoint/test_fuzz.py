@@ -1,4 +1,5 @@
-"""Files with one changed value: either the model works and is finite, or one sentence names the file and the key.
+"""Files with one changed value: either the model loads and its logits are finite, or a one-sentence error names the
+file and the key.
 
 Each fuzzer runs a seeded sample by default and many more cases with `-m long`.
 """

@@ -232,7 +232,7 @@ def write_to_pipe(path: Path, content: bytes) -> None:
 
 
 def mixed(random: Random, folder: Path) -> Case:
-    """A folder with several such files."""
+    """A folder with up to three subfolders, each with files of a random kind."""
     for number in range(random.randrange(4)):
         (inside := folder / f"{number}").mkdir()
         random.choice([random_bytes, damaged, blank, odd_name, link])(random, inside)

@@ -276,7 +276,7 @@ def test_fields_of_messages_are_written_harmless_or_refused() -> None:
 
 
 def random_rows(draw: random.Random) -> Iterator[tuple[Any, dict[str, Any], str]]:
-    """Rows with a unique text in a random column or message field, and the name of that field."""
+    """Yield (form, row, text): the row has this unique text in a random column or message field."""
     words = ["question", "response", "extra", "Note", "full_text", "user_input", "data", "x", "reasoningSteps"]
     for name, (form, row) in FORMS.items():
         if form is not prompted:

@@ -1,4 +1,4 @@
-"""Continuations that share the computation of a common prefix get the same scores as separately."""
+"""Continuations that share the computation of a common prefix get the same scores as when each is scored separately."""
 
 import random
 

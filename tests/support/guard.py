@@ -62,7 +62,7 @@ class Allocator:
         return model
 
     def cache(self, cache: KVCache) -> KVCache:
-        """A cache whose entries and tables are between guard pages."""
+        """Place the entries of a cache between guard pages, and return the cache."""
         for layer in cache.layers:
             layer.entries.update({name: self.place(entry) for name, entry in layer.entries.items()})
         return cache

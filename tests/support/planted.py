@@ -124,7 +124,7 @@ MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
         "norms",
         "layers.0.mlp",
     ),
-    "norm that is made and not used": (
+    "norm that is created but not used": (
         LLAMA,
         {"self.mlp(self.mlp_norm(x))": "self.mlp(x)"},
         "gradients",
@@ -136,14 +136,14 @@ MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
         "heads",
         r"[0, 1, 0, 1]; expected [0, 0, 1, 1]",
     ),
-    "values repeated in another order than keys": (
+    "values repeated in a different order than keys": (
         LLAMA,
         {REPEATED: TILED.replace("k.repeat(1, groups, 1, 1)", "k.repeat_interleave(groups, 1)")},
         "heads",
         "the values of key/value heads [0, 1, 0, 1]",
     ),
     "scale missing": (LLAMA, {" / math.sqrt(k.size(-1))": ""}, "heads", "the scale is missing"),
-    "scale of the whole width": (GPT, {"math.sqrt(k.size(-1))": "math.sqrt(D)"}, "heads", "d_model instead of"),
+    "scale of the full width": (GPT, {"math.sqrt(k.size(-1))": "math.sqrt(D)"}, "heads", "d_model instead of"),
     "router whose weights are not normalized": (LLAMA, {ROUTED: "pass"}, "experts", "layers.1.mlp"),
     "targets shifted twice": (
         GPT,
@@ -165,7 +165,7 @@ MUTANTS: dict[str, tuple[str, dict[str, str], str, str]] = {
     ),
     "sum instead of mean": (GPT, {"targets.flatten())": 'targets.flatten(), reduction="sum")'}, "loss", "the sum over"),
     "initialization far too large": (GPT, {"std=0.02": "std=1.0"}, "first loss", ""),
-    "one layer initialized otherwise": (
+    "one layer initialized differently": (
         LLAMA,
         {"std=0.02)": 'std=0.4 if "layers.1.attention.wo" in name else 0.02)'},
         "initialization",

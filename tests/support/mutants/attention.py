@@ -94,14 +94,14 @@ ATTENTION: dict[str, dict[str, str]] = {
         "layers_of_pairs": "q = q * self.scale => pass",
         "linear_bias": "alpha=1 / math.sqrt(self.head_dim) => alpha=1",
     },
-    "scale of the whole width": {
+    "scale of the full width": {
         "buffer_mask": "math.sqrt(k.size(-1)) => math.sqrt(C)",
         "config_class": "is_causal=True => is_causal=True, scale=C**-0.5",
         "one_head_each": "k.shape[-1] ** -0.5 => C**-0.5",
         "functional": "q.shape[-1] ** 0.5 => x.shape[-1] ** 0.5",
         "linear_bias": "math.sqrt(self.head_dim) => math.sqrt(d)",
     },
-    "scale without the root": {
+    "scale without the square root": {
         "buffer_mask": "math.sqrt(k.size(-1)) => k.size(-1)",
         "model_output": "math.sqrt(self.head_dim) => self.head_dim",
         "complex_rotary": "self.head_dim**0.5 => self.head_dim",
@@ -120,7 +120,7 @@ ATTENTION: dict[str, dict[str, str]] = {
         + AND
         + "torch.repeat_interleave(xv, n_rep, dim=2).transpose => xv.repeat(1, 1, n_rep, 1).transpose",
     },
-    "values repeated in another order than keys": {
+    "values repeated in a different order than keys": {
         "model_output": "repeat_kv(v, self.num_heads // self.num_kv)"
         + " => v.repeat(1, self.num_heads // self.num_kv, 1, 1)",
         "complex_rotary": "torch.repeat_interleave(xv, n_rep, dim=2).transpose => xv.repeat(1, 1, n_rep, 1).transpose",
