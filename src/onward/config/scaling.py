@@ -95,7 +95,7 @@ class Llama3Scaling(Scaling, kind="llama3"):
     """Long wavelengths are interpolated, short ones unchanged, with a blend between (Llama 3.1, Dubey et al. 2024). An
     interpolated frequency is divided by the factor."""
 
-    factor: Factor = 8.0  # ratio of the new context to the original one
+    factor: Factor = 8.0  # divisor of the interpolated frequencies
     low_frequency: Factor = 1.0  # wavelengths above original / low_frequency are interpolated
     high_frequency: Factor = 4.0  # wavelengths below original / high_frequency are unchanged
     original: Size = 8192  # the context length in training

@@ -254,7 +254,8 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many drafted tokens were accepted, and whether speculation is faster than plain decoding."""
+    """Print how many draft tokens were accepted and, if speculation is slower than plain decoding, advise against
+    it."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)
