@@ -68,11 +68,13 @@ def product_call(
 
 def reduced(operation: Operation) -> list[Call]:
     """Translate a recorded `mean` or `sum` over the last dimension to a kernel call. Raises NotCompilable for other
-    dimensions."""
+    dimensions, and for dtypes other than fp32."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
-        raise NotCompilable(f"a {name_of(operation)} over dimensions other than the last")
+        raise NotCompilable(
+            f"a {name_of(operation)} over dimensions other than the last, or in a dtype other than fp32"
+        )
     factor = 1 / x.size(-1) if name_of(operation) == "mean" else 1.0
     source, x = x, x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
     arguments = elementwise.SumArguments(

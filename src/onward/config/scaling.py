@@ -41,7 +41,7 @@ class Scaling(Part):
 class LinearScaling(Scaling, kind="linear"):
     """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
 
-    factor: Factor = 1.0  # ratio of the new context to the original one
+    factor: Factor = 1.0  # divisor of the positions
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class YaRNScaling(Scaling, kind="yarn"):
     """Slowly rotating pairs are interpolated, fast ones unchanged, with a ramp between (YaRN, Peng et al. 2023, section
     3.4). An interpolated frequency is divided by the factor."""
 
-    factor: Factor = 1.0  # ratio of the new context to the original one
+    factor: Factor = 1.0  # divisor of the interpolated frequencies
     original: Size = 2048  # the context length in training
     beta_fast: Factor = 32.0  # pairs with at least this many rotations in the original context are unchanged
     beta_slow: Factor = 1.0  # pairs with fewer rotations than this are interpolated

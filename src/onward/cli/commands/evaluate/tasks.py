@@ -242,7 +242,7 @@ def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskSco
 
 def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
     """Store scores in the folder of the run that `model` names, for its report card. Nothing is stored if `model` is
-    not a run, or if its weights were changed on loading (quantized, converted or with an adapter)."""
+    not a run, or if it was changed on loading (quantized, in another dtype, with an adapter or with a rope scaling)."""
     from onward.reports.runs.scores import keep_scores
 
     as_saved = not (loading.quantize or loading.dtype or loading.adapter_folder or loading.rope)
