@@ -46,7 +46,7 @@ examples:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
+    """Speculative decoding: the same distribution, faster. The model verifies several draft tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
