@@ -24,13 +24,13 @@ from onward.kernels.quantized import weight_addresses
 
 def product(operation: Operation) -> list[Call]:
     """Translate a recorded `mm` or `addmm` with a weight of the model to a kernel call. Raises NotCompilable for
-    products of another form, TooManyRows for more rows than the kernel multiplies fast."""
+    products with options such as alpha, TooManyRows for more rows than the kernel multiplies fast."""
     bias = operation.arguments[0] if name_of(operation) == "addmm" else None
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
     rows, (outputs, inputs) = len(x), weight.shape
     if operation.options:
-        raise NotCompilable("a product in another form")
+        raise NotCompilable("a product with options such as alpha")
     if rows > max_rows(x.dtype):
         raise TooManyRows(f"{rows} rows")
     pointer = address(weight, x.dtype, outputs, inputs)
@@ -213,7 +213,7 @@ def layer_norm(operation: Operation) -> list[Call]:
 def embedding(operation: Operation) -> list[Call]:
     weight, ids = operation.arguments[:2]
     if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
-        raise NotCompilable("an embedding in another form")
+        raise NotCompilable("an embedding with ids or weights of an unsupported dtype")
     arguments = elementwise.GatherArguments(
         out=contiguous_address(operation.result),
         weight=strided_address(weight),
