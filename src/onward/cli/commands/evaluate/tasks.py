@@ -162,8 +162,8 @@ def run_all(
 def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[Kept]:
     """Return a context manager whose value stores the model's answers to evaluation questions: with `keep`, in a file
     of the user's cache that also has the answers of earlier evaluations; otherwise, in memory. Ctrl-C inside the
-    context ends the process at once, and the first process of `replicas` prints that the same command continues from
-    the stored answers."""
+    context ends the process at once; if the answers are in a file, the first process of `replicas` prints that the same
+    command continues from them."""
     from onward.evaluation.kept import Kept, kept_for, lines
 
     folder = cache_folder("answers") if keep else None
