@@ -73,7 +73,7 @@ def test_nothing_is_found_in_transformers(kind: str, fresh: bool) -> None:
 def test_cheap_half_finds_nothing_before_the_first_step_of_a_preset(preset: str) -> None:
     torch.manual_seed(0)
     said = before_training(Decoder(RunConfig(sources=("embedded",), preset=preset).decoder(300)))
-    assert said == [f"ok    {len(CHEAP)} checks of the doctor find nothing in the model"]
+    assert said == [f"ok    {len(CHEAP)} doctor checks found no problems in the model"]
 
 
 def test_cheap_half_names_a_bug_before_the_first_step_only() -> None:

@@ -218,7 +218,7 @@ DESCRIBED: dict[str, tuple[dict[str, Any], str, str]] = {
     "the width of an expert": (
         {"mlp": Experts(count=4, top_k=3, d_ff=24, d_shared=8)},
         "feed-forward",
-        "experts, 4 of width 24, 3 per token, one more of width 8 for all tokens, silu",
+        "experts, 4 of width 24, 3 per token, a shared expert of width 8, silu",
     ),
     "layers that differ": (
         {"n_layers": 3, "mlp": (Gated(), Experts(d_ff=24), Experts(d_ff=24))},

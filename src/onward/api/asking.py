@@ -53,7 +53,8 @@ def ask(
     most: int = 0,
     progress: Progress = silent,
 ) -> Asked:
-    """Write an example for each passage of the documents to out/examples.jsonl, but every tenth to out/held-out.jsonl.
+    """Write an example for each passage of the documents to out/examples.jsonl, but every tenth (of fewer than ten, the
+    last) to out/held-out.jsonl. Passages that do not fit into the context are left out.
 
     The questions are written by the model `judge_model` at the address `judge` or, without an address, by `model` if it
     has a chat template. Without either, or if a reply is not a question, the question is made from the passage's
@@ -103,7 +104,8 @@ def ask(
 def written_questions(
     found: Sequence[Passage], lm: LanguageModel, judge: str, judge_model: str, progress: Progress
 ) -> list[str | None]:
-    """The question that a model wrote for each passage; None if it wrote none."""
+    """The question that a model wrote for each passage; None if no model is available, or if its reply contains no
+    question."""
     requests = [PROMPT.format(place=" / ".join(one.headings), text=one.text[:4000]) for one in found]
     if judge:
         server = JudgeServer(judge, judge_model, KEY_ENV, SECONDS, CONCURRENCY)

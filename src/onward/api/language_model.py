@@ -261,9 +261,10 @@ class LanguageModel(TextModel):
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the multi-token
         prediction layer in the model's files. Alternatively, `lookup` is the number of tokens to propose from earlier
-        text: 0 for none, None (the default) for as many as save time (`generation.drafts.paced`). `prompt_cache` is a
-        folder that keeps the keys and values of prompts, at most `prompt_cache_size` bytes, by default 10 GiB. Raises a
-        UserError for a draft with another vocabulary, and if `draft` and `lookup` are both given.
+        text: 0 for none; with None (the default), the model's draft head proposes tokens, if it has one, or else
+        lookup, as many as save time (`generation.drafts.paced`). `prompt_cache` is a folder that keeps the keys and
+        values of prompts, at most `prompt_cache_size` bytes, by default 10 GiB. Raises a UserError for a draft with
+        another vocabulary, and if `draft` and `lookup` are both given.
         """
         tokenizer = self.text()
         if isinstance(draft, LanguageModel) and draft.text().inner.get_vocab() != tokenizer.inner.get_vocab():

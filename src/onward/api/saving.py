@@ -94,8 +94,8 @@ def merge(
     `out`. Sums are computed in fp32 and rounded once.
 
     `base` is the folder of the model, by default the one that the adapter names; `dtype` is the dtype of the merged
-    weights, by default the dtype of the base. The weights are written in files of at most `shard_bytes` bytes. Raises a
-    UserError if `out` is the folder of the base.
+    weights, by default that of most tensors of the base, or bf16 if these are quantized. The weights are written in
+    files of at most `shard_bytes` bytes. Raises a UserError if `out` is the folder of the base.
     """
     base = Path(base) if base else base_folder(Path(adapter_folder))
     if Path(out).exists() and base.exists() and os.path.samefile(out, base):

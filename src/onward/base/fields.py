@@ -350,7 +350,8 @@ def decimal(number: float, digits: int) -> str:
 
 
 def text(value: Any) -> str:
-    """Format a value for people: numbers with thousands separators, booleans as yes and no, None as ""."""
+    """Format a value for people: whole numbers with thousands separators, other numbers with six significant digits,
+    booleans as yes and no, None as ""."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int | float):

@@ -179,7 +179,8 @@ async def awaited(result: Any) -> list[Any]:
 
 def number(value: Any) -> Any:
     """Convert a value returned by a user's function so that it can be sent between processes: numbers of any library
-    become float, text and None stay as they are, and any other value becomes its repr."""
+    become float, text, bytes and None stay as they are, and any other value becomes the first 99 characters of its
+    repr."""
     try:
         return value if isinstance(value, str | bytes | None) else float(value)
     except (TypeError, ValueError):

@@ -60,8 +60,8 @@ def unescaped(path: str) -> str:
 
 
 def address_limit() -> int:
-    """The memory in bytes that the address-space limit leaves to this process, less the address space that it has
-    mapped but does not use, such as libraries; 0 if there is no limit."""
+    """Return the address-space limit in bytes, minus the address space that this process has mapped but does not use,
+    such as that of libraries; 0 if there is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
         return 0

@@ -88,8 +88,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def same_meaning(name: str, known: Iterable[str]) -> list[str]:
-    """The `known` names that mean the same, best first: a synonym (--learning-rate for --lr), one with the same last
-    component (--model.attention.window for --model.window), or one whose last component begins with the given one
+    """The `known` names that mean the same, best first: names with the same last component (--model.attention.window
+    for --model.window), synonyms (--learning-rate for --lr), and names whose last component begins with the given one
     (--temperature for --temp)."""
     *path, last = parts(name)
     meanings = [last, SYNONYMS.get(last, last), *OTHERWISE.get(last, ())]

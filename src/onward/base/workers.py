@@ -24,10 +24,10 @@ COMMAND = [sys.executable, "-P", "-c", "from onward.base.workers import serve; s
 def run_tasks(work: Callable[[T], None], tasks: Iterator[T], workers: int, done: Callable[[T], None]) -> None:
     """Call `work` on each task in `workers` processes (0: one per core), then `done` on the task in this process.
 
-    A task is drawn from the iterator when a process is free, so few tasks are in memory. A single task runs in this
-    process. Unlike the processes of `multiprocessing`, workers do not import the main program again, so the main
-    program needs no `if __name__ == "__main__"`. Workers exit when their standard input ends, so that none survives
-    this process.
+    A task is drawn from the iterator when a process is free, so few tasks are in memory. With a single task or a single
+    worker, this process does the work. Unlike the processes of `multiprocessing`, workers do not import the main
+    program again, so the main program needs no `if __name__ == "__main__"`. Workers exit when their standard input
+    ends, so that none survives this process.
 
     Raises the first error of a task, and a UserError if a worker is killed.
     """

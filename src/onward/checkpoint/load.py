@@ -51,9 +51,9 @@ def load_model(
     config.json that follow from the file.
 
     `dtype` defaults to the dtype of the files: of most elements if they are mixed, fp16 or bf16 if they are
-    dequantized. With `quantize`, "int8" or "int4", linear layers are quantized while they are read; layers stored in
-    Onward's format of quantized weights stay quantized. A head that config.json ties to the embedding is untied, with a
-    warning, if the files hold a different head.
+    dequantized. With `quantize`, "int8" or "int4", linear layers are quantized while they are read; this raises a
+    UserError if the files hold integers that Onward computes with, which without `quantize` stay quantized. A head that
+    config.json ties to the embedding is untied, with a warning, if the files hold a different head.
 
     Weights that need no change are memory-mapped; writes to them never reach the files. Raises a UserError if a weight
     is not finite, unless `allow_nonfinite`.

@@ -75,9 +75,9 @@ def to_ours(
     """Read stored tensors as Decoder's parameters, contiguous as fused optimizers need them; also the integer codes and
     scales of the weights that `precisions` names or that are stored quantized.
 
-    `model` has the expected tensors on the meta device. A tensor stays memory-mapped if it needs no change and has
-    torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the files (see
-    `common_dtype`), and other tensors, which are routing biases, keep their own."""
+    `model` has the expected tensors on the meta device. On a CPU, a tensor stays memory-mapped if it needs no change
+    and has torch's alignment; others are copied in pieces. Without a `dtype`, trainable tensors get the dtype of the
+    files (see `common_dtype`), and other tensors, which are routing biases, keep their own."""
     wanted = dict(to_theirs(family, config, model))
     theirs = find(family, config, wanted, getattr(family, "published", lambda _, as_is: as_is)(config, stored))
     table = [

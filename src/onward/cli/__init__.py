@@ -16,7 +16,8 @@ from onward.cli.shared import streams
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; return the exit status: 0, 1 if a check failed, 2 for a user error, 130 for Ctrl-C."""
+    """Run a command line; return the exit status: 0, 1 if a check failed, 2 for an error that the user can correct, or
+    128 plus the number of the signal that ended the command (130 for Ctrl-C)."""
     words = list(sys.argv[1:] if argv is None else argv)
     streams.prepare()
     with streams.handled_interrupts():

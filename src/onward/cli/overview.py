@@ -7,7 +7,7 @@ GROUPS = {
         "help": "a term in one sentence, with its chapter and its name in the code",
     },
     "texts and tokens": {
-        "data": "texts of any size as tokens, prepared once; well-known corpora",
+        "data": "encode texts of any size as tokens once; list or download well-known corpora",
         "tokenizer": "learn a tokenizer from text, compare tokenizers, show the pieces of a text",
     },
     "train and compare": {

@@ -31,8 +31,8 @@ def marks(model: Decoder) -> tuple[object, ...]:
 class Snapshot:
     """The state of a model at one moment: structure, tensors, hooks and settings. `holds` tells whether the model is
     unchanged, by comparing all of its objects by identity. A decoding step of the model is `compilable` if nothing
-    observes or changes the model's forward except LoRA adapters of linear layers and embeddings: no other hook, no edit
-    and no replaced method."""
+    observes or changes the model's forward pass except LoRA adapters of linear layers and embeddings: no other hook, no
+    edit and no replaced method."""
 
     def __init__(self, model: Decoder) -> None:
         self.model, self.inventory = model, Inventory(model)
@@ -52,8 +52,8 @@ class Snapshot:
         return [tuple(hooks.values()) for hooks in hooks if hooks] if any(hooks) else []
 
     def values_now(self) -> tuple[list[Any], ...]:
-        """Return the current values of all objects on which the model's forward depends, as lists; two such results are
-        compared list by list, the last list by identity, the others by `==`."""
+        """Return the current values of all objects on which the model's forward pass depends, as lists; two such
+        results are compared list by list, the last list by identity, the others by `==`."""
         inventory, tensors = self.inventory, self.inventory.tensors
         return (
             list(map(call, inventory.getters, inventory.dicts)),

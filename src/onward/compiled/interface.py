@@ -1,6 +1,6 @@
 """The interface of compiled decoding steps: a Program on a CPU (`program.py`), CUDA graphs on CUDA (`graphs.py`).
 
-Shapes: B rows, T tokens per row (more than one when drafted tokens are verified), V vocabulary.
+Shapes: B rows, T tokens per row (more than one when draft tokens are verified), V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TooManyRows(NotCompilable):
 
 
 class CompiledStep(ABC):
-    """A compiled decoding step: the forward of a model for the next tokens of the first rows of a KV cache.
+    """A compiled decoding step: the forward pass of a model for the next tokens of the first rows of a KV cache.
 
     It owns the memory of its tokens, positions and results, so only one runner at a time can use it.
     """

@@ -1,4 +1,4 @@
-"""Everything that the forward of a model depends on, collected in one walk over its modules.
+"""Everything that the forward pass of a model depends on, collected in one walk over its modules.
 
 Modules, their attributes and hooks, the config, tensors, the code of methods, autocast and the default dtype. The state
 of an object that is neither a module, a dataclass, a tensor nor a container is not included.
@@ -29,7 +29,7 @@ GLOBAL_HOOKS: list[dict[int, Any]] = [torch_module._global_forward_hooks, torch_
 
 
 class Inventory:
-    """All objects on which the forward of a model depends, for comparisons by identity, and `form`, a text that
+    """All objects on which the forward pass of a model depends, for comparisons by identity, and `form`, a text that
     describes them without the values of tensors. Models of equal structure have equal forms, in other processes too.
 
     While an inventory exists, it keeps its tensors alive, so that no other tensor can get their memory.
@@ -120,8 +120,8 @@ class Inventory:
 
 
 def ambient(model: Decoder) -> tuple[object, ...]:
-    """Return the global settings of PyTorch on which the dtypes of a forward depend: (autocast dtype or None, default
-    dtype)."""
+    """Return the global settings of PyTorch on which the dtypes of a forward pass depend: (autocast dtype or None,
+    default dtype)."""
     device = model.device.type
     autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     return autocast, torch.get_default_dtype()

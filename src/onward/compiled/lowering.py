@@ -69,14 +69,15 @@ def write(record: Write, layer: LayerCache, positions: Tensor) -> Call:
 
 def attend(record: Attention, layer: LayerCache, positions: Tensor) -> Call:
     """Return the kernel call that computes the attention of `record` over a cache of the kind of `layer`, with queries
-    at `positions` (B, T). Raises NotCompilable for caches of other shapes."""
+    at `positions` (B, T). Raises NotCompilable unless every cache entry has the shape (heads, width), and the heads and
+    widths fit the queries."""
     rows, tokens, heads, d_head = record.q.shape
     if any(len(shape) != 2 for shape in record.shapes):
-        raise NotCompilable("attention to a cache of another form")
+        raise NotCompilable("attention to a cache whose entries do not have the shape (heads, width)")
     (kv_heads, d_key), (value_heads, d_value), *tails = record.shapes
     d_tail = sum(width for _, width in tails)
     if d_key + d_tail != d_head or {value_heads, *(n for n, _ in tails)} != {kv_heads} or heads % kv_heads:
-        raise NotCompilable("attention to a cache of another form")
+        raise NotCompilable("attention to a cache whose heads or widths do not fit the queries")
     given = record.scale, record.softcap, record.sinks is not None, record.slopes is not None
     options = cached_attention.ScoreOptions(record.window, record.chunked, *given)
     paged, dtype = layer.table is not None, DTYPES[record.q.dtype]

@@ -12,9 +12,9 @@ from onward.model.decoder import Decoder
 class ModelState:
     """The state of a model as of the last call of `follow`, to detect changes.
 
-    Comparing everything on which the forward depends takes 0.1 to 1 ms. An engine therefore sets `confirmed` to False
-    after user code has run, which may have changed the model; the next `follow` then compares everything. While the
-    state is confirmed, `follow` only checks whether hooks were registered or behavior was attached.
+    Comparing everything on which the forward pass depends takes 0.1 to 1 ms. An engine therefore sets `confirmed` to
+    False after user code has run, which may have changed the model; the next `follow` then compares everything. While
+    the state is confirmed, `follow` only checks whether hooks were registered or behavior was attached.
 
     If the model is `owned`, as a server's is, its state is always confirmed: only hooks, attached behavior and
     operations that PyTorch counts can change it. The state of a model that is `kept` is used again by a later call, and

@@ -24,13 +24,13 @@ from onward.kernels.quantized import weight_addresses
 
 def product(operation: Operation) -> list[Call]:
     """Translate a recorded `mm` or `addmm` with a weight of the model to a kernel call. Raises NotCompilable for
-    products of another form, TooManyRows for more rows than the kernel multiplies fast."""
+    products with options such as alpha, TooManyRows for more rows than the kernel multiplies fast."""
     bias = operation.arguments[0] if name_of(operation) == "addmm" else None
     x, transposed = operation.arguments[-2:]
     weight, out = transposed.t(), operation.result
     rows, (outputs, inputs) = len(x), weight.shape
     if operation.options:
-        raise NotCompilable("a product in another form")
+        raise NotCompilable("a product with options such as alpha")
     if rows > max_rows(x.dtype):
         raise TooManyRows(f"{rows} rows")
     pointer = address(weight, x.dtype, outputs, inputs)
@@ -68,11 +68,13 @@ def product_call(
 
 def reduced(operation: Operation) -> list[Call]:
     """Translate a recorded `mean` or `sum` over the last dimension to a kernel call. Raises NotCompilable for other
-    dimensions."""
+    dimensions, and for dtypes other than fp32."""
     x, *dims = operation.arguments[:2]
     last = dims and dims[0] and [d % x.dim() for d in dims[0]] == [x.dim() - 1]
     if not last or operation.result.dtype != torch.float32:
-        raise NotCompilable(f"a {name_of(operation)} over dimensions other than the last")
+        raise NotCompilable(
+            f"a {name_of(operation)} over dimensions other than the last, or in a dtype other than fp32"
+        )
     factor = 1 / x.size(-1) if name_of(operation) == "mean" else 1.0
     source, x = x, x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
     arguments = elementwise.SumArguments(
@@ -211,7 +213,7 @@ def layer_norm(operation: Operation) -> list[Call]:
 def embedding(operation: Operation) -> list[Call]:
     weight, ids = operation.arguments[:2]
     if ids.dtype not in DTYPES or weight.dtype not in DTYPES:
-        raise NotCompilable("an embedding in another form")
+        raise NotCompilable("an embedding with ids or weights of an unsupported dtype")
     arguments = elementwise.GatherArguments(
         out=contiguous_address(operation.result),
         weight=strided_address(weight),

@@ -65,7 +65,7 @@ class StepPool:
 
     def release(self, model: Decoder, cache: KVCache, kind: Kind, step: CompiledStep) -> None:
         """Return a compiled step of a `kind` to the pool, for the next runner of this model with a cache of the same
-        layout. The pool discards its oldest steps beyond MAX_STEPS."""
+        layout. While the pool has more than MAX_STEPS steps, it discards all steps of its oldest kind."""
         self.free[kind, *layout(model, cache)].append(step)
         while sum(map(len, self.free.values())) > MAX_STEPS:
             del self.free[next(iter(self.free))]

@@ -12,7 +12,7 @@ from onward.config.ranges import Epsilon, Factor, Offset
 
 @dataclass(frozen=True)
 class LayerNorm(Norm, kind="layer"):
-    """Centered and divided by the standard deviation (Ba et al. 2016). A norm with a learned weight and, with `bias`, a
+    """Centered and divided by the standard deviation (Ba et al. 2016). A norm with, by default, a learned weight and a
     learned bias."""
 
     eps: Epsilon = 1e-5  # added to the variance
@@ -23,7 +23,8 @@ class LayerNorm(Norm, kind="layer"):
 
 @dataclass(frozen=True)
 class RMSNorm(Norm, kind="rms"):
-    """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019). A norm with a learned weight."""
+    """Divided by the root of the mean square, not centered (Zhang and Sennrich 2019). A norm with, by default, a
+    learned weight."""
 
     eps: Epsilon = 1e-5  # added to the mean square
     offset: Offset = 0.0  # added to the weight, which is initialized to 1 - offset (Gemma: 1)

@@ -91,7 +91,7 @@ class Experts(FeedForward, kind="experts"):
 
     def describe(self, config: ConfigFields) -> str:
         sizes = [f"{self.count} of width {self.width(config):,}, {self.top_k} per token"]
-        sizes += [f"one more of width {self.d_shared:,} for all tokens"] * (self.d_shared > 0)
+        sizes += [f"a shared expert of width {self.d_shared:,}"] * (self.d_shared > 0)
         sizes += [f"on {self.d_latent:,} numbers of a token"] * (self.d_latent > 0) + ["no gate"] * (not self.gated)
         shown = "count", "d_ff", "top_k", "d_shared", "act", "gated", "d_latent"
         return self.in_words(*sizes, self.act, shown=shown)

@@ -104,9 +104,11 @@ class Mesh:
             )
 
     def check_decoder(self, config: DecoderConfig) -> None:
-        """Raise a UserError if the processes of the tensor axis cannot divide the heads or the feed-forward units of a
-        decoder evenly, or if the decoder has fewer blocks than the pipeline has stages, or if there are both stages and
-        a context axis. If there are fewer key/value heads than processes, each head is copied to several processes."""
+        """Raise a UserError if the mesh cannot divide a decoder: if it has both stages and a context axis; more stages
+        than the decoder has blocks; stages and layers that share keys and values or an indexer; a context axis and an
+        indexer; stages, a context or a tensor axis and recurrent layers; or a tensor axis that does not divide the
+        heads and the feed-forward units evenly. If there are fewer key/value heads than processes, each head is copied
+        to several processes."""
         if self.pipeline > 1 and self.context > 1:
             raise UserError(f"mesh {str(self)!r} cannot combine pipeline with context: choose one of them")
         if self.pipeline > config.n_layers:

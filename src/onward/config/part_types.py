@@ -119,7 +119,7 @@ class Attention(DecoderPart):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
-        (n_kv_heads, d_head), ...}; {} if it stores none. For a part of your own, a first forward determines the
+        (n_kv_heads, d_head), ...}; {} if it stores none. For a part of your own, a first forward pass determines the
         shapes."""
         return {}
 

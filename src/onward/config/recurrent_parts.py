@@ -96,8 +96,9 @@ class GatedDeltaNet(Recurrent, kind="gated_delta"):
 
 @dataclass(frozen=True)
 class Mamba2(Recurrent, kind="mamba2"):
-    """A matrix per head that each token decays by its step size and adds to (Mamba-2, Dao and Gu 2024,
-    arXiv:2405.21060). Inputs pass through a short convolution; a gate multiplies the output."""
+    """A layer whose state is a matrix for each head: each token decays it by a factor that depends on the token's step
+    size, and adds an update (Mamba-2, Dao and Gu 2024, arXiv:2405.21060). Inputs pass through a short convolution; a
+    gate multiplies the output."""
 
     n_heads: SizeOrZero = 0  # number of heads; 0: as many as make 2 d_model channels
     d_head: Size = 64  # channels of a head

@@ -41,7 +41,7 @@ class Scaling(Part):
 class LinearScaling(Scaling, kind="linear"):
     """Positions divided by the factor (position interpolation, Chen et al. 2023)."""
 
-    factor: Factor = 1.0  # ratio of the new context to the original one
+    factor: Factor = 1.0  # divisor of the positions
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class YaRNScaling(Scaling, kind="yarn"):
     """Slowly rotating pairs are interpolated, fast ones unchanged, with a ramp between (YaRN, Peng et al. 2023). An
     interpolated frequency is divided by the factor."""
 
-    factor: Factor = 1.0  # ratio of the new context to the original one
+    factor: Factor = 1.0  # divisor of the interpolated frequencies
     original: Size = 2048  # the context length in training
     beta_fast: Factor = 32.0  # pairs with at least this many rotations in the original context are unchanged
     beta_slow: Factor = 1.0  # pairs with fewer rotations than this are interpolated
@@ -95,7 +95,7 @@ class Llama3Scaling(Scaling, kind="llama3"):
     """Long wavelengths are interpolated, short ones unchanged, with a blend between (Llama 3.1, Dubey et al. 2024). An
     interpolated frequency is divided by the factor."""
 
-    factor: Factor = 8.0  # ratio of the new context to the original one
+    factor: Factor = 8.0  # divisor of the interpolated frequencies
     low_frequency: Factor = 1.0  # wavelengths above original / low_frequency are interpolated
     high_frequency: Factor = 4.0  # wavelengths below original / high_frequency are unchanged
     original: Size = 8192  # the context length in training

@@ -34,8 +34,8 @@ def joined(tables: Sequence[Examples]) -> Examples:
 
 
 def weighted(examples: Examples, weights: Sequence[float], seed: int) -> Examples:
-    """Draw as many examples as the tables have, in proportion to the tables' weights. A table smaller than its share is
-    repeated: in full passes, then by a random part that depends on the seed."""
+    """Draw about as many examples as the tables have in total, in proportion to the tables' weights. A table smaller
+    than its share is repeated: in full passes, then by a random part that depends on the seed."""
     generator, sets, total = np.random.default_rng(seed % 2**64), examples.numbers[SET], len(examples)
     chosen = []
     for index, weight in enumerate(weights):

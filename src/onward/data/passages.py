@@ -35,8 +35,8 @@ class Passage:
 
 
 def passages(documents: Iterable[tuple[str, str]]) -> Iterator[Passage]:
-    """The passages of documents (name, text): the text between two headings, code included. Short passages are left
-    out."""
+    """The passages of documents (name, text): the texts before, between and after the headings, code included. Short
+    passages are left out."""
     for name, text in documents:
         headings: list[tuple[int, str]] = []
         lines: list[str] = []

@@ -79,10 +79,11 @@ def documents(
 ) -> Iterator[str]:
     """Yield the documents of all sources, in order: one per text file, and one per row of a table (its column `field`).
 
-    A source is a file, a folder (its files, recursively, sorted by name), a glob, `-` for standard input, a named pipe,
-    the name of a corpus (see `onward data list`), or `hf://` followed by the arguments of
-    `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or .parquet, each
-    also as .gz, .bz2, .xz or .zst; upper and lower case are the same. Each text file or stream is one document.
+    A source is a file, a folder (its files of known formats, recursively, sorted by name, without hidden ones), a glob,
+    `-` for standard input, a named pipe, the name of a corpus (see `onward data list`), or `hf://` followed by the
+    arguments of `datasets.load_dataset`, such as `hf://user/name?name=config&split=train`. Files are text, .jsonl or
+    .parquet, each also as .gz, .bz2, .xz or .zst; upper and lower case are the same. Each text file or stream is one
+    document.
 
     The text of HTML, XML, Markdown, PDF, Word documents, books (.epub) and notebooks is extracted; with `raw`, text
     formats among these are read unchanged. A line that occurs in at least the share `repeated_lines` of such files of a
@@ -252,7 +253,8 @@ def blocks(source: str) -> Iterator[bytes]:
 
 
 def provenance(source: Source) -> dict[str, Any]:
-    """Name, size in bytes and a hash of a source, for data.json."""
+    """Name and size in bytes of a source, for data.json, with a checksum of its content, the fingerprint of a dataset,
+    or a hash of the names, sizes and times of files."""
     if isinstance(source, StoredStream):
         return {"name": source.source, "size": source.path.stat().st_size, "sha256": source.sha256}
     if source in corpora.BUILT_IN:

@@ -46,8 +46,8 @@ def tabulated(examples: Iterable[Example], length: int, too_long: TooLong) -> tu
     """Collect examples in a table; the model reads at most `length` tokens of each sequence.
 
     For a longer sequence, `too_long` "cut" keeps its first tokens, "drop" leaves out the example, and "error" raises a
-    UserError. An example is also left out if all its trained tokens would be cut, or if a pair's sequences would become
-    equal. A number, such as a margin, is 0 for an example without it."""
+    UserError. With "cut", an example is left out if all trained tokens of one of its sequences would be cut, or if a
+    pair's sequences would become equal. A number, such as a margin, is 0 for an example without it."""
     tokens, trained, ends = list[np.ndarray](), list[np.ndarray](), [0]
     numbers: dict[str, list[float]] = {}
     columns: list[str] = []

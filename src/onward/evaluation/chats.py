@@ -47,7 +47,7 @@ class AnswerLosses:
 
     def difference(self, other: "AnswerLosses") -> tuple[float, float] | None:
         """Return (loss minus the loss of `other`, standard error of the difference), paired by example; None if the
-        answers have different tokens, or if there is only one example."""
+        answers have different numbers of tokens, or if there is only one example."""
         if len(self.counts) < 2 or not np.array_equal(self.counts, other.counts):
             return None
         totals = self.totals - other.totals
@@ -63,8 +63,8 @@ def ratio_error(totals: np.ndarray, counts: np.ndarray) -> float:
 
 
 def answer_sequences(tokenizer: Tokenizer, records: Iterable[Record], length: int) -> list[TokenSequence]:
-    """The examples as token sequences. Raises a UserError for an example of more than `length` tokens, and if there are
-    no examples."""
+    """The examples that have an answer, as token sequences. Raises a UserError for an example of more than `length`
+    tokens, and if no example has an answer."""
     sequences = []
     for example in supervised(Encoder(tokenizer), records):
         (sequence,) = example.sequences

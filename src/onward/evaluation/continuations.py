@@ -1,4 +1,4 @@
-"""Compute log-probabilities of continuations of contexts. A common prefix of contexts is read once.
+"""Compute log-probabilities of continuations of contexts. A long common prefix of contexts is read once.
 
 Shapes: R rows of a cache, T tokens in this call, D d_model.
 """
@@ -145,8 +145,9 @@ def batches(shared: Sequence[tuple[int, ...]]) -> Iterator[list[int]]:
 def read(model: Decoder, inputs: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Tensor:
     """Hidden states of the last counts[i] tokens of inputs[i], concatenated: (sum of counts, D).
 
-    The common prefix of all inputs is read once, then the rest of each different context (an input without these last
-    tokens), then the last tokens of each input. `inputs` must be sorted by the length of the context."""
+    A common prefix of at least SAME tokens is read once (unless rotations depend on the length of the text), then the
+    rest of each different context (an input without these last tokens), then the last tokens of each input. `inputs`
+    must be sorted by the length of the context."""
     # three levels suffice, because tasks have examples, questions and choices
     contexts = [tokens[: len(tokens) - count] for tokens, count in zip(inputs, counts)]
     lengths = [len(tokens) if scales_by_length(model) else 0 for tokens in inputs]

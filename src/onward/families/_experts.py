@@ -38,8 +38,8 @@ FUSED_ROWS: Fix = (
 
 
 def mixture(hf: HF, router: Routing, plain: Gated, layers: int) -> tuple[FeedForward, ...]:
-    """Return the feed-forward of each layer: `plain` in the first layers, then experts; or by mlp_layer_types if
-    given."""
+    """Return the feed-forward of each layer, as listed in mlp_layer_types; without this key, `plain` in the first
+    first_k_dense_replace layers, then experts."""
     first = hf.get("first_k_dense_replace", 0)
     kinds = hf.get("mlp_layer_types") or [KINDS[layer >= first] for layer in range(layers)]
     if len(kinds) != layers or not {*kinds} <= {*KINDS}:

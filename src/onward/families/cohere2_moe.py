@@ -1,4 +1,4 @@
-"""Command with experts: the mean of routed experts and a feed-forward for all tokens, dense layers first (Cohere 2026).
+"""Command with experts: the mean of the routed and the shared experts' outputs, after some dense layers (Cohere 2026).
 
 Onward adds the two outputs. For their mean, the router's scale is 0.5, and the last projection of the shared
 feed-forward is halved on loading, which is exact."""

@@ -1,4 +1,4 @@
-"""Granite MoE: Granite with experts, and in granitemoeshared also a shared feed-forward for all tokens (IBM 2024)."""
+"""Granite MoE: Granite with experts, and in granitemoeshared also a shared expert (IBM 2024)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Hunyuan A13B: Hunyuan with experts, and a shared feed-forward for all tokens (Tencent 2025)."""
+"""Hunyuan A13B: Hunyuan with experts and a shared expert (Tencent 2025)."""
 
 from collections.abc import Iterator
 from dataclasses import replace

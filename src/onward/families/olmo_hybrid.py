@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 ARCHITECTURES = {"olmo_hybrid": "OlmoHybridForCausalLM"}
 SOURCE = "arXiv:2604.03444"
 BASE = "model."
-ALSO = {
+ALSO = {  # norms of recurrent layers: our table's names -> those in some files
     ".attention_layer_norm.": ".input_layernorm.",
-    ".feedforward_layer_norm.": ".post_attention_layernorm.",  # names in published files, in layers with attention
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
 }
 IGNORED = ""
 PRESETS: dict[str, HF] = {}

@@ -41,7 +41,7 @@ class SparseMixer(Routing, kind="sparse_mixer", internal=True):
     """The router of SparseMixer-v2 at inference: two experts, each weighted by a softmax over the logits near its
     own."""
 
-    eps: Positive = 0.01  # logits farther than 2 eps (relative) from the greatest are left out
+    eps: Positive = 0.01  # logits farther than 2 eps (relative) from the expert's own are left out
 
     def build(self, width: int, experts: int, top_k: int) -> nn.Module:
         from onward.families._phimoe import SparseMixerModule

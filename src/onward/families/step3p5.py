@@ -190,7 +190,7 @@ def feed_forwards(hf: HF, c: DecoderConfig) -> tuple[Gated | Experts, ...]:
 
 
 def limits_of(part: Gated | Experts) -> tuple[float, float]:
-    """Return the limits of the hidden units of experts and of other feed-forwards; 0 for none."""
+    """Return the limit of the experts' hidden units, and that of the shared or dense feed-forward; 0 for none."""
     match part:
         case LimitedExperts():
             return part.limit, part.shared_limit

@@ -178,7 +178,7 @@ class Language:
 class State:
     """The state of a grammar after some tokens of an answer.
 
-    Without a `search`, tokens can complete the answer after each token that the grammar allows. With a search, `ending`
+    Without a `search`, every token that the grammar allows leaves the answer completable. With a search, `ending`
     are tokens that complete the answer, or None if the search finds none; a token is then allowed only if the search
     finds an ending after it (checked if the grammar allows at most CHECKED tokens).
     """

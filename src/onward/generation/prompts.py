@@ -60,8 +60,8 @@ def requests_for(
     text grows as the engine steps. The engine is not changed, so that any thread may call this while it steps.
 
     `form` is the constraint of the options, if it has already been created. Request i, counted over all prompts, has
-    the seed options.seed + i, or a random one. Requests with the same prompt share its prefill. By default an answer
-    has at most DEFAULT_NEW_TOKENS tokens, or fewer if the context has less room.
+    the seed options.seed + i, or a random one. Requests with the same prompt may share its prefill. By default an
+    answer has at most DEFAULT_NEW_TOKENS tokens, or fewer if the context has less room.
     """
     if form is None and any(getattr(options, name) for name in FORMS):
         ends = {*engine.stop_token_ids, *options.stop_token_ids}

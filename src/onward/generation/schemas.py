@@ -2,7 +2,8 @@
 complete answer. Does not import torch.
 
 A schema is first rewritten (`schema_grammar`). If llguidance still rejects the schema, the responsible keyword is found
-by bisection. It is then left to the check, or an error names it.
+by bisection. An unsupported keyword is then removed from the grammar and checked only on the complete answer; a
+malformed or unsatisfiable keyword raises a UserError that names it.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def read_tokenizer(header: Header) -> Tokenizer | None:
 
 
 def byte_level(header: Header, keys: Mapping[str, Any], typed: list[tuple[str, int]]) -> Any:
-    """The byte-level tokenizer of a file; `typed` are (token, type code) by id."""
+    """Return the byte-level tokenizer of a file; `typed` lists (token, type code) in the order of the ids."""
     pre = keys.get("pre") or "default"
     if pre not in PRE:
         raise UserError(

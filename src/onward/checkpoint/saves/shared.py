@@ -108,7 +108,8 @@ class SharedSave:
         return dict(to_theirs(self.kind, self.config, self.weights))
 
     def write(self) -> None:
-        """The first process waits for the others and completes the folder; the others wait until it has."""
+        """Write this process's tensors. The first process then waits for the others and completes the folder; the
+        others wait until it has."""
         store = self.writers.store
         assert store is not None
         if self.writers.rank:

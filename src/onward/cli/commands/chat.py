@@ -159,7 +159,8 @@ class TerminalChat:
             console.print(f"the answer was cut after {new:,} tokens: see --max-new-tokens", soft_wrap=True)
 
     def pieces(self, messages: "Sequence[Message]", new: int) -> Iterator[str]:
-        """The answer in pieces of at most `new` tokens; then `finish_reason` gives the reason why the answer ended."""
+        """Yield the answer, of at most `new` tokens, in pieces; `finish_reason` is then the reason why the answer
+        ended."""
         self.finish_reason = ""
         stream = self.lm.stream_chat(messages, new, options=self.settings, rows=1, cache=self.cache)
         self.finish_reason = yield from stream

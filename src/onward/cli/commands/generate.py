@@ -46,7 +46,7 @@ examples:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: the same distribution, faster. The model verifies several drafted tokens in one step."""
+    """Speculative decoding: the same distribution, faster. The model verifies several draft tokens in one step."""
 
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
@@ -254,7 +254,8 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many drafted tokens were accepted, and whether speculation is faster than plain decoding."""
+    """Print how many draft tokens were accepted and, if speculation is slower than plain decoding, advise against
+    it."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)

@@ -66,7 +66,7 @@ views of a text:
   lens       the next token that each layer would predict
   heads      the role of each head: previous token, induction, first token, ... (needs no text)
   tokens     the loss, rank and entropy of each token
-  patch      the activations that carry the difference between the text and another (--corrupted)
+  patch      activation patching: the fraction of the logit difference that each activation restores (--corrupted)
   positions  the loss at each position of a long text
   neurons    the most active units of a feed-forward layer
   experts    the experts of each token

@@ -53,7 +53,7 @@ def shortened(message: str) -> str:
 
 
 def readable(value: Any) -> str:
-    """Format a value for a table: numbers with separators, fractions with four digits."""
+    """Format a value for a table: numbers with thousands separators, floats with four decimals."""
     if isinstance(value, float):
         return decimal(value, 4)
     return f"{value:,}" if isinstance(value, int) else str(value)

@@ -218,7 +218,7 @@ def examine(run: "Run", say: Say) -> None:
         where = f", {finding.where}" if finding.where else ""
         say(Text.assemble(LOOK, f"{finding.check}: {finding.what}{where}; {finding.mend}"))
     if not failed:
-        say(Text.assemble(OK, f"{len(findings)} checks of the doctor find nothing in the model"))
+        say(Text.assemble(OK, f"{len(findings)} doctor checks found no problems in the model"))
 
 
 def follow(run: "Run", requests: "Requests", say: Say) -> None:

@@ -1,7 +1,8 @@
 """The text of HTML in Markdown's notation: headings, lists, tables as rows, and code in fences.
 
-Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`), only this
-content is read; otherwise headers, footers and asides are left out. Any page is read, however broken.
+Navigation, scripts and hidden elements are left out. If the page marks its content (`main`, `role="main"`, or an
+`article` with more text than the rest), only this content is read; otherwise headers, footers and asides are left out.
+Any page is read, however broken.
 """
 
 import re

@@ -12,8 +12,8 @@ LEAST = 3  # minimum number of pages with a running line
 
 
 def pdf_text(content: bytes, name: str) -> str:
-    """The text of the file `name`; "" if its pages are only images. Raises a UserError if the file is damaged or
-    encrypted."""
+    """The text of the file `name`; "" if its pages are only images. Raises a UserError if the file is damaged or needs
+    a password."""
     try:
         import pypdf
     except ImportError:

@@ -19,8 +19,8 @@ PROMPT = (
 
 @dataclass(frozen=True)
 class Judged(Task, kind="judged"):
-    """Rows with a question and a reference answer. A model behind an OpenAI-compatible address grades the answers that
-    the model writes, from 0 to 10; the score is the mean grade divided by 10."""
+    """Rows with a question and, optionally, a reference answer. A judge, a model behind an OpenAI-compatible address,
+    grades the answers that the evaluated model writes, from 0 to 10; the score is the mean grade divided by 10."""
 
     file: str  # .jsonl, .json or .csv with question and, optionally, answer
     url: str  # address of the judge up to /v1, such as http://localhost:8000/v1

@@ -26,8 +26,9 @@ class Programs(Task, kind="programs"):
     """Rows with the beginning of a program and tests, as in HumanEval (Chen et al. 2021). The score is pass@k, the
     probability that one of k programs passes all tests of its row.
 
-    Runs code that the model writes, each program in a separate process without network, with limits of time and memory;
-    `run_code` must allow this. Without `k`, it is one task for each k of 1, 10 and 100 up to `samples`.
+    Runs code that the model writes, each program in a separate process with limits of time and memory and, on Linux,
+    without network (see `sandbox.py`); `run_code` must allow this. Without `k`, it is one task for each k of 1, 10 and
+    100 up to `samples`.
     """
 
     file: str  # .jsonl, .json or .csv with prompt and test (Python code); entry_point: argument of the test's check()

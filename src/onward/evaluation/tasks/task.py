@@ -74,8 +74,8 @@ class Task(Part):
 
     @classmethod
     def shorthand(cls, value: Any) -> Any:
-        """Expand `value`, a task written as KIND:FILE, such as cloze:book.txt, to a dict of its kind and options;
-        return None for any other form. Raises a UserError for an unknown kind, or a kind without options."""
+        """Expand `value`, a task written as KIND:FILE, such as cloze:book.txt, to a dict of its kind and its first
+        option; return None for any other form. Raises a UserError for an unknown kind, or a kind without options."""
         kind, colon, rest = value.partition(":") if isinstance(value, str) else (value, "", "")
         if not colon or not kind.isidentifier():
             return None

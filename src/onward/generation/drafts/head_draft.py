@@ -130,8 +130,9 @@ PLAIN: WeakKeyDictionary[DraftHead, Counter[int]] = WeakKeyDictionary()  # uncom
 
 
 class PacedHead(HeadDraft):
-    """A draft head that adapts the length of its proposals: one of LENGTHS, or 0, whichever saves the most time given
-    the share of guesses accepted so far and the probabilities of the new ones.
+    """A draft head that adapts the length of its proposals: the one of `lengths` that saves the most time given the
+    share of guesses accepted so far and the probabilities of the new ones, or 0 if no length saves enough time or if
+    more than `most_rows` requests decode.
 
     The time of a proposal, in plain decoding steps, is estimated from the weights that a guess and a step read, and not
     measured, so that a request takes the same steps whenever it is repeated.
@@ -148,8 +149,8 @@ class PacedHead(HeadDraft):
         self.around, self.one, self.cost = AROUND_PROPOSAL / step, guess / step, cost_of(model)
 
     def propose(self, requests: Sequence[Request], room: Sequence[int]) -> list[Proposal]:
-        """Return a proposal of one of LENGTHS tokens, at most room[i], for requests[i]; empty proposals if none saves
-        time."""
+        """Return a proposal of one of `lengths` tokens, at most room[i], for requests[i]; empty proposals if none fits
+        or saves enough time."""
         count = len(requests)
         shares = [(LIKELY * TRIALS + r.num_accepted) / (TRIALS + r.num_drafted) for r in requests]
         rate = min(sum(shares) / count, 0.99)

@@ -66,11 +66,11 @@ class Account:
 class PacedDraft:
     """A draft that forwards the proposals of another `draft` while this saves time.
 
-    Verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens; each accepted token saves a
-    step. A proposal has one of `lengths` tokens; nothing is proposed while more than `most_rows` requests decode. A
-    request whose balance is used up decodes plainly until the SHARE that each of its tokens earns allows another
-    attempt, so that refused proposals cost at most about SHARE of its time. Costs are estimated, not measured, so that
-    a request takes the same steps whenever it is repeated.
+    For one request, verifying K tokens takes 1 + `cost` * K times as long as a step without draft tokens; each accepted
+    token saves a step. A proposal has one of `lengths` tokens; nothing is proposed while more than `most_rows` requests
+    decode. A request whose balance is used up decodes plainly until the SHARE that each of its tokens earns allows
+    another attempt, so that refused proposals cost at most about SHARE of its time. Costs are estimated, not measured,
+    so that a request takes the same steps whenever it is repeated.
     """
 
     manager: CacheManager | None = None

@@ -26,7 +26,7 @@ class Options(Loading):
         "judge": ("judge_model",),
     }
     model: str  # folder of the model, or its name on the hub
-    sources: tuple[str, ...] = ()  # more models, and texts or examples of answers; default: the run's text
+    sources: tuple[str, ...] = ()  # further models; texts or examples to evaluate on; default: the run's held-out data
     tasks: str = ""  # tasks to evaluate instead of a text, with their options, separated by commas
     choices: str = ""  # file with your own questions: rows with question, choices and answer, as .jsonl, .json or .csv
     answers: str = ""  # file with your own questions: rows with question and answer; the model generates its answers

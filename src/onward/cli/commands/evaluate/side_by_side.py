@@ -71,7 +71,7 @@ def report(options: Options, names: Sequence[str], made: Sequence[Pair], verdict
 
 def prompts_of(file: str) -> list[str]:
     """The prompts of a file: its lines or, in a table, the `prompt` or `question` of each row, or the text of the first
-    message."""
+    user message."""
     from onward.data.formats import suffixes
     from onward.data.records import READERS, read_records
     from onward.data.sources import documents

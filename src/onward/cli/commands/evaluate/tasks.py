@@ -162,8 +162,8 @@ def run_all(
 def kept_answers(lm: LanguageModel, keep: bool, replicas: Replicas) -> Iterator[Kept]:
     """Return a context manager whose value stores the model's answers to evaluation questions: with `keep`, in a file
     of the user's cache that also has the answers of earlier evaluations; otherwise, in memory. Ctrl-C inside the
-    context ends the process at once, and the first process of `replicas` prints that the same command continues from
-    the stored answers."""
+    context ends the process at once; if the answers are in a file, the first process of `replicas` prints that the same
+    command continues from them."""
     from onward.evaluation.kept import Kept, kept_for, lines
 
     folder = cache_folder("answers") if keep else None
@@ -242,7 +242,7 @@ def harness_scores(step: int, rows: Sequence[Mapping[str, Any]]) -> list[TaskSco
 
 def keep(model: str, loading: Loading, scores: Sequence[TaskScore]) -> None:
     """Store scores in the folder of the run that `model` names, for its report card. Nothing is stored if `model` is
-    not a run, or if its weights were changed on loading (quantized, converted or with an adapter)."""
+    not a run, or if it was changed on loading (quantized, in another dtype, with an adapter or with a rope scaling)."""
     from onward.reports.runs.scores import keep_scores
 
     as_saved = not (loading.quantize or loading.dtype or loading.adapter_folder or loading.rope)
