@@ -56,13 +56,13 @@ class Allocator:
         return tensor if self.side is None else guarded(tensor.detach(), self.side).requires_grad_(tensor.requires_grad)
 
     def model(self, model: Decoder) -> Decoder:
-        """A model whose weights are between guard pages."""
+        """Place the parameters and buffers of a model between guard pages, and return the model."""
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = self.place(tensor.data)
         return model
 
     def cache(self, cache: KVCache) -> KVCache:
-        """A cache whose entries and tables are between guard pages."""
+        """Place the entries of a cache between guard pages, and return the cache."""
         for layer in cache.layers:
             layer.entries.update({name: self.place(entry) for name, entry in layer.entries.items()})
         return cache

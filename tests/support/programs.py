@@ -21,7 +21,7 @@ class Row:
 
     text: list[int]  # the tokens in the cache
     waiting: list[int]  # the tokens of the prompt that are not cached
-    low: int = 0  # the number of tokens by which the row can be rolled back
+    low: int = 0  # the smallest number of tokens to which the row can be rolled back
 
 
 class Program:

@@ -312,6 +312,6 @@ def rows_of(numbers: Tensor, number: int, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(numbers == number, x, y)
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # a single operation, recorded once per decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # the recorder of decoding steps sees `rows_of` as one operation
 LIBRARY.define("rows_of(Tensor numbers, int number, Tensor x, Tensor y) -> Tensor")
 LIBRARY.impl("rows_of", rows_of, "CompositeExplicitAutograd")

@@ -41,7 +41,8 @@ CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts w
 
 
 def known(config: DecoderConfig) -> list[Kept]:
-    """Return the cache entries and states of each layer of a decoder, found by a first forward."""
+    """Return a description of the cache entries and states that each layer keeps, determined in a first forward
+    pass."""
     if CODE.setdefault(config, code := code_of(own_parts(config))) != code:  # a cell of a notebook was run again
         for kept in FOUND, TRIED, CODE:
             kept.clear()
@@ -54,7 +55,7 @@ def known(config: DecoderConfig) -> list[Kept]:
 
 
 def tried(config: DecoderConfig) -> list[Kept]:
-    """Return what each layer of a decoder keeps. Raises a UserError if the trial fails."""
+    """Return the same description as `known`. Raises a UserError if the trial of the decoder's parts fails."""
     small = reduced(config)
     known(small)
     if small not in TRIED:

@@ -47,7 +47,7 @@ class Guard:
     end with a slash, and HEAD is answered as GET. The key is in the scope as `key`.
 
     A request that causes work has an account from the moment that its body is complete. When its client closes the
-    connection, the request is cancelled, and all its work with it."""
+    connection, the request and all its work are canceled."""
 
     def __init__(
         self, app: ASGIApp, *, keys: Keys, hosts: Sequence[str], limits: RequestLimits, accounts: Accounts

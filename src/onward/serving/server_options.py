@@ -45,7 +45,7 @@ class RequestLimits:
     max_unread: Annotated[int, Range(1, 1 << 20)] = 256  # unread tokens of a stream after which its answers wait
     constraint_time: Annotated[float, Range(0.01, 3600)] = 5.0  # seconds to prepare a regex, schema or grammar
     constraint_memory: str = "512MB"  # memory that one constraint may take
-    max_constraints: Annotated[int, Range(1, 4096)] = 16  # constraints that are kept prepared, each in a process
+    max_constraints: Annotated[int, Range(1, 4096)] = 16  # maximum number of prepared constraints, one process each
     share: Annotated[float, Range(0, 1)] = 0.5  # largest share of rows that a client has while another client waits
 
 

@@ -19,8 +19,8 @@ from onward.tracing.hooks import ModelHooks
 
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> None:
-    """Add the hooks for the router's scores and choices, the share of each expert (0 if not chosen), and the units and
-    outputs of each token's experts."""
+    """Add the hooks for the router's scores and choices, the routing weight of each expert (0 if not chosen), and the
+    units and outputs of each token's experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # per thread, since another thread may run the same module
 

@@ -196,7 +196,7 @@ def measured_costs(
 
 def warmed(call: Callable[[], T], limit: float, clock: Callable[[], float]) -> tuple[T, float]:
     """Call `call`, and a second time if the first took less than `limit` seconds, because the first call may compile
-    kernels. Return the last result and its seconds, in the time of `clock`."""
+    kernels. Return the result of the last call, and the duration of that call in seconds, measured with `clock`."""
     start = clock()
     result, middle = call(), clock()
     if middle - start >= limit:
