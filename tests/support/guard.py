@@ -41,7 +41,8 @@ def guarded(tensor: Tensor, side: str) -> Tensor:
 
 
 class Allocator:
-    """Replaces `memory.allocate`: gives buffers between guard pages, filled with NaN or -1, and counts them."""
+    """Replaces `memory.allocate`: gives buffers filled with NaN or -1, with a `side` between guard pages, and counts
+    them."""
 
     def __init__(self, side: str | None) -> None:
         self.side, self.count = side, 0
