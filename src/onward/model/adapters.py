@@ -150,7 +150,7 @@ class Adapter(nn.Module):
 
     def row_norms(self, weight: Tensor) -> Tensor:
         """Return the norms (O,) of the rows of `weight` with the change added, by which DoRA divides. They have no
-        gradient, and are cached until A or B changes."""
+        gradient and, in eval mode, are cached until A or B changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
             with torch.no_grad(), unrecorded():
