@@ -27,8 +27,8 @@ class EngineOptions:
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens per step while other requests are decoded
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
-    tool_parser: ToolParser = "auto"  # form of tool calls in answers; auto: that of the chat template
-    reasoning_parser: ReasoningParser = "auto"  # form of reasoning in answers; auto: that of the chat template
+    tool_parser: ToolParser = "auto"  # format of tool calls in answers; auto: that of the chat template
+    reasoning_parser: ReasoningParser = "auto"  # format of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
     prompt_cache_size: str = "10GB"  # size of the files in prompt_cache; the least recently used are removed
     mmap: bool = True  # use the weights in their files, which must not change; otherwise copy them to memory

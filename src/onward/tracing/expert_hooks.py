@@ -38,7 +38,7 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
         if hooks.wants(shares):
             dense = weights.new_zeros(len(ids), mlp.part.count).scatter(1, ids, weights).unflatten(0, state.leading)
             new = hooks.visit(shares, dense, 2)
-            if new is not dense:  # an edit may give shares to experts that the router did not choose
+            if new is not dense:  # an edit may give weights to experts that the router did not choose
                 flat = new.flatten(0, 1)
                 ids = flat.abs().topk(max(1, int((flat != 0).sum(1).max())), dim=1).indices
             if new is not dense or hooks.gradients(shares):
