@@ -122,7 +122,7 @@ def random_request(random: Random) -> Request:
 
 
 def answers(model: Decoder, seed: int, compile_after: int | None) -> list[tuple[list[int], str]]:
-    """An engine's answers to random requests from a seed; some requests arrive late, share a prompt, or are cancelled,
+    """An engine's answers to random requests from a seed; some requests arrive late, share a prompt, or are canceled,
     and a paged cache is so small that requests are preempted."""
     random, cache, draft = Random(seed), None, None
     if random.random() < 0.5:

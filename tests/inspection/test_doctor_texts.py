@@ -21,7 +21,7 @@ TEMPLATE = (
 )
 TEMPLATES = {  # a template, and the expected finding
     "right": (TEMPLATE, ""),
-    "another prompt": (TEMPLATE.replace("%}<|assistant|>{% endif", "%}Assistant:{% endif"), "in a finished one"),
+    "another prompt": (TEMPLATE.replace("%}<|assistant|>{% endif", "%}Assistant:{% endif"), "finished conversation"),
     "no end": (TEMPLATE.replace("{{ eos_token }}", ""), "never closes the assistant's turn"),
 }
 

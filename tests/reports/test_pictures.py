@@ -23,6 +23,7 @@ from onward.planning.parameters import modules
 from onward.reports import IDEAS, ColorScale, Picture, arrows, bars, cells, curves
 from onward.reports.pictures.diagram import block, rows_of
 from onward.reports.pictures.numbers import latex_of
+from onward.reports.pictures.panels import unique
 from onward.reports.pictures.pdf import ZOOM, unfiltered
 from onward.reports.pictures.picture import in_rows, png_of
 
@@ -309,3 +310,8 @@ def test_mistakes_are_one_sentence(words: str, tmp_path: Path, capsys: pytest.Ca
     assert error.count("\n") == 1
     assert MISTAKES[words] in error
     assert (tmp_path / "a/file").read_text() == "kept"
+
+
+def test_repeated_names_get_unused_numbers() -> None:
+    assert unique(["a", "b", "a", "a"], [1, 2, 3, 4]) == {"a": 1, "b": 2, "a (2)": 3, "a (3)": 4}
+    assert unique(["a (2)", "a", "a"], [1, 2, 3]) == {"a (2)": 1, "a": 2, "a (3)": 3}

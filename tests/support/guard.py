@@ -41,7 +41,8 @@ def guarded(tensor: Tensor, side: str) -> Tensor:
 
 
 class Allocator:
-    """Replaces `memory.allocate`: gives buffers between guard pages, filled with NaN or -1, and counts them."""
+    """Replaces `memory.allocate`: gives buffers filled with NaN or -1, with a `side` between guard pages, and counts
+    them."""
 
     def __init__(self, side: str | None) -> None:
         self.side, self.count = side, 0
@@ -56,7 +57,7 @@ class Allocator:
         return tensor if self.side is None else guarded(tensor.detach(), self.side).requires_grad_(tensor.requires_grad)
 
     def model(self, model: Decoder) -> Decoder:
-        """A model whose weights are between guard pages."""
+        """Place the parameters and buffers of a model between guard pages, and return the model."""
         for tensor in (*model.parameters(), *model.buffers()):
             tensor.data = self.place(tensor.data)
         return model

@@ -239,5 +239,5 @@ def test_a_value_for_several_texts_is_refused_in_an_engine() -> None:
 def test_logits_of_chosen_tokens_have_positions_only_in_an_engine() -> None:
     model, tokens = decoder(DECODERS["llama"]), token_ids(DECODERS["llama"])
     hidden = model.hidden(tokens)
-    with onward.edit(model, {"logits": add(1.0, at=2)}), pytest.raises(UserError, match="not known here"):
+    with onward.edit(model, {"logits": add(1.0, at=2)}), pytest.raises(UserError, match="unknown in this call"):
         model.logits(hidden[:, -1])

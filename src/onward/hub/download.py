@@ -35,8 +35,8 @@ def print_message(text: str) -> None:
 
 def fetch(model: HubName, files: re.Pattern[str], say: Say, *, local: bool) -> Path:
     """Download the files whose paths match `files`, unless they are in the cache; return their folder. Asks the hub for
-    the revision's commit, and for files only if some are missing. `local`: whether the name may have been meant as a
-    local folder."""
+    the revision's commit, unless the revision is a commit in the cache, and for files only if some are missing.
+    `local`: whether the name may have been meant as a local folder."""
     begun = False
     try:
         with time_limits():
@@ -100,8 +100,8 @@ def commit_of(model: HubName, say: Say) -> tuple[str, bool]:
 
 
 def plan(model: HubName, commit: str, files: re.Pattern[str], offline: bool) -> tuple[list[str], dict[str, RepoFile]]:
-    """Return the paths of the files that match or hold weights, and the hub's entries of the files that are not in the
-    cache."""
+    """Return the paths of the files that match `files` and of the shards of the weights, and the hub's entries of those
+    that are not in the cache."""
     from huggingface_hub import HfApi, RepoFile, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 

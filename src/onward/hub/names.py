@@ -36,7 +36,8 @@ class HubName:
     @classmethod
     def of(cls, text: str, revision: str = "") -> HubName | None:
         """Parse org/name, name or org/name@revision, with or without hf://, or the URL of a model's page; returns None
-        for any other text. `revision` (default: main) is used if the text names no revision."""
+        for any other text. `revision` (default: main) is used if the text names no revision. Raises a UserError if both
+        are given and differ."""
         address = ADDRESS.fullmatch(text)
         match = NAME.fullmatch(address[1] if address else text)
         if not match or len(match[1]) > 96 or re.search(r"--|\.\.|\.git$|[.-]$|/[.-]", match[1]):

@@ -87,8 +87,8 @@ class ReconstructionLoss(Loss):
 
 def autoencoder_of(model: Decoder, name: str, features: int = 0, active: int = 16, seed: int = 0) -> SparseAutoencoder:
     """Create an untrained SparseAutoencoder for the activation `name` (B, T, D) of a model, with `features` features
-    (0: 8 D), of which at most `active` are nonzero at a token. `seed` initializes the weights. Raises a
-    UserError if no activation has this name, or if it has another shape."""
+    (0: 8 D), of which at most `active` are nonzero at a token. `seed` initializes the weights. Raises a UserError if no
+    activation has this name, or if it has another shape or cannot be edited."""
     known, name = activations(model), full_name(name)
     resolve(known, [name])
     if len(known[name].shape) != 3 or known[name].shape[:2] != ("B", "T") or not known[name].editable:

@@ -30,8 +30,9 @@ def attention_maps(model: Decoder, tokens: Sequence[int]) -> list[Tensor]:
 
 
 def head_scores(maps: Sequence[Tensor]) -> Tensor:
-    """Score from 0 to 1 how selective each row of the attention `maps` is, which are one (H, T, T) per layer. Returns
-    the scores (L, H, T), where H is the greatest number of heads of a layer; layers with fewer heads are padded with 0.
+    """Score, from 0 to 1, how selective each row of attention weights is; `maps` has the weights (H, T, T) of each
+    layer. Returns the scores (L, H, T), where H is the greatest number of heads of a layer; layers with fewer heads are
+    padded with 0.
 
     The score of the row of token t is m * 4 h (1 - h): m is the weight on the tokens 1 to t - 2, and h the entropy of
     the row over its maximum, ln(t + 1). It is 0 for a row that attends only to the first token, to token t itself and

@@ -96,7 +96,7 @@ class TunedLens(nn.Module):
 @dataclass(frozen=True)
 class LensLoss(Loss):
     """The training loss of a TunedLens: the KL divergence KL(model || lens) of the next-token distributions, summed
-    over tokens and averaged over the streams."""
+    over tokens and averaged over the streams before the last one."""
 
     model: Decoder
 

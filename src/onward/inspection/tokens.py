@@ -118,8 +118,9 @@ def loss_by_position(model: Decoder, windows: Iterable[Tensor]) -> PositionLoss:
 
 
 def text_loss_by_position(model: Decoder, tokens: Sequence[int]) -> PositionLoss:
-    """Compute the mean loss at each position of a window over a text, cut into windows as long as the context, or twice
-    as long if the model's positions allow it. Raises a UserError for a text of fewer than three tokens."""
+    """Compute the mean loss at each position of a window over a text, cut into windows as long as the context, or up to
+    twice as long if the model's positions allow it; a shorter text is one window. Raises a UserError for a text of
+    fewer than three tokens."""
     c = model.config
     most = 2 * c.context_length if at(c.position, 0).limit(c) > c.context_length else c.context_length
     length = min(len(tokens) - 1, most)

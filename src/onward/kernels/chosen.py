@@ -74,6 +74,6 @@ def by_kernel(x: Tensor, experts: Tensor, weights: Tensor, biases: Tensor | None
     return y
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # a single operation, recorded once per decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # the recorder of decoding steps sees it as one operation
 LIBRARY.define("chosen_linear(Tensor x, Tensor experts, Tensor weights, Tensor? biases) -> Tensor")
 LIBRARY.impl("chosen_linear", chosen_linear, "CompositeExplicitAutograd")

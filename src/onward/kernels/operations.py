@@ -145,7 +145,7 @@ def product_kernel(weight_format: str, dtype: torch.dtype, biased: bool) -> Kern
 def is_worth(name: str, x: Tensor) -> bool:
     """Whether the CPU kernel `name` should compute an activation from x, in place of PyTorch.
 
-    x must be large, and either gradients are needed, or PyTorch has computed so many elements that compiling saves
+    x must be large, and either gradients are enabled, or PyTorch has computed so many elements that compiling saves
     time. With gradients the kernel is used from the first step on, so that a resumed run gives the same bits.
     """
     if x.numel() < MIN_PARALLEL or x.dtype not in DTYPES:

@@ -74,7 +74,7 @@ def cells(text: str) -> list[Cell]:
 
 def run(cell: Cell, names: dict[str, object], onward: Command) -> int:
     """Run a block and return its status. Python code shares `names`, where `_` is the value of a block's last line. In
-    shell code, the commands `onward` and `python` run until one exits with status 2, a user error."""
+    shell code, only the commands `onward` and `python` run, until one exits with status 2, a user error."""
     if cell.kind == "python":
         names["_"] = value(cell.code, names)
         return 0
@@ -112,8 +112,8 @@ def fails(cell: Cell, status: int) -> bool:
 
 def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
     """Run a block of code from a page, with the arguments of `run`; return the text that it prints on standard output,
-    and the error message of a user error that the page shows. Raises a RuntimeError if the block fails
-    unexpectedly, or if a claim after it is false."""
+    and the error message of a user error that the page shows. Raises a RuntimeError for a user error if the page shows
+    no output, and for a false claim after the block."""
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         status = run(cell, names, onward)
@@ -128,7 +128,7 @@ def output(cell: Cell, names: dict[str, object], onward: Command) -> str:
 
 def difference(cell: Cell, got: str) -> str:
     """The first difference between the output that a page shows and `got`, as a sentence. White space and bars may
-    differ; numbers may differ by the block's `percent` or by one unit of their last digit."""
+    differ; numbers may differ by the block's `percent` or, if they have decimals, by one unit of their last digit."""
     if cell.output is None or cell.varies:
         return ""
     shown, printed = (NUMBER.split(" ".join(text.replace(BAR, "").split())) for text in (cell.output, got))

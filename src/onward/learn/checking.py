@@ -28,7 +28,8 @@ STDERR = 2  # file descriptor
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of checking one exercise. The last four fields describe the smallest case that fails."""
+    """The result of checking one exercise. `call`, `expected` and `got` describe the failing case with the shortest
+    call."""
 
     exercise: str
     chapter: int
@@ -41,8 +42,8 @@ class Verdict:
 
 
 def check_file(file: Path, checked: Sequence[Exercise], seconds: float) -> list[Verdict]:
-    """Check the functions of a Python file. Its output goes to standard error; a function that takes longer than
-    `seconds`, or ends the process, fails. Raises a UserError if the file cannot be run or has no exercise."""
+    """Check the functions of a Python file. The output of the file goes to standard error; a function that takes longer
+    than `seconds`, or ends the process, fails. Raises a UserError if the file cannot be run or has no exercise."""
     if file.suffix != ".py":
         raise UserError(f"{file} is not a Python file: write the functions into a file such as mine.py")
     if not file.is_file():

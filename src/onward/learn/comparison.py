@@ -31,7 +31,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def difference(expected: Sequence[Any], got: Sequence[Any]) -> str:
-    """A mistake that occurs in all cases and is not specific to an exercise, as text; "" if there is none."""
+    """A common mistake, not specific to an exercise, that the results suggest, as text; "" if there is none."""
     if all(one is None for one in got):
         return "the function returns nothing: end it with return and the result"
     if isinstance(expected[0], tuple) and not any(isinstance(one, list | tuple) for one in got):

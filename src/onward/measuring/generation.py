@@ -116,7 +116,8 @@ class Speed:
 def measure(
     model: Decoder, precision: Precision, batch: int, *, prompt: int, new: int, seconds: float, limits: MachineLimits
 ) -> Speed:
-    """Median of up to five greedy generations for `batch` random prompts, in about `seconds` after a warm-up."""
+    """Measure the Speed of greedy generation for `batch` random prompts: medians of up to five runs after a warm-up, in
+    about `seconds` in total."""
     config = model.config
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(config.vocab_size, (batch, prompt), generator=generator).tolist()

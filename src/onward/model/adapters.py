@@ -150,7 +150,7 @@ class Adapter(nn.Module):
 
     def row_norms(self, weight: Tensor) -> Tensor:
         """Return the norms (O,) of the rows of `weight` with the change added, by which DoRA divides. They have no
-        gradient, and are cached until A or B changes."""
+        gradient and, in eval mode, are cached until A or B changes."""
         version = [(id(t), t._version) for t in (self.a, self.b)]
         if self.norms is None or self.norms[0] != version or self.training:
             with torch.no_grad(), unrecorded():
@@ -312,6 +312,6 @@ def rows_of(numbers: Tensor, number: int, x: Tensor, y: Tensor) -> Tensor:
     return torch.where(numbers == number, x, y)
 
 
-LIBRARY = torch.library.Library("onward", "FRAGMENT")  # a single operation, recorded once per decoding step
+LIBRARY = torch.library.Library("onward", "FRAGMENT")  # the recorder of decoding steps sees `rows_of` as one operation
 LIBRARY.define("rows_of(Tensor numbers, int number, Tensor x, Tensor y) -> Tensor")
 LIBRARY.impl("rows_of", rows_of, "CompositeExplicitAutograd")

@@ -187,8 +187,8 @@ def attach(model: nn.Module, kind: str, description: str) -> Attachment:
 
 
 def detach(model: nn.Module, kind: str) -> None:
-    """Remove all layers and hooks of a kind from a model; if no other kind is attached, its modules use the methods of
-    their classes again."""
+    """Remove all layers and hooks of a kind from a model; if no other kind is attached, its modules use their own
+    methods again: those of their classes, or those that a user has set."""
     attachments: Attachments | None = model.__dict__.get(ATTACHMENTS)
     if attachments is None or attachments.by_kind.pop(kind, None) is None:
         return

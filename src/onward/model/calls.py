@@ -37,7 +37,7 @@ class Kept:
 
 def tried(config: DecoderConfig) -> list[Kept]:
     """Return the tensors that each layer caches in a decoder with parts from outside the package. Raises a UserError if
-    a decoder with these parts computes other logits with a cache than without."""
+    such a decoder fails the trial, for example because its logits with a cache differ from those without."""
     return handed.tried(config)  # type: ignore[return-value]
 
 

@@ -130,7 +130,7 @@ class Decoder(Shown, nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Compute the logits (B, T, V) from hidden states (B, T, D), which `hidden` returns. Raises a UserError for
-        another shape."""
+        hidden states of another width or dtype."""
         try:
             return self.logit_softcap(self.logit_scale(self.head(self.embed_out(hidden))))
         except (TypeError, AttributeError, RuntimeError):  # a check before the call would cost time at each step

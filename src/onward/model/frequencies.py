@@ -58,7 +58,7 @@ def dynamic(part: DynamicScaling, plain: Tensor, theta: float, rope_length: Tens
 
 
 def yarn(part: YaRNScaling, plain: Tensor, theta: float) -> Tensor:
-    """Slow pairs divided by the factor, fast pairs unchanged, with a ramp between."""
+    """The frequencies of slow pairs divided by the factor, those of fast pairs unchanged, with a ramp between."""
     pairs = plain.numel()
 
     def pair(rotations: float) -> float:

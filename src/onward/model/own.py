@@ -41,7 +41,8 @@ CODE: dict[DecoderConfig, frozenset[object]] = {}  # code of a decoder's parts w
 
 
 def known(config: DecoderConfig) -> list[Kept]:
-    """Return the cache entries and states of each layer of a decoder, found by a first forward."""
+    """Return a description of the cache entries and states that each layer keeps, determined in a first forward
+    pass."""
     if CODE.setdefault(config, code := code_of(own_parts(config))) != code:  # a cell of a notebook was run again
         for kept in FOUND, TRIED, CODE:
             kept.clear()
@@ -54,7 +55,7 @@ def known(config: DecoderConfig) -> list[Kept]:
 
 
 def tried(config: DecoderConfig) -> list[Kept]:
-    """Return what each layer of a decoder keeps. Raises a UserError if the trial fails."""
+    """Return the same description as `known`. Raises a UserError if the trial of the decoder's parts fails."""
     small = reduced(config)
     known(small)
     if small not in TRIED:
@@ -73,7 +74,7 @@ def tried(config: DecoderConfig) -> list[Kept]:
 
 def reduced(config: DecoderConfig) -> DecoderConfig:
     """Return the config of a trial's decoder: a small vocabulary, and only so many layers that they have about WEIGHTS
-    elements, but at least one layer with each of the parts."""
+    elements, but at least one layer with each of the parts, and all layers if some share keys and values."""
     period = max(len(each(parts)) for parts in (config.attention, config.block, config.mlp, config.position))
     most = max(period, 2, WEIGHTS // (4 * config.d_model**2 + 3 * config.d_model * config.d_ff))
     shared = any(part.shares_kv for part in each(config.attention))

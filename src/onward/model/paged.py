@@ -38,7 +38,7 @@ class PagedLayerCache(LayerCache):
 
     def slot_indices(self, positions: Tensor) -> SlotIndices:
         """Return the slots that a call of the model writes and reads; positions (B, T) are consecutive in each row.
-        Raises a UserError if a row has no block for a position."""
+        On a CPU, raises a UserError if a row has no block for its first position."""
         block, slot = self.locate(positions)
         size, table = self.slots, self.table
         if positions.device.type == "cpu" and bool((block[:, 0] == NULL_BLOCK).any()):

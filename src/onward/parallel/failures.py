@@ -25,8 +25,8 @@ class Terminated(BaseException):
 @contextmanager
 def one_report(patience: float = 5.0, remedy: str = "go on with --resume") -> Iterator[None]:
     """A context manager for the work of one of several processes: connects to the other processes that torchrun
-    started, and reports a failure once. The first process that fails raises its own error, with its rank; the others
-    raise a UserError that names this rank.
+    started, and reports a failure once. The first process that fails raises its own error (with its rank, if it is a
+    UserError); the others raise a UserError that names this rank.
 
     A lost connection is usually caused by another process that failed: a process that loses its connection waits up to
     `patience` seconds for that process to report its error. If no process does, or if one was killed, the first process

@@ -65,8 +65,8 @@ AT_EXIT += [connected_devices.cache_clear, release_replicas]
 
 @dataclass(frozen=True)
 class Processes(Alone):
-    """The processes that train one model: the rank of this process, the number of processes that torchrun started, and
-    their mesh, the axes along which they replicate or divide the model. Without torchrun, rank 0 of 1 process.
+    """The processes that train one model: the rank of this process among them, their number, and their mesh, the axes
+    along which they replicate or divide the model. Without torchrun, rank 0 of 1 process.
 
     A trainer of one process has no such object. Other trainers use it to divide batches, sum gradients and metrics, and
     convert between full tensors and the parts of this process (see parts.py)."""

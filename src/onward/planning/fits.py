@@ -57,7 +57,8 @@ class LossFit:
 
     @property
     def determined(self) -> bool:
-        """Whether the loss falls with parameters and with tokens, not faster than in any published law."""
+        """Whether both exponents are above 0, so that the loss falls with parameters and with tokens, and below 2, far
+        above those of published laws."""
         return 0 < self.law.alpha < 2 and 0 < self.law.beta < 2
 
     def forecast(self, parameters: float, tokens: float, seed: int = 0) -> Forecast:

@@ -178,7 +178,8 @@ def training_memory(
 
 
 def most(needed: Callable[[int], float], memory: float, limit: int) -> int:
-    """The greatest number up to `limit`, such as a batch size, whose memory fits; `needed` must be non-decreasing."""
+    """The greatest number up to `limit`, such as a batch size, whose memory fits; 0 if none does. `needed` must be
+    non-decreasing."""
     low, high = 0, limit + 1
     while high - low > 1:
         middle = (low + high) // 2

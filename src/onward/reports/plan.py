@@ -67,7 +67,7 @@ class Planned:
     config: DecoderConfig
     machine: Machine
     context: int  # tokens per text
-    batch: int = 1  # texts generated together
+    batch: int = 1  # texts generated together, and windows of a training batch
     dtype: str = "bfloat16"  # dtype of the weights in generation
     quantize: str | None = None
     quantized_cache: bool = False

@@ -114,7 +114,7 @@ async def begin(
     ends: Mapping[str, bool] | None = None,
     logprobs: int | None = None,
 ) -> tuple[Job, Forms]:
-    """Start the answer to a conversation, by default as long as the context; return its job, and the forms in which it
+    """Start the answer to a conversation, by default as long as the context; return its job, and the Forms in which it
     is read. `label` names it in the log, `schema` is that of an answer without calls, `ends` are arguments of
     `Chat.encode`."""
     service = service_of(http)
@@ -167,12 +167,12 @@ async def encoded(
 
 
 def forms_of(served: Served, tools: Tools, reasoning_format: str | None) -> Forms:
-    """The forms that the server's options choose, or else those of the model's chat template."""
+    """The formats that the server's options choose, or else those of the model's chat template."""
     template = template_of(served)
     calls = call_form_of(template) if served.tool_parser == "auto" else served.tool_parser
     reasoning = reasoning_form_of(template) if served.reasoning_parser == "auto" else served.reasoning_parser
     if reasoning == HARMONY:
-        calls = HARMONY  # this form includes calls
+        calls = HARMONY  # this format includes calls
     if reasoning_format == "none":
         reasoning = "none"
     return Forms(calls, reasoning, Markers(served.lm.text()), tools.callable, tools.parallel and not tools.named)

@@ -23,9 +23,9 @@ REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class Connections:
-    """All open connections: at most `limits.max_connections`, and at most the number of descriptors that this process
-    may have. Beyond them, the connection that has waited longest without a complete request is closed in favor of a new
-    one."""
+    """All open connections: at most `limits.max_connections`, and RESERVED fewer than the descriptors that this process
+    may have, but at least 16. If there are more, the connection that has waited longest without a complete request is
+    closed in favor of the new one; if none waits, the new one is refused."""
 
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
@@ -106,12 +106,12 @@ class Connection(H11Protocol):
 
     def outlet(self) -> Outlet | None:
         """An outlet for the body of the response to the current request; None if the body is not sent in chunks, or if
-        half of the descriptors are in use, since an outlet needs one."""
+        half of the allowed connections are open, since an outlet needs a descriptor."""
         spare = len(self.all.open) < self.all.most // 2
         return Outlet(self.transport, self.loop) if spare and self.scope["http_version"] == "1.1" else None
 
     def within(self, seconds: float, action: Callable[[], None] | None = None) -> None:
-        """Call `action` after this time; replaces an earlier call."""
+        """Call `action` after `seconds`, and cancel the call that is pending; without `action`, only cancel it."""
         if self.timer:
             self.timer.cancel()
         self.timer = self.loop.call_later(seconds, action) if action else None

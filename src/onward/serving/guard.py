@@ -47,7 +47,7 @@ class Guard:
     end with a slash, and HEAD is answered as GET. The key is in the scope as `key`.
 
     A request that causes work has an account from the moment that its body is complete. When its client closes the
-    connection, the request is cancelled, and all its work with it."""
+    connection, the request and all its work are canceled."""
 
     def __init__(
         self, app: ASGIApp, *, keys: Keys, hosts: Sequence[str], limits: RequestLimits, accounts: Accounts
@@ -114,7 +114,8 @@ class Guard:
                 self.keys.end(key)
 
     async def body(self, receive: Receive) -> bytes:
-        """The whole body of a request. Raises an ApiError for one that is too large."""
+        """The whole body of a request. Raises an ApiError for one that is too large or has too many values, and if too
+        many large ones are read."""
         body, more = bytearray(), True
         try:
             while more:

@@ -48,7 +48,7 @@ def merged(updates: Sequence[Update]) -> Update:
 class Job:
     """The answers to one request of a client: the engine's thread makes updates, the event loop receives them.
     `answers` maps the engine's requests to answers that grow from them; `context`, such as one that edits the model, is
-    open in the engine's thread until they end. `on_close` is called once, when all are done or the job is cancelled.
+    open in the engine's thread until they end. `on_close` is called once, when all are done or the job is canceled.
     While the client leaves more than `max_unread` tokens unread, the answers wait: `on_unread` is called with True, and
     later with False. Times are seconds of `perf_counter`."""
 

@@ -140,8 +140,8 @@ def with_tokenizer_of(lm: LanguageModel, folder: Path) -> LanguageModel:
 
 
 def check_weights(folders: Sequence[Path], dtype: torch.dtype | None, quantize: str | None) -> None:
-    """Raise a UserError if the weights need more memory than this machine has; only headers are read, and folders of
-    adapters are skipped."""
+    """Raise a UserError if the weights need more memory than this process may use; only headers are read, and folders
+    of adapters are skipped."""
     total, size, used = 0, memory_size(), resident_memory()
     for folder in folders:
         if folder.is_dir() and not (folder / "config.json").exists():

@@ -118,7 +118,7 @@ def serve(
     async def begin() -> None:
         try:
             served = await asyncio.wrap_future(service.load(load))
-        except asyncio.CancelledError:  # cancelled by a signal
+        except asyncio.CancelledError:  # canceled by a signal
             return
         except BaseException as error:
             failures.append(error)

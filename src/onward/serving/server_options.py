@@ -27,8 +27,8 @@ class EngineOptions:
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens per step while other requests are decoded
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
-    tool_parser: ToolParser = "auto"  # form of tool calls in answers; auto: that of the chat template
-    reasoning_parser: ReasoningParser = "auto"  # form of reasoning in answers; auto: that of the chat template
+    tool_parser: ToolParser = "auto"  # format of tool calls in answers; auto: that of the chat template
+    reasoning_parser: ReasoningParser = "auto"  # format of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
     prompt_cache_size: str = "10GB"  # size of the files in prompt_cache; the least recently used are removed
     mmap: bool = True  # use the weights in their files, which must not change; otherwise copy them to memory
@@ -45,7 +45,7 @@ class RequestLimits:
     max_unread: Annotated[int, Range(1, 1 << 20)] = 256  # unread tokens of a stream after which its answers wait
     constraint_time: Annotated[float, Range(0.01, 3600)] = 5.0  # seconds to prepare a regex, schema or grammar
     constraint_memory: str = "512MB"  # memory that one constraint may take
-    max_constraints: Annotated[int, Range(1, 4096)] = 16  # constraints that are kept prepared, each in a process
+    max_constraints: Annotated[int, Range(1, 4096)] = 16  # maximum number of prepared constraints, one process each
     share: Annotated[float, Range(0, 1)] = 0.5  # largest share of rows that a client has while another client waits
 
 

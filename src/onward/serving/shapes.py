@@ -93,7 +93,7 @@ def bare(kind: Any) -> Any:
 
 
 def fields_of(kind: Any) -> dict[str, tuple[Any, bool]] | None:
-    """Type, and whether it is required, of each field of a class of fields; None for another type."""
+    """{field: (type, whether the field is required)} of a TypedDict or pydantic model; None for any other type."""
     plain = bare(kind)
     return declared(plain) if isinstance(plain, type) else None
 
@@ -110,7 +110,7 @@ def declared(kind: type) -> dict[str, tuple[Any, bool]] | None:
 
 
 def holds_fields(kind: Any) -> bool:
-    """Whether a type is or contains a class of fields."""
+    """Whether a type is or contains a TypedDict or pydantic model."""
     return fields_of(kind) is not None or any(map(holds_fields, get_args(bare(kind))))
 
 

@@ -25,8 +25,8 @@ class WeightFiles:
                 self.known[Path(path)] = status.st_ino, (status.st_size, status.st_mtime_ns)
 
     def changed(self) -> Path | None:
-        """A mapped file that was written to since it was mapped. A file that was removed or replaced stays in memory
-        unchanged."""
+        """The first mapped file that was written to after this object was created; None if there is none. A file that
+        was removed or replaced stays in memory unchanged."""
         for path, (inode, before) in self.known.items():
             with suppress(OSError):
                 status = os.stat(path)

@@ -79,7 +79,8 @@ class Worker(threading.Thread):
         return future
 
     def beside(self, pieces: Generator[None, None, T]) -> Future[T]:
-        """Run a generator in the engine's thread, alternating with decoding; cancelling the future ends it."""
+        """Run a generator in the engine's thread, alternating with decoding; canceling the future ends the
+        generator."""
         future: Future[T] = Future()
         self.post(lambda: self.pieces.append((future, pieces)))
         return future

@@ -222,8 +222,8 @@ class Chat:
             other = text[same : same + SHOWN]
             if other.strip() and mask_of(other)[0] in codes_of(TEMPLATE):
                 raise UserError(
-                    f"the chat template begins an answer with {before[same:]!r:.99}, but writes {other!r} in a "
-                    "finished one: name another template"
+                    f"Cannot train on this answer, because the chat template begins it with {before[same:]!r:.99} in "
+                    f"the generation prompt, but with {other!r} in a finished conversation: name another template"
                 )
         return same
 

@@ -27,7 +27,8 @@ class MaskedString(str):
     (FIELDS and above), or anything else (OTHER), and whether the template marks it as generated.
 
     The mask is a string of the same length, whose characters have the code `2 * source + generated`. Operations that
-    select or join characters keep their mask. The result of any other operation has the source OTHER.
+    select, join or change the case of characters keep their mask. The result of any other operation has the source
+    OTHER.
     """
 
     # An operation that loses the mask is safe: text from anywhere else never has control tokens.

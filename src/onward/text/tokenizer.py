@@ -1,4 +1,4 @@
-"""Text as token ids and back, through the `tokenizers` library. Does not import torch."""
+"""Converts text to token ids and back, with the `tokenizers` library. Does not import torch."""
 
 from __future__ import annotations
 

@@ -49,7 +49,10 @@ class Location:
         if self.name == "logits" and (rows := ROWS.get()):
             positions = torch.cat([torch.arange(row.start, row.start + row.tokens) for row in rows])[None].to(x.device)
         if positions is None or x.ndim != len(self.shape) or positions.size(1) != x.size(self.shape.index("T")):
-            raise UserError("the positions of its tokens are not known here: edit all, or another activation")
+            raise UserError(
+                f"Cannot select positions of {self.name}, because the positions of its tokens are unknown in this "
+                "call: edit all positions, or edit another activation"
+            )
         return positions
 
     def key_positions(self, x: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from onward.tracing.hooks import ModelHooks
 
 
 def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: ModelHooks) -> None:
-    """Add the hooks for the router's scores and choices, the share of each expert (0 if not chosen), and the units and
-    outputs of each token's experts."""
+    """Add the hooks for the router's scores and choices, the routing weight of each expert (0 if not chosen), and the
+    units and outputs of each token's experts."""
     names = scores, choices, shares, post, experts = [f"{name}.{step}" for step in where.names]
     state = local()  # per thread, since another thread may run the same module
 
@@ -38,7 +38,7 @@ def hook_experts(where: ExpertSteps, name: str, mlp: ExpertsModule, hooks: Model
         if hooks.wants(shares):
             dense = weights.new_zeros(len(ids), mlp.part.count).scatter(1, ids, weights).unflatten(0, state.leading)
             new = hooks.visit(shares, dense, 2)
-            if new is not dense:  # an edit may give shares to experts that the router did not choose
+            if new is not dense:  # an edit may give weights to experts that the router did not choose
                 flat = new.flatten(0, 1)
                 ids = flat.abs().topk(max(1, int((flat != 0).sum(1).max())), dim=1).indices
             if new is not dense or hooks.gradients(shares):

@@ -61,8 +61,8 @@ def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
 
 
 class Trace:
-    """The recorded activations of a model, call by call, made by the function `trace`; `t["blocks.3.out"]` is an
-    activation of the only call."""
+    """The activations of a model, recorded call by call by the function `trace`; if there was exactly one call,
+    `t["blocks.3.out"]` is an activation of that call."""
 
     edits = False
 

@@ -49,9 +49,9 @@ def resize(config: DecoderConfig, changes: dict[str, Any]) -> DecoderConfig:
     """Return a decoder configuration with some fields changed; `changes` are values or texts by field name, see
     `merge`.
 
-    Sizes that depend on others are computed again unless they are changed too: d_head from d_model and n_heads,
-    n_kv_heads from n_heads, d_embed and an embed_scale of sqrt(d_model) from d_model. d_ff keeps its ratio to d_model,
-    rounded to a multiple of 8.
+    A size that equals its derived value is derived again unless it is changed too: d_head (d_model / n_heads),
+    n_kv_heads (n_heads), d_embed (d_model), embed_scale (sqrt(d_model)). If d_model changes, another d_ff keeps its
+    ratio to d_model, rounded to a multiple of 8.
     """
     values = merge(fields.plain(config), changes, "model")
     width = max(8, fields.convert(int, values["d_model"], "model.d_model"))
@@ -78,9 +78,9 @@ def merge(
 
     A part, a component such as an attention or a norm, is a nested dict. A part in `over` with a `kind` replaces the
     part in `base`. If the part in `base` has the same kind or a base class of it, the new part inherits the fields that
-    it does not set; from several parts in `base` (one for each layer), it inherits the fields that they have in common.
-    A part in `over` without a kind changes fields of the only part in `base`. Raises a UserError for changes to fields
-    of several parts at once.
+    it does not set; from several such parts in `base` (one for each layer), it inherits the fields that have the same
+    value in all of them. A part in `over` without a `kind` changes fields of the part in `base`, which must be a single
+    part for all layers. Raises a UserError if `base` has several parts there, one for each layer.
     """
     result = dict(base)
     for name, value in over.items():

@@ -23,8 +23,8 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
     """Return a copy of a config with scaled rotary positions, and a context longer by the same factor. `rope` is a
     scaling and its factor: "yarn:2", "linear:4", "dynamic:2" or "llama3:8". The weights do not change.
 
-    Raises a UserError for an unknown scaling, a factor of 1 or less, and positions that are not rotary or already
-    scaled.
+    Raises a UserError for an unknown scaling, a factor of 1 or less or above MOST, and positions that are not rotary or
+    already scaled.
     """
     kind, _, number = rope.partition(":")
     if kind not in SCALINGS:
@@ -36,7 +36,10 @@ def extended(config: DecoderConfig, rope: str) -> DecoderConfig:
     except ValueError:
         factor = math.nan
     if not 1 < factor <= MOST:
-        raise UserError(f"Cannot read the factor of rope={rope!r}: give a number above 1 after a colon, as in yarn:2")
+        raise UserError(
+            f"Cannot read the factor of rope={rope!r}: give a number above 1 and at most {MOST} after a colon, as in "
+            "yarn:2"
+        )
     rotary = [position for position in each(config.position) if isinstance(position, Rotary)]
     if not rotary:
         raise UserError(

@@ -81,10 +81,10 @@ def matching(names: Sequence[str], target: str, what: str) -> list[str]:
 @checked
 def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
     """Add LoRA adapters called `name` to a model, in place, and use them. All other parameters are frozen, except those
-    of the modules in `lora.full`.
+    that `lora.full`, `lora.tokens` and `lora.bias` select.
 
-    New adapters change nothing: B is 0, or the initial value of B A is subtracted from the weight. Raises a UserError
-    for a target that does not exist.
+    New adapters change nothing: B (of an embedding, A) is 0, or the initial value of B A is subtracted from the weight.
+    Raises a UserError for a target that does not exist.
     """
     if isinstance(lora.init, EVA):
         raise UserError("eva needs the inputs of layers on the data of a run: train with onward finetune --lora")
@@ -93,7 +93,7 @@ def add_lora(model: Decoder, lora: LoRA, name: str = "default") -> None:
 
 
 def add_adapters(model: Decoder, lora: LoRA, name: str = "default") -> None:
-    """Add adapters as `add_lora` does, but with B = 0 for every `lora.init`: values are loaded or computed later."""
+    """Add adapters as `add_lora` does, but with B A = 0 for every `lora.init`: values are loaded or computed later."""
     targets = weights(model)
     chosen = dict.fromkeys(one for target in lora.targets for one in matching(list(targets), target, "target"))
     ranks = dict.fromkeys(chosen, lora.rank)
@@ -133,7 +133,7 @@ def fully_trained(model: Decoder, lora: LoRA) -> list[str]:
 
 def check_tokens(model: Decoder, lora: LoRA, trained: Set[str]) -> None:
     """Raise a UserError for tokens outside the vocabulary, and for tokens whose embeddings are trained anyway because
-    `trained` contains the embedding or the head."""
+    `trained` contains the embedding, or the head that is tied to it."""
     size, tied = model.config.vocab_size, ("embed", "head") if model.config.tied else ("embed",)
     if lora.tokens and max(lora.tokens) >= size:
         raise UserError(f"Cannot train token {max(lora.tokens)}, because the vocabulary has {size:,}: give smaller ids")

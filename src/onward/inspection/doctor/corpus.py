@@ -28,7 +28,8 @@ class Corpus:
 
 
 def duplicates(c: Corpus) -> Outcome:
-    """Check that the training text contains no passages of the validation text."""
+    """Check that few passages of the validation text occur in the training text, as `apart` does at the start of a
+    run."""
     if c.validation is None:
         return "not applicable", "no validation text is given: add --validation"
     check = apart([c.train], c.validation)

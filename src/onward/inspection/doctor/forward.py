@@ -65,8 +65,8 @@ def dropout_rates(model: nn.Module) -> list[tuple[nn.Module, str, float]]:
 
 @contextmanager
 def train_mode(s: Subject) -> Iterator[list[tuple[nn.Module, str, float]]]:
-    """Set train mode inside the `with` block; afterwards, restore the mode, dropout rates and buffers. Yields the
-    dropout rates, which the block may change."""
+    """Set train mode inside the `with` block; afterwards, set eval mode, and restore dropout rates and buffers. Yields
+    the dropout rates, which the block may change."""
     rates, buffers = dropout_rates(s.model), [(buffer, buffer.clone()) for buffer in s.model.buffers()]
     try:
         s.model.train()

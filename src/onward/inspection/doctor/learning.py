@@ -128,7 +128,7 @@ def ignored(s: Subject, wanted: Tensor, right: int, what: str) -> Outcome:
 
 
 def first_loss(s: Subject) -> Outcome:
-    """Check that the loss before training is about that of a uniform guess."""
+    """Check that the loss before training is at most about that of a uniform guess."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     value, uniform = float(cross_entropy(s.logits, s.tokens, 1)), math.log(s.vocab_size)
@@ -202,7 +202,8 @@ def shared(s: Subject) -> Outcome:
 
 
 def initialization(s: Subject) -> Outcome:
-    """Check that the standard deviation of each kind of matrix is about equal in all layers."""
+    """Check that the standard deviation of each kind of matrix is about equal in all layers, or rises or falls with
+    depth."""
     if not s.fresh:
         return "not applicable", NOT_FRESH
     layers: dict[str, dict[str, float]] = defaultdict(dict)  # standard deviation of a matrix in each layer

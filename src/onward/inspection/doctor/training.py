@@ -86,7 +86,7 @@ def follows_by(row: Tensor, following: Tensor, targets: Tensor, k: int) -> bool:
 
 
 def held_out(s: Subject) -> Outcome:
-    """Check that passages of the validation batches do not occur in the training batches."""
+    """Check that at most the share COMMON of the passages of the validation batches occurs in the training batches."""
     if not s.batches or not s.validation_batches:
         return (
             "not applicable",
@@ -156,8 +156,8 @@ def stopped() -> Iterator[None]:
 
 
 def step(s: Subject) -> Outcome:
-    """Check that each optimizer step uses exactly the gradients of the backward passes since the last step, in train
-    mode."""
+    """Check that the last recorded optimizer step uses neither zeros nor the gradients of all steps, that the model is
+    in train mode, and that its parameters are in an optimizer and change."""
     train = s.about.get("train")
     if train is None:
         return "not applicable", "no training function is given: add --train"

@@ -76,7 +76,8 @@ def warn(reason: str) -> None:
 
 
 def read(path: Path) -> bytes | None:
-    """Read the machine code in a file of a private folder; None if the file is missing, or its checksum is wrong."""
+    """Read the machine code in a file of a private folder; None if the file is missing, too large or not private, or
+    its checksum is wrong."""
     try:
         with open(path, "rb", opener=lambda name, _: os.open(name, FLAGS)) as file:
             status = os.fstat(file.fileno())

@@ -21,7 +21,7 @@ def samplers(lm: LanguageModel, texts: Sequence[str]) -> InteractiveFigure:
     z = stack([logits(lm.model, each)[-1] for each in tokens])  # (texts, V)
     return InteractiveFigure(
         "samplers",
-        "The samplers over the logits of a trained model",
+        "Samplers applied to the logits of a trained model",
         "Gray bars: the model's own probabilities. Colored bars: after temperature, top-k, top-p and min-p, in this "
         "order.",
         {**distributions(z, (), tokenizer, z.size(-1)), "texts": [*texts]},

@@ -339,8 +339,11 @@ def unique(names: Sequence[str], values: Sequence[float]) -> dict[str, float]:
     """Values by names; a repeated name gets a number, such as `the (2)`, so that no value is lost."""
     named: dict[str, float] = {}
     for name, value in zip(names, values):
-        count = sum(other == name or other.startswith(f"{name} (") for other in named)
-        named[f"{name} ({count + 1})" if count else name] = value
+        label, count = name, 1
+        while label in named:
+            count += 1
+            label = f"{name} ({count})"
+        named[label] = value
     return named
 
 

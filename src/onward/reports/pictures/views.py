@@ -119,9 +119,8 @@ def tokens(reading: Reading) -> Picture:
 
 
 def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str = "") -> Picture:
-    """Draw which activations carry the difference between two texts (activation patching): the model reads the text
-    `corrupted`, one activation at a time is replaced by that of the original text in `reading`, and the picture shows
-    how far this restores the original prediction.
+    """Draw activation patching: the model reads the text `corrupted`, one activation at a time is replaced by that of
+    the original text in `reading`, and the picture shows how far this restores the original prediction.
 
     Both texts must have the same number of tokens. `right` is the next token after the original text, `wrong` the next
     token after the corrupted text; "" is the likeliest one. Raises a UserError without a corrupted text, and if both

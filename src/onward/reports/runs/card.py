@@ -58,7 +58,7 @@ def model_card(folder: Path, license: str, name: str = "") -> str:
 
 
 def write_report_card(folder: Path, model: Decoder, tokenizer: Tokenizer | None) -> None:
-    """Write card.md into the folder of a run; nothing for a model without one."""
+    """Write card.md into the folder of a run; nothing for a model without a run."""
     card = report_card(RunRecord(folder), model.config, tokenizer)
     if not card.facts:
         return

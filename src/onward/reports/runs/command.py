@@ -12,7 +12,7 @@ UNSAID = "sources", "out", "model"  # options that are not listed; the fields of
 
 
 def command(options: Mapping[str, Any]) -> list[str]:
-    """Words of the command that repeats a run, with the values that Onward chose; defaults, and directories of local
+    """Words of the command that repeats a run, with the values that Onward chose; defaults, and directories of absolute
     paths, are left out. Raises a UserError for invalid options."""
     config = fields.build(config_class(options), options)
     changed = {name: value for name, value in fields.changed_fields(config).items() if name not in UNSAID}

@@ -156,7 +156,8 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
 
 
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """The first complete sentences of one paragraph, at most `most` tokens; if none fit, cut at white space."""
+    """The text if it has at most `most` tokens, else complete sentences of its first paragraph in which enough of them
+    fit; if none fit, cut at white space."""
     count = lambda part: len(tokenizer.begin(tokenizer.encode(part)))
     text = text[: 64 * TOKENS]
     if count(text) <= most:
@@ -192,7 +193,8 @@ def packed(weights: Tensor) -> str:
 
 
 def next_article(before: str, rows: Sequence[tuple[str, float, bool]]) -> str:
-    """Rows are (token, probability, whether it is the actual next token)."""
+    """The tokens that may follow the text `before`, as HTML; `rows` are (token, probability, whether it is the actual
+    next token)."""
     items = ""
     for piece, p, true in rows:
         share = f"{p:.1%}".replace("%", " %") if p >= 0.001 else f"1 in {1 / max(p, 1e-9):,.0f}"

@@ -44,7 +44,7 @@ class Figures(Shown):
     tokens: int  # number of training tokens
     tokens_per_second: float | None
     seconds: float | None  # seconds of training
-    when: str  # local time of the last write to the folder
+    when: str  # local time of the last change of the files DATED
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,8 @@ class RunRecord(Shown):
 
     @property
     def method(self) -> str:
-        """The fine-tuning method; "sft" if the loss is a cross-entropy of tokens, also in pre-training."""
+        """The kind of the fine-tuning method; "sft" for pre-training, whose validation loss is the same cross-entropy
+        of tokens."""
         method = self.options.get("method")
         return str(method.get("kind")) if isinstance(method, dict) else "sft"
 
@@ -125,7 +126,7 @@ class RunRecord(Shown):
 
     @property
     def parameters(self) -> int | None:
-        """The number of parameters, by the shapes in model.safetensors."""
+        """The number of parameters, by the shapes in model.safetensors; None if the file cannot be read."""
         try:
             with safe_open(self.folder / "model.safetensors", framework="np") as file:
                 return sum(prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
@@ -162,15 +163,16 @@ class RunRecord(Shown):
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Find the run folders (with a run.json) in a folder, down to three levels, and the folder itself if it is one.
-    Returns their paths sorted by name."""
+    """Find the run folders (with a run.json) in a folder, down to three levels and except in hidden folders, and the
+    folder itself if it is one. Returns their paths sorted by name."""
     patterns = ["/".join(["*"] * depth + ["run.json"]) for depth in range(4)]
     folders = {path.parent for pattern in patterns for path in folder.glob(pattern)}
     return sorted(run for run in folders if not any(part.startswith(".") for part in run.relative_to(folder).parts))
 
 
 def finished_runs(folder: Path) -> list[RunPoint]:
-    """Sizes, tokens and losses of the runs in a folder, the data of scaling laws; others are skipped."""
+    """Parameters, training tokens and losses of the runs in a folder, the data of scaling laws; runs without parameters
+    or a loss are skipped."""
     figures = (RunRecord(run).figures() for run in find_runs(folder))
     known = ((run.parameters, run.tokens, run.validation_loss) for run in figures)
     return [RunPoint(size, tokens, loss) for size, tokens, loss in known if size and loss]

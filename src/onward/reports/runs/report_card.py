@@ -32,7 +32,7 @@ class ReportCard:
 
 
 def report_card(record: RunRecord, config: DecoderConfig, tokenizer: Tokenizer | None) -> ReportCard:
-    """The report card of a run; empty for a model without one."""
+    """The report card of a run; empty for a model without a run."""
     if not record.options:
         return ReportCard()
     figures = record.figures()

@@ -78,7 +78,7 @@ def keep_scores(run: Path, rows: Iterable[TaskScore]) -> None:
 
 
 def read_scores(run: Path, step: int) -> list[TaskScore]:
-    """The newest score of each task after training step `step`; lines of another form are skipped."""
+    """The newest score of each task after training step `step`; lines that are not scores are skipped."""
     scores: dict[tuple[Any, ...], TaskScore] = {}
     for row in read_lines(run / FILE):
         score = score_of(row)

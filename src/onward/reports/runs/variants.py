@@ -61,8 +61,8 @@ class Result:
 
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
-    """Differences from the first variant are paired by seed. Their intervals hold jointly with LEVEL: each of n has
-    level 1 - (1 - LEVEL) / n (Bonferroni)."""
+    """Return the Result of each outcome. Differences from the first variant are paired by seed. Their intervals hold
+    jointly with LEVEL: each of n has level 1 - (1 - LEVEL) / n (Bonferroni)."""
     base = outcomes[0].values(measure)
     level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
     result = []

@@ -1,1 +1,2 @@
-"""How models write tool calls and reasoning: one file per form, each with a reader and a grammar."""
+"""The formats in which models write tool calls and reasoning, with their parsers and their grammars or schemas;
+forms.py selects one."""

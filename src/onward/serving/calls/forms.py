@@ -1,4 +1,4 @@
-"""The forms of calls and of reasoning, and the choice among them by a chat template."""
+"""The formats of tool calls and of reasoning, and their choice by the chat template."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ LOOK_BACK = 32  # tokens at the end of a prompt that may open a block of reasoni
 
 @dataclass(frozen=True)
 class Form:
-    """A form in which models write calls. `read` parses an answer, and a chat template of this form contains one of the
-    texts `signs`. Calls are constrained by a `schema` if they are bare JSON, otherwise by a `grammar` (rules in Lark's
-    syntax, the first one named `calls`; None if a grammar cannot express the arguments)."""
+    """A format in which models write tool calls. `read` parses an answer, and a chat template of this format contains
+    one of the texts `signs`. Calls are constrained by a `schema` if they are bare JSON, otherwise by a `grammar` (rules
+    in Lark's syntax, the first one named `calls`; None if a grammar cannot express the arguments)."""
 
     read: Reader
     signs: tuple[str, ...]
@@ -35,7 +35,7 @@ class Form:
     schema: Schema | None = None
 
 
-FORMS = {  # the first form with a sign in the chat template is used, or else json
+FORMS = {  # the first format with a sign in the chat template is used, or else json
     HARMONY: Form(read_harmony, ("<|channel|>",), harmony_grammar),
     "qwen3_coder": Form(read_xml, ("<function=",), xml_grammar),
     "hermes": Form(json_calls.read_hermes, ("<tool_call>",), json_calls.hermes_grammar),
@@ -49,12 +49,12 @@ FORMS = {  # the first form with a sign in the chat template is used, or else js
 
 
 def call_form_of(template: str) -> str:
-    """The form of calls in the source of a chat template."""
+    """The format of tool calls in the source of a chat template."""
     return next((name for name, form in FORMS.items() if any(sign in template for sign in form.signs)), "json")
 
 
 def reasoning_form_of(template: str) -> str:
-    """The form of reasoning in the source of a chat template: harmony, one of BLOCKS, or none."""
+    """The format of reasoning in the source of a chat template: harmony, one of BLOCKS, or none."""
     if any(sign in template for sign in FORMS[HARMONY].signs):
         return HARMONY
     return next((name for name, block in BLOCKS.items() if block.begin in template or block.end in template), "none")
@@ -78,7 +78,7 @@ class Forms:
         return BLOCKS.get(self.reasoning)
 
     def after(self, prompt: Sequence[int], continued: str = "") -> Forms:
-        """Return the forms for an answer after this prompt; the answer may continue the assistant's text
+        """Return the Forms of an answer after this prompt; the answer may continue the assistant's text
         `continued`."""
         if not self.block:
             return self

@@ -1,4 +1,4 @@
-"""Calls as JSON, alone or between markers: the forms of Hermes, Llama 3.1 and Mistral, and bare JSON."""
+"""Calls as JSON, alone or between markers: the formats of Hermes, Llama 3.1 and Mistral, and bare JSON."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocab
 
 
 class Constraints:
-    """The constraints of all requests, used in the event loop. At most `limits.max_constraints` are kept prepared,
-    each in a separate process, which ends if it takes too much time or memory."""
+    """The constraints of all requests, used in the event loop. Keeps at most `limits.max_constraints` prepared
+    constraints, each in a separate process, which ends if it takes too much time or memory."""
 
     def __init__(self, limits: RequestLimits) -> None:
         self.limits = limits

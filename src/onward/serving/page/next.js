@@ -9,7 +9,7 @@ function bar(p, most, cut) {
   return element("td", {}, made, cut ? "cut" : p.toFixed(3));
 }
 
-// Show the distribution from which a token was drawn; `take` is called with the row of another token.
+// Show the distribution from which a token was drawn. When the user selects another token, `take` is called with its row.
 export async function showNext({ model, tokens, promptLength, target, edits, node }, signal, take) {
   const reply = await ask("/api/distribution", { model, tokens, prompt_length: promptLength, edits, ...knobs() }, signal);
   const some = reply.kept === reply.vocabulary ? `All ${reply.vocabulary}` : `${reply.kept} of ${reply.vocabulary}`;

@@ -56,7 +56,8 @@ class Budget:
         self.since = self.clock()
 
     def note_step(self) -> None:
-        """Update the cost of a step, which ends now together with its validation and save; start timing the next step.
+        """Update the cost of a step, which ends now, and start timing the next step. Validations are not part of a
+        step.
 
         The cost is a moving average over about a twentieth of the time limit. A stalled step counts as at most four
         times the average, so that it does not end the run early. The cost of the work after the last step is scaled in

@@ -88,9 +88,9 @@ def fitted(config: RunConfig, costs: Costs, limit: float, spent: float, tokens: 
     length of the validation text.
 
     If the configuration does not set the validation interval, there are at most twenty validations, which together take
-    at most about a twentieth of the time. The final evaluation uses as many tokens of the validation text as take a
-    twentieth of the time, unless the number is given. The number of steps that fit determines the warm-up. With a
-    schedule that has a stable phase, the number of steps is fixed later, from the time left during training; with any
+    at most about a twentieth of the time. The final evaluation uses at most as many tokens of the validation text as
+    take a twentieth of the time, unless the number is given. The number of steps that fit determines the warm-up. With
+    a schedule that has a stable phase, the number of steps is fixed later, from the time left during training; with any
     other it is fixed now, with a reserve of time.
     """
     given, by_clock = config.evaluation_tokens, config.schedule in ENDED_BY_CLOCK
@@ -196,7 +196,7 @@ def measured_costs(
 
 def warmed(call: Callable[[], T], limit: float, clock: Callable[[], float]) -> tuple[T, float]:
     """Call `call`, and a second time if the first took less than `limit` seconds, because the first call may compile
-    kernels. Return the last result and its seconds, in the time of `clock`."""
+    kernels. Return the result of the last call, and the duration of that call in seconds, measured with `clock`."""
     start = clock()
     result, middle = call(), clock()
     if middle - start >= limit:

@@ -100,8 +100,8 @@ class Compression:
 
 
 def compression(tokenizer: Tokenizer, inputs: Inputs) -> Compression:
-    """Measure the bits per byte of about the first megabyte of the training text compressed by bz2, and its bytes per
-    token. `inputs` are the prepared texts of a run."""
+    """Measure the bits per byte of about a megabyte from the beginnings of the training sources, compressed by bz2, and
+    its bytes per token. `inputs` are the prepared texts of a run."""
     pieces = [source[: SAMPLE // len(inputs.train)] for source in inputs.train]
     data = "".join(tokenizer.decode(piece.tolist()) for piece in pieces).encode()
     bits = 8 * len(bz2.compress(data[:SAMPLE])) / max(1, len(data[:SAMPLE]))

@@ -174,8 +174,8 @@ def short_names(sources: Sequence[str]) -> list[str]:
 
 
 def validation_start(tokens: Tokens, share: float, pack: Packing) -> int:
-    """Return the index of the first validation token among the tokens of a source, whose last part, a fraction `share`,
-    is for validation.
+    """Return the index of the first validation token among the tokens of a source, whose last part, a fraction `share`
+    but at most MOST_HELD_OUT tokens, is for validation.
 
     With `pack` "documents" the index is moved to the nearest start of a document, so that no document is in both the
     training and the validation text, unless this move would more than double the validation text.

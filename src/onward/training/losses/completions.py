@@ -30,7 +30,7 @@ class ModelCompletion:
     tokens: list[int] = field(default_factory=list)  # tokens of all turns and replies
     by_model: list[bool] = field(default_factory=list)  # for each token, whether the model wrote it
     logprobs: list[float] = field(default_factory=list)  # from the engine, one per token; 0 for tokens of replies
-    ended: bool = False  # whether the last turn ended with a stop token and no reply followed
+    ended: bool = False  # whether the last turn ended with a stop token and got no reply
 
 
 # maps indices of completions and these completions to the tokens of each reply; None: the completion has ended

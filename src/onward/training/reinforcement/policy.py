@@ -133,7 +133,7 @@ class PolicyGradient(Loss):
     def rollouts(self, model: Decoder, batches: Sequence[Batch], *, replay: bool = False) -> list[Rollouts]:
         """Sample completions of the prompts in `batches` from `model`, score them, and return them with their
         advantages, a Rollouts for each batch. With `replay`, prompts whose completions all have the same reward are
-        replaced by prompts of earlier steps."""
+        replaced by prompts of the replay buffer, as far as it has some."""
         samples, questions, seeds = self.method.samples, list[Question](), list[int]()
         for batch in batches:
             rows = zip(prompts_of(batch), columns_of(batch))
@@ -164,7 +164,8 @@ class PolicyGradient(Loss):
 
     def replace(self, model: Decoder, groups: list[CompletionGroup], seed: int) -> None:
         """Replace, in place, the groups whose completions all have the same reward by groups with new completions of
-        prompts from earlier steps; `seed` determines which prompts."""
+        prompts from the replay buffer; `seed` determines which prompts. The other prompts of this step are put into the
+        buffer first."""
         for group in groups:
             self.replay.note(group.question, group.deviation)
         equal = [i for i, group in enumerate(groups) if not group.deviation]

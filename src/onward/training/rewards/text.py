@@ -38,7 +38,7 @@ class Exact(Reward, kind="exact"):
 
 @dataclass(frozen=True)
 class Number(Reward, kind="number"):
-    """1 if the last number in the completion is the last number in the record's answer; else 0."""
+    """1 if the last number in the completion equals the last number in the record's answer; else 0."""
 
     @property
     def needs(self) -> frozenset[str]:

@@ -86,8 +86,9 @@ def first_loss(model: Decoder, batch: Batch) -> Check:
 
 
 def apart(train: Sequence[Tokens], validation: Tokens, searched: int = SEARCHED) -> Check:
-    """Check that the training text `train` contains no passages of the validation text. If the training text is longer
-    than `searched` tokens, only about this many, in evenly spaced chunks, are searched."""
+    """Check that at most the share COMMON of PROBES passages of the validation text occurs in the training text
+    `train`. If the training text is longer than `searched` tokens, only about this many, in evenly spaced chunks, are
+    searched."""
     text, length = Tokens.join(train), min(LENGTH, len(validation))
     starts = np.linspace(0, len(validation) - length, PROBES).astype(int)
     probes = np.unique([np.asarray(validation[i : i + length], np.uint32) for i in starts.tolist()], axis=0)

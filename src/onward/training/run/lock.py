@@ -148,8 +148,8 @@ def is_running(folder: Path) -> bool:
 
 
 def in_use(folder: Path) -> UserError:
-    """Return the error for a process that finds the run folder `folder` locked. The message names the process that
-    holds the lock."""
+    """Return the error for a process that finds the run folder `folder` locked. The message has the name of the process
+    that holds the lock, if the lock file contains one."""
     try:
         holder = (folder / LOCK).read_text()
     except (OSError, ValueError):

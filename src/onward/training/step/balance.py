@@ -73,8 +73,8 @@ class Balance:
         auxiliary loss.
 
         The auxiliary loss is loss * X * sum over experts of f * P, averaged over the layers, where `loss` is its
-        weight, f an expert's share of the assignments, and P the expert's mean share in the softmax. It equals `loss`
-        if all experts have the same share.
+        weight, f an expert's share of the assignments, and P the expert's mean share in the router's softmax (or
+        normalized sigmoids). It equals `loss` if all experts have the same share.
         """
         # sum over the tokens of all processes
         if self.processes and self.processes.context is not None and self.assignments:

@@ -150,7 +150,7 @@ class Trainer:
 
         The gradient is that of the mean loss over all targets of the step in all processes. Accumulation over batches
         therefore changes only rounding and the auxiliary loss of experts, which is computed batch by batch. A step that
-        fails leaves weights and optimizers unchanged.
+        fails leaves weights and optimizers unchanged, except the routing biases that `balance` updates.
         """
         start = perf_counter()
         if not self.model.training:

@@ -138,7 +138,7 @@ class Moment:
 @dataclass(frozen=True)
 class Outcome:
     """The result of a variant: the folders of its runs, one per seed, and the figures of each run's final evaluation,
-    by name; None instead of figures for a diverged run."""
+    by name; None instead of figures for a run that diverged or was skipped."""
 
     variant: Variant
     runs: tuple[Path, ...]
@@ -146,7 +146,7 @@ class Outcome:
 
     def values(self, measure: Measure) -> list[float]:
         """Return a figure of the final evaluation, `measure` ("loss" or "bits_per_byte"), for each run; empty if a run
-        diverged, since the mean of the other runs would be biased in favor of the variant."""
+        diverged or was skipped, since the mean of the other runs would be biased in favor of the variant."""
         return [] if None in self.figures else [figures[measure] for figures in self.figures if figures]
 
 
@@ -330,7 +330,7 @@ def begin(
     """Start the run of a variant with a seed in the processes of `group`, or resume it if it exists. Runs of the same
     model use the precision and the backend of experts that timing chose for the first such run among `variants`, so
     that they differ only in their options; if another group starts that first run, wait for it. Returns None if
-    `stop()` became true during the training."""
+    `stop()` became true while it waited."""
     folder, config, processes = variant.folder(seed), variant.config, group.processes
     if processes.agreed(lambda: "saved" * (folder.exists() and bool(saves(folder)))) == "saved":
         return Run.resume(folder, mesh=config.mesh or "replicate=1", processes=processes)
@@ -359,6 +359,6 @@ def share_done(run: Run) -> float:
 
 
 def outcome(variant: Variant, runs: Sequence[Path]) -> Outcome:
-    """Collect the results of a variant's runs; a run without result.json has diverged."""
+    """Collect the results of a variant's runs; a run without result.json has diverged or was skipped."""
     figures = (read_json(run / RESULT) if (run / RESULT).exists() else None for run in runs)
     return Outcome(variant, tuple(runs), tuple(figures))
