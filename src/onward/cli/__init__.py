@@ -1,5 +1,4 @@
-"""The command `onward`: one file of `commands/` per sub-command, imported when called; `shared/` contains the code that
-they share."""
+"""The command `onward`: one file of `commands/` per sub-command, imported when called; `shared/` has common code."""
 
 import importlib
 import os

@@ -119,8 +119,7 @@ class Attention(DecoderPart):
 
     def entries(self, config: ConfigFields) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the tensors that the KV cache stores for each token and layer, by name, such as {"k":
-        (n_kv_heads, d_head), ...}; {} if it stores none. For a part of your own, a first forward pass determines the
-        shapes."""
+        (n_kv_heads, d_head), ...}; {} if it stores none. Those of a part of your own are found in a trial forward."""
         return {}
 
     def heads(self, config: ConfigFields) -> HeadSizes:

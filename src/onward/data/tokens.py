@@ -221,8 +221,7 @@ def is_prepared(folder: str | Path) -> bool:
 def load_tokens(folder: Path, verify: Literal["size", "sha256"] = "size") -> TokenData:
     """Open the tokens that `prepare` wrote, memory-mapped.
 
-    Raises a UserError if a shard has changed since then. `verify` compares sizes or checksums; for checksums, all files
-    are read.
+    Raises a UserError if a shard has changed since: `verify` compares sizes, or checksums, which reads all files.
     """
     if not is_prepared(folder):
         raise UserError(

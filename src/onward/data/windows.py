@@ -119,9 +119,7 @@ class Windows:
         self.counts = counts.astype(np.uint64)
         self.room = (sizes - counts * context_length).astype(np.uint64)  # number of offsets at which an epoch can begin
         if len(weights or [1.0]) != len(self.sources):
-            raise UserError(
-                f"there are {len(weights)} weights for {len(self.sources)} sources: give one weight per source"
-            )
+            raise UserError(f"there are {len(weights)} weights for {len(self.sources)} sources: give one for each")
         self.mixture = interleaving(weights, total) if weights else None
 
     def __len__(self) -> int:
@@ -191,8 +189,7 @@ def cut(segments: Sequence[tuple[Tokens, int]], length: int, pack: Packing) -> B
 
 
 def hashed(*parts: Numbers | int) -> Numbers:
-    """Return 64 pseudorandom bits for each combination of the integers `parts`, which are broadcast, by SplitMix64
-    (Steele et al. 2014)."""
+    """Return 64 random bits for each combination of the integers, broadcast, by SplitMix64 (Steele et al. 2014)."""
     x: Any = np.zeros(1, np.uint64)
     for part in parts:
         x = x + GOLDEN + part
@@ -206,8 +203,7 @@ ROUNDS = 8  # with fewer rounds, neighbors in a range of six are not independent
 
 
 def permuted(x: Numbers, size: Numbers, key: Numbers) -> Numbers:
-    """Return the image of `x` under a permutation of range(size) that `key` selects, elementwise and without storing
-    the permutation.
+    """Return the image of `x`, elementwise, under a permutation of range(size) that `key` selects, without storing it.
 
     A Feistel network (Luby and Rackoff 1988) permutes a rectangle slightly larger than the range; a value outside of
     the range is permuted again until it is inside (cycle walking, Black and Rogaway 2002)."""

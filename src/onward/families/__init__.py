@@ -1,20 +1,16 @@
-"""Families: published kinds of decoders. Each family is a small file in this folder that translates a published format
-to Onward's and back.
+"""Families: published kinds of decoders. Each is a small file of this folder that translates in both directions.
 
 A family file defines
 
 - `ARCHITECTURES`: its model_type -> the class of transformers that loads it,
 - `BASE`: the prefix of all tensor names except the head's, which some published files leave out,
-- `ALSO` (optional): parts of tensor names -> variants of them in some files,
-- `published(config, stored)` (optional): the stored tensors, divided by the sizes of the layers instead of equally,
+- `ALSO`, `published(config, stored)` (optional): parts of names -> those of some files; the stored tensors, cut anew,
 - `IGNORED`: a regular expression for tensors of old files that are not weights (masks, inverse frequencies),
 - `PRESETS`: published releases by name, as the keys of their config.json that differ from transformers' defaults, or
   as a DecoderConfig if transformers has no such class,
-- `ANCESTORS`: prefix of a preset's name -> the preset from which its design is derived (the longest matching prefix
-  applies),
+- `ANCESTORS`: prefix of a preset's name -> the preset from which its design is derived (the longest prefix applies),
 - `config(hf) -> DecoderConfig`: the decoder that a config.json describes,
-- `to_hf(config) -> dict`: the keys of a config.json that describes the decoder; `require` raises an error for other
-  decoders,
+- `to_hf(config) -> dict`: the keys of a config.json that describes the decoder; `require` refuses other decoders,
 - `names(config)`: pairs (their tensor name, our tensor name), each with an optional pair of inverse functions (theirs
   to ours, ours to theirs). If ours is a list, their tensor fuses our tensors along the rows; if theirs is a list, our
   tensor stacks theirs.
@@ -131,8 +127,7 @@ def preset(name: str, others: Iterable[str] = ()) -> Preset:
 
 
 def of_its_name(model_type: str) -> Family | None:
-    """Return the family whose file has the name of the model_type, as most have, with a single import instead of a
-    hundred."""
+    """Return the family whose file has the name of the model_type, as most have: one import instead of a hundred."""
     name = model_type.replace("-", "_")
     if not re.fullmatch("[a-z][a-z0-9_]*", name) or importlib.util.find_spec(f"{__name__}.{name}") is None:
         return None
@@ -161,8 +156,7 @@ def family(model_type: str) -> Family:
 
 
 def text_part(hf: HF) -> TextPart | None:
-    """Return the text decoder in the config.json of a model that also takes images or audio; None for a text-only
-    model."""
+    """Return the text decoder in the config.json of a model that also takes images or audio; None for others."""
     model_type = str(hf.get("model_type"))
     if of_its_name(model_type) is not None or model_type in families():
         return None

@@ -32,8 +32,7 @@ NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 
 
 def is_nothing(value: Any) -> bool:
-    """Whether a value of an unread key is equivalent to a missing key, such as null, or a list with only
-    "full_attention"."""
+    """Whether a value of an unread key is equivalent to a missing key; a list of "full_attention" is."""
     return value in NOTHING or (isinstance(value, list) and {str(entry) for entry in value} == {"full_attention"})
 
 
@@ -65,8 +64,7 @@ class RecordedKeys(Mapping[str, Any]):
             odd += unknown_keys({key: self.hf.get(key) or {} for key in ROPE})
         if odd:
             message = f"config.json has keys that Onward does not know and ignores: {', '.join(map(repr, odd))}"
-            # a fixed stacklevel, so that Python shows the warning once
-            warnings.warn(message, UnreadKeys, stacklevel=1)
+            warnings.warn(message, UnreadKeys, stacklevel=1)  # always from this line, so that it is shown once
         if len(tables) == 2 and (differing := " and ".join(conflicts(self.hf))):
             warnings.warn(
                 f"config.json has a rope_scaling that differs from rope_parameters in {differing}: Onward takes "

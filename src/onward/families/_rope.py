@@ -87,8 +87,7 @@ def scaling(keys: Mapping[str, Any], original: int, context: int) -> Scaling | N
 
 
 def a_rotary(c: DecoderConfig) -> Rotary:
-    """Return the rotary positions of the first layer that has rotary positions; the default ones if no layer has
-    them."""
+    """Return the rotary positions of the first layer that has some; the default ones if no layer has."""
     return next((position for position in each(c.position) if isinstance(position, Rotary)), Rotary())
 
 

@@ -8,8 +8,7 @@ from typing import Any
 OF_ROPE = re.compile(
     r"rope_(type|theta)|type|partial_rotary_factor|original_max_position_embeddings|factor|attention_factor"
     r"|(low|high)_freq_factor|(short|long)_factor|beta_(fast|slow)|truncate|\w*mscale(_all_dim)?|\w+_attention"
-    # keys that some families read, or harmless keys
-    r"|alpha|llama_4_scaling_beta|max_position_embeddings|finetuned|mrope_\w+"
+    r"|alpha|llama_4_scaling_beta|max_position_embeddings|finetuned|mrope_\w+"  # some families read these; or harmless
 )
 
 

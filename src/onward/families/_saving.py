@@ -1,5 +1,4 @@
-"""Express decoders as the config.json of a family: check the parts that `to_hf` requires, and that `config` reads the
-same decoder back."""
+"""Decoders as the config.json of a family: the parts that its `to_hf` requires, and whether it reads them back."""
 
 from __future__ import annotations
 
@@ -41,8 +40,7 @@ def keys_of(family: Family, config: DecoderConfig, original: HF) -> dict[str, An
         ours = family.to_hf(config)
     except UserError:
         return None
-    # rope_scaling would override our keys
-    others = {key: value for key, value in original.items() if key != "rope_scaling"}
+    others = {key: value for key, value in original.items() if key != "rope_scaling"}  # it would override our keys
     for hf in {**ours, **original}, {**others, **ours}:
         try:  # reading the keys back is the check, so `to_hf` needs no checks besides `require`
             if family.config(hf) == config:

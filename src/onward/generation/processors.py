@@ -23,8 +23,7 @@ def column(values: Sequence[float], like: Tensor, dtype: torch.dtype = torch.flo
 
 def penalize_repetition(logits: Tensor, penalty: Sequence[float], seen: Tensor) -> Tensor:
     """For tokens marked in `seen` (B, V), divide positive logits (B, V) by the `penalty` of their row, and multiply
-    negative logits by it. CTRL (Keskar et al. 2019, section 4.1) divides all logits; transformers multiplies negative
-    ones, so that they become less likely too."""
+    negative ones by it, as transformers does; CTRL (Keskar et al. 2019, section 4.1) divides all."""
     p = column(penalty, logits)
     return torch.where(seen, torch.where(logits > 0, logits / p, logits * p), logits)
 

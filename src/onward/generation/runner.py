@@ -33,9 +33,8 @@ PLAIN_STEPS: WeakKeyDictionary[Decoder, Counter[tuple[object, ...]]] = WeakKeyDi
 
 
 class Runner:
-    """Calls a model on rows of a KV cache. If the model's `state` is given, a decoding step is compiled after
-    `compile_after` plain steps with the same number of rows, tokens per row and adapters; with None, it is never
-    compiled.
+    """Calls a model on rows of a KV cache. With the model's `state`, a decoding step is compiled after `compile_after`
+    plain steps with the same number of rows, tokens per row and adapters (None: never).
 
     Views of the cache are made once per range of rows and rounded length, and reused in later steps. While the same
     rows decode, sampled tokens and positions stay on the device: the next step needs no copy from the host.
@@ -64,8 +63,7 @@ class Runner:
 
     def view(self, first: int, end: int, length: int, counts: Sequence[int] = ()) -> CacheView:
         """Return a view of rows `first` to `end` - 1 of the cache, for attention over positions below `length`, rounded
-        up so that views can be reused. Only the first counts[i] tokens of row i change its recurrent states; the others
-        are padding."""
+        up so that views can be reused. Only the first counts[i] tokens of row i change its recurrent states."""
         if self.capacity != self.cache.capacity:  # a cache that has grown has new tensors
             self.views.clear()
             self.capacity = self.cache.capacity
@@ -128,8 +126,7 @@ class Runner:
 
     def run_compiled(self, tokens: Tensor, positions: Tensor, length: int) -> Tensor | None:
         """Compute the logits (B, T, V) for tokens (B, T) at positions (B, T), all below `length`, by a compiled step.
-        Returns None if the caller must run a plain step, for example before `compile_after` plain steps of this
-        kind."""
+        Returns None if the caller must run a plain step, as before `compile_after` plain steps of this kind."""
         if self.compile_after is None:
             return None
         kind = tokens.size(0), min(tokens.size(1), 2), *(self.selection.in_use if self.selection else ())
@@ -140,8 +137,7 @@ class Runner:
         return steps.run(tokens, positions, length) if steps else None
 
     def compiled_steps(self) -> CompiledSteps | None:
-        """Return the compiled steps of this model over this cache; None if steps cannot be compiled, which also
-        disables later attempts."""
+        """Return the compiled steps of this model over this cache; None, and later too, if they are impossible."""
         if self.compiled is None and self.state is not None and self.compile_after is not None:
             if unsupported(self.model, self.cache):
                 self.compile_after = None

@@ -1,5 +1,4 @@
-"""The operations of a plain decoder, each computed by a kernel if one exists and saves time, otherwise in plain
-PyTorch.
+"""The operations of a plain decoder, each by a kernel if one exists and saves time, otherwise in plain PyTorch.
 
 Kernels and their compiler are loaded when a kernel is first needed. Shapes: N rows, I inputs, O outputs.
 """

@@ -23,8 +23,7 @@ from onward.model.states import RowStates
 
 
 def kept_by(config: DecoderConfig) -> list[Kept]:
-    """Return the cache entries and states of each layer: declared by its attention or, with parts from outside the
-    package, found by a first forward."""
+    """Return what each layer keeps, declared by its attention or, for parts of users, found by a trial forward pass."""
     return tried(config) if own_parts(config) else declared(config)
 
 
@@ -86,8 +85,7 @@ class KVCache:
     further raises a UserError. For a call with longer padding, pass the number of tokens per row to `view` as `counts`.
 
     `rope_length` (rows,) is the number of tokens for which dynamic NTK or LongRoPE scale the rotary positions of a row,
-    by default `length`. It must not change while a row is continued: an Engine recomputes the row when the scaling
-    changes.
+    by default `length`. It is fixed while a row is continued: an Engine recomputes the row when the scaling changes.
 
     >>> cache = KVCache(config, rows=1, length=16, chunk=8)
     >>> logits = model(tokens, positions, cache)
@@ -119,8 +117,7 @@ class KVCache:
             entries = empty_entries(layer.entries, (rows, slots), quantized, device, dtype)
             self.layers.append(LayerCache(entries, layer.window, slots >= most or not entries))
             self.max_slots.append(most)
-        # slots exist for positions below `capacity`
-        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1
+        self.capacity = length if all(layer.wraps for layer in self.layers) else step - 1  # positions that have slots
         self.states = row_states(kept, rows, keep, device, dtype)
 
     @property

@@ -24,8 +24,7 @@ from onward.model.segments import Segments
 
 
 class SharedKeys:
-    """Keys and values, or masks, that later layers reuse, by layer. Not a dict, because FSDP would copy a dict
-    argument."""
+    """Keys and values, or masks, that later layers reuse, by layer; no dict, which FSDP would copy as an argument."""
 
     def __init__(self) -> None:
         self.of_layer: dict[int, Any] = {}

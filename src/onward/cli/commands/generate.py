@@ -162,8 +162,7 @@ def from_file(file: str, field: str) -> list[str]:
         return list(texts)
     if lines := [line for text in texts for line in text.split("\n") if line.strip()]:
         return lines
-    # an empty file has raised its own error by now
-    raise UserError("standard input is empty: write a prompt on each line")
+    raise UserError("standard input is empty: write a prompt on each line")  # an empty file has its own error
 
 
 def sample(lm: "LanguageModel", prompts: Sequence[str], options: Options, engine: "Engine") -> None:
@@ -254,8 +253,7 @@ def tell_cut(answers: "Sequence[Request | SearchResult]") -> None:
 
 
 def report(requests: "Sequence[Request]", num_draft_tokens: int, speed_up: float | None) -> None:
-    """Print how many draft tokens were accepted and, if speculation is slower than plain decoding, advise against
-    it."""
+    """Print how many draft tokens were accepted, and advise against speculation if it is slower than without."""
     from onward.generation.drafts.times import expected_tokens
 
     total = lambda name: sum(getattr(request, name) for request in requests)

@@ -73,8 +73,7 @@ def drop_output() -> None:
 
 
 def interrupted(_: int, frame: FrameType | None) -> None:
-    """The handler of Ctrl-C. During an import it ends the process at once, because libraries do not expect an exception
-    there."""
+    """The handler of Ctrl-C. During an import it ends the process at once: libraries expect no exception there."""
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             os.write(2, b"\nonward: interrupted\n")

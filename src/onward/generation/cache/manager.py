@@ -68,8 +68,7 @@ class CacheManager:
 
     def reserve(self, row: int, start: int, end: int) -> bool:
         """Prepare positions `start` to `end` - 1 of a row for writing: at most `chunk` positions (a limit of the
-        cache), directly after the positions that the row holds. Returns False, without changes, if there is not enough
-        free memory.
+        cache), directly after the positions that the row holds. Returns False, and changes nothing, if memory is short.
         """
         if end > self.cache.capacity:
             unchecked(KVCache.grow)(self.cache, end)
@@ -84,8 +83,7 @@ class CacheManager:
         return True
 
     def register_prefix(self, row: int, tokens: Sequence[int]) -> None:
-        """Record that a row contains `tokens`, so that requests that begin with the same tokens can share its
-        memory."""
+        """Record that a row contains `tokens`, so that requests that begin with them can share its memory."""
 
     def free(self, row: int) -> None:
         """Free a row and its memory after its request has left."""

@@ -105,8 +105,7 @@ class PrefixCache:
         return best
 
     def last_length(self, length: int, most: int) -> int:
-        """Return the greatest length, at most `most`, to which a row of `length` tokens may grow without recomputing
-        its keys."""
+        """Return the length, at most `most`, to which a row of `length` tokens may grow and keep its keys."""
         return last_length(self.manager.cache.config, length, most) if self.is_scaled else most
 
     def piece(self, request: Request, most: int) -> int:

@@ -284,8 +284,7 @@ def receive(
     for index, token in enumerate(tokens):
         if request.constraint is not None and not request.constraint.allowed()[token]:
             raise UserError(
-                f"Cannot force token {token}, because it breaks the constraint of this request: "
-                "remove the forced token or the constraint"
+                f"Cannot force token {token}, which breaks the request's constraint: leave out one of the two"
             )
         request.num_cached += 1
         if token in request.stop_token_ids:
