@@ -254,9 +254,8 @@ class LanguageModel(TextModel):
         """Return an engine, which computes many requests together, for this model and tokenizer.
 
         At most `rows` requests are active at a time. `cache` holds their keys and values; the default cache grows. With
-        `slide`, a request whose context is full continues from its later half. While other requests are decoded, a
-        longer prompt is prefilled in pieces of `prefill_budget` tokens. The defaults of these arguments are described
-        in `generation.engine.Engine`.
+        `slide`, a request whose context is full continues from its later half. While other requests decode, a
+        longer prompt is prefilled in pieces of `prefill_budget` tokens. For defaults see `generation.engine.Engine`.
 
         For speculative decoding, `draft` is a smaller model with the same vocabulary, or "mtp" for the multi-token
         prediction layer in the model's files. Alternatively, `lookup` is the number of tokens to propose from earlier

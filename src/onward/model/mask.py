@@ -63,8 +63,7 @@ class AttentionMask:
         return self.slopes is None or self.bias_of is linear_bias
 
     def near(self, query: Tensor, key: Tensor) -> Tensor:
-        """Return whether queries attend to keys of their own document, given the positions of both: keys that are not
-        later, and within the window or chunk."""
+        """Return whether queries attend to keys of their own document, given the positions of both."""
         seen = visible(query, key, self.window)
         return seen & (query // self.window == key // self.window) if self.chunked else seen
 

@@ -9,8 +9,7 @@ from onward.training.config import RunConfig
 Schedule = Literal["wsd", "cosine", "linear", "constant"]
 ENDED_BY_CLOCK: tuple[Schedule, ...] = ("wsd", "constant")  # have a stable phase: steps may still be unknown
 
-# decay factor for arguments from 0 to 1: falls from 1 to 0, except "constant"
-FALL: dict[Schedule, Callable[[float], float]] = {
+FALL: dict[Schedule, Callable[[float], float]] = {  # from 1 to 0 as the argument goes from 0 to 1; "constant" stays
     "cosine": lambda x: (1 + math.cos(math.pi * x)) / 2,
     "wsd": lambda x: 1 - x,
     "linear": lambda x: 1 - x,
