@@ -64,7 +64,7 @@ def logged(form: str, level: str) -> Iterator[None]:
         logger.addHandler(handler)
         logger.setLevel(max(least, logging.getLevelNamesMapping()[level.upper()]))
     listener.start()
-    show, warnings.showwarning = warnings.showwarning, log_warning
+    show, warnings.showwarning = warnings.showwarning, log_warning  # type: ignore[assignment]  # called by position
     try:
         yield
     finally:
