@@ -46,6 +46,21 @@ def test_layer_that_does_not_follow_the_others_is_refused(tmp_path: Path) -> Non
         load_model(tmp_path)
 
 
+def test_layers_beyond_the_config_without_a_projection_are_not_for_prediction(tmp_path: Path) -> None:
+    publish(V3, tmp_path)
+    write_json(tmp_path / "config.json", read_json(tmp_path / "config.json") | {"num_hidden_layers": DEPTH - 1})
+    with pytest.raises(UserError, match=rf"has a tensor model\.layers\.{DEPTH - 1}\.\S+ that the model"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("model_type", [None, 5])
+def test_config_without_a_model_type_says_so(model_type: object) -> None:
+    with pytest.raises(
+        UserError, match=r"config\.json has (no model_type|model_type 5, which is not a text): name the"
+    ):
+        read({"model_type": model_type, "hidden_size": 8})
+
+
 def test_absent_routing_biases_are_none(tmp_path: Path) -> None:
     publish(V3, tmp_path)
     kept = {name: t for name, t in tensors(tmp_path).items() if not name.endswith("e_score_correction_bias")}

@@ -240,6 +240,12 @@ def test_an_answer_without_a_limit_ends_with_the_context(server: Running) -> Non
     assert (reply["usage"]["completion_tokens"], reply["choices"][0]["finish_reason"]) == (4, "length")
 
 
+@pytest.mark.parametrize("name", ["max_tokens", "n_predict"])
+def test_a_limit_of_minus_one_is_the_context_not_the_default(name: str, server: Running) -> None:
+    reply = server.post("/v1/completions", prompt=[5, 6], ignore_eos=True, **{name: -1}).json()
+    assert reply["usage"]["completion_tokens"] == 30  # the context has 32 tokens, and the default is 16
+
+
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {  # path, and body as programs send it
     "vllm bench, completions": (
         "/v1/completions",

@@ -74,6 +74,13 @@ def test_only_known_hosts_are_answered(host: str, server: Running) -> None:
     assert httpx.get(f"{server.url}/health", headers={"Host": host}).status_code == HOSTS[host]
 
 
+def test_a_health_check_of_http_1_0_needs_no_host(server: Running) -> None:
+    address = httpx.URL(server.url)
+    with socket.create_connection((address.host, address.port)) as client:
+        client.sendall(b"GET /health HTTP/1.0\r\n\r\n")
+        assert client.makefile("rb").readline().split()[1] == b"200"
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_beyond_the_limit_is_refused(chunked: bool, server: Running) -> None:
     body = b'{"prompt": "' + b"a" * 20_000 + b'"}'

@@ -107,6 +107,23 @@ NAMED: dict[str, tuple[str, dict[str, Any], str, str]] = {  # path, body, expect
     "no stop": ("/v1/completions", {"stop": ["a", ""]}, "stop", "stop has an empty text"),
     "a token": ("/v1/completions", {"logit_bias": {"99999": 1}}, "logit_bias", "logit_bias has token id 99999"),
     "a prompt's token": ("/v1/completions", {"prompt": [99999]}, "prompt", "token id 99999"),
+    "a table of biases": (
+        "/v1/completions",
+        {"logit_bias": [[5, 1]]},
+        "logit_bias",
+        "logit_bias is [[5, 1]]: it must be an object with at most 16,384 items",
+    ),
+    "a tool without a name": (
+        "/v1/chat/completions",
+        {
+            "messages": ASK,
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+            "tool_choice": {"type": "function"},
+        },
+        "tool_choice",
+        "tool_choice names no function",
+    ),
+    "a minimum of candidates": ("/v1/completions", {"min_keep": 3}, "min_keep", "min_keep is not supported"),
     "its second prompt": ("/v1/completions", {"prompt": [[1], [99999]]}, "prompt[1]", "prompt[1]: token id 99999"),
     "an expression": (
         "/v1/completions",
@@ -234,6 +251,7 @@ BROKEN: dict[str, tuple[bytes, str | None, str]] = {  # body, Content-Type, expe
     "half of it": (b'{"prompt": ', "application/json", "the body is not JSON (Expecting value at character 11)"),
     "another encoding": ('{"prompt": "é"}'.encode("latin1"), "application/json", "the body is not JSON in UTF-8"),
     "too deep": (b"[" * 100_000, "application/json", "or nests too deep"),
+    "a number of many digits": (b"9" * 5000, "application/json", "has a number of too many digits"),
 }
 
 

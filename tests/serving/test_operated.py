@@ -5,6 +5,7 @@ import logging
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,6 +20,7 @@ from onward.serving import Listening
 from onward.serving.keys import Key, Keys, read_keys
 from onward.serving.logs import logged
 from onward.serving.request_log import RequestRecord, log_request
+from onward.serving.server_options import check_addresses
 
 from support.server import Running, serving, started
 
@@ -193,6 +195,26 @@ def test_a_line_of_json_has_the_fields_of_a_line_of_text(capsys: Any) -> None:
     assert {*record.fields().items()} <= {*found.items()}
     assert (found["level"], found["message"]) == ("info", "request")
     assert " info request id=7 key=alice " in as_text
+
+
+def test_warnings_are_lines_of_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with logged("json", "info"):
+        warnings.warn("the prompt is not saved", stacklevel=1)
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["message"]) == ("warning", "the prompt is not saved")
+
+
+@pytest.mark.parametrize("name", ["example.org", "https://example.org/", "https://example.org/page"])
+def test_a_website_that_no_browser_names_so_is_refused(name: str) -> None:
+    check_addresses(Listening(allow_origin=("*", "https://example.org", "http://localhost:3000")))
+    with pytest.raises(UserError, match=f"allow_origin is '{name}': write scheme and host only"):
+        check_addresses(Listening(allow_origin=(name,)))
+
+
+def test_a_collector_without_a_scheme_is_refused() -> None:
+    check_addresses(Listening(otlp_traces_endpoint="http://127.0.0.1:4318/v1/traces"))
+    with pytest.raises(UserError, match=r"otlp_traces_endpoint is '127\.0\.0\.1:4318': write an address"):
+        check_addresses(Listening(otlp_traces_endpoint="127.0.0.1:4318"))
 
 
 def test_liveness_and_readiness_differ_while_models_load_and_the_server_drains(server: Running) -> None:

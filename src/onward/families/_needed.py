@@ -38,10 +38,12 @@ def renumbered(name: str, part: TextPart) -> str | None:
 
 def prediction_layers(names: Iterable[str], n_layers: int) -> list[str]:
     """Return the tensors of layers for multi-token prediction. Published models name these layers mtp, or number them
-    from `n_layers` on, after the model's own layers."""
+    from `n_layers` on, after the model's own layers, and give them a projection named eh_proj. Without it, the layers
+    are the model's own, and its config.json names too few."""
     found = {name: match[1] for name in names if (match := re.search(r"(?:^|\.)(?:layers\.(\d+)|mtp\w*)\.", name))}
     numbers = {int(number) for number in found.values() if number}
-    following = {n_layers + i for i in range(len(numbers))}
+    joins = any(re.search(rf"layers\.{n_layers}\.eh_proj\.", name) for name in found)
+    following = {n_layers + i for i in range(len(numbers))} if joins else set()
     return [name for name, number in found.items() if not number or int(number) in following]
 
 

@@ -97,7 +97,7 @@ async def refused(request: Request, error: Exception) -> JSONReply:
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 400:  # raised while reading the body
-        message = "the body is not JSON in UTF-8, or nests too deep: send an object"
+        message = "the body is not JSON in UTF-8, has a number of too many digits, or nests too deep: send an object"
     if error.status_code in (404, 405):
         message = f"there is no {request.method} {request.url.path[:200]} here: see /docs"
     return JSONReply(error_body(message, error.status_code), error.status_code, headers=error.headers)

@@ -137,7 +137,7 @@ async def begin(
         log_note(note)
     room = max(1, served.engine.length - len(tokens))
     stop = chat.stop + texts_of(body.stop)
-    given = body.options(room, stop=stop, logprobs=logprobs, **form)
+    given = body.options(room, room, stop=stop, logprobs=logprobs, **form)
     claims = check.claims if check and check.notes else None
     return await service.submit(account_of(http), served, [tokens], given, label, body.edits, claims), forms
 

@@ -49,8 +49,8 @@ async def completions(body: CompletionRequest, http: Request) -> Any:
     service = service_of(http)
     served = service.model(body.model)
     prompts = await service.compute(tokens_of, body, served, size=size_of(body.prompt))
-    room = served.engine.length - max(map(len, prompts), default=0)
-    options = body.options(max(1, min(DEFAULT_TOKENS, room)), logprobs=body.logprobs)
+    room = max(1, served.engine.length - max(map(len, prompts), default=0))
+    options = body.options(min(DEFAULT_TOKENS, room), room, logprobs=body.logprobs)
     if body.best_of not in (None, options.n):
         raise ApiError(
             f"Cannot rank answers by best_of {body.best_of}: leave it out, or give n ({options.n})", param="best_of"

@@ -31,7 +31,7 @@ APART = {"include_stop", "adapter", "logprobs"}  # options that routes set from 
 HARMLESS = {  # fields that change no answer, or that only another, refused field makes use of
     *("user", "metadata", "store", "service_tier", "safety_identifier", "request_id", "session_id", "priority"),
     *("cache_prompt", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "n_cache_reuse", "id_slot"),
-    *("include_reasoning", "verbosity", "stream_interval", "backend_sampling", "n_keep", "n_discard", "min_keep"),
+    *("include_reasoning", "verbosity", "stream_interval", "backend_sampling", "n_keep", "n_discard"),
     *("speculative.n_max", "speculative.n_min", "speculative.p_min", "speculative.type", "speculative.ngram_size_n"),
     *("speculative.ngram_size_m", "speculative.ngram_min_hits", "xtc_threshold", "dynatemp_exponent"),
     *("adaptive_decay", "mirostat_tau", "mirostat_eta", "dry_base", "dry_allowed_length", "dry_penalty_last_n"),
@@ -51,7 +51,7 @@ REFUSED = {  # fields that are not supported, unless they are null, false, 0 or 
     *("timings_per_token", "n_indent", "add_special_tokens", "logprob_token_ids", "repetition_detection"),
     *("prompt_embeds", "cache_salt", "watermarking", "vllm_xargs", "kv_transfer_params", "ec_transfer_params"),
     *("routed_experts_prompt_start", "return_mm_kwargs", "mm_payload", "mm_processor_kwargs", "media_io_kwargs"),
-    *("load_inplace", "is_3d_lora_weight", "lora_int_id"),
+    *("load_inplace", "is_3d_lora_weight", "lora_int_id", "min_keep"),
 }
 NEUTRAL: dict[str, Any] = {  # likewise, unless they are null or have this value
     "best_of": 1,
@@ -182,7 +182,7 @@ class SamplingFields(SamplingOptions):
             if own in values and values[own] != value:
                 raise ApiError(f"{sources[own]} and {name} are both given and differ: leave one out", param=name)
             values[own], sources[own] = value, sources.get(own, name)
-        for name in "max_new_tokens", "top_k", "seed":
+        for name in "top_k", "seed":
             if values.get(name) == -1:  # no limit, a random seed
                 del values[name]
         if values.get("top_p") == 0:  # top_p 0 leaves only the likeliest token
@@ -205,7 +205,9 @@ class AnswerFields(AnswerOptions):
     ignore_eos: bool | None = Field(None, description="Never generate a stop token.")
     n: Whole | None = Field(None, description="Answers for each prompt. Also as n_cmpl.")
     n_cmpl: Whole | None = None
-    max_tokens: Whole | None = Field(None, description="Also as max_completion_tokens, max_new_tokens, n_predict.")
+    max_tokens: Whole | None = Field(
+        None, description="-1: as many as fit. Also as max_completion_tokens, max_new_tokens, n_predict."
+    )
     max_completion_tokens: Whole | None = None
     n_predict: Whole | None = None
     min_tokens: Whole | None = Field(None, description="Minimum number of tokens of an answer. Also as min_new_tokens.")
@@ -230,10 +232,12 @@ class AnswerFields(AnswerOptions):
             values |= form
         return values
 
-    def options(self, limit: int | None, **changes: Any) -> GenerationOptions:
+    def options(self, limit: int, room: int, **changes: Any) -> GenerationOptions:
         """The request as GenerationOptions. `limit` is the largest number of tokens of an answer if the request sets
-        none; `changes` replace fields."""
+        none, `room` if it sets -1, as many as fit; `changes` replace fields."""
         values = {"temperature": 1.0, "max_new_tokens": limit} | self.given() | changes
+        if values["max_new_tokens"] == -1:
+            values["max_new_tokens"] = room
         for name in FORMS:
             if len(json.dumps(values.get(name, ""))) > FORM_CHARACTERS:
                 raise UserError(f"{name} has more than {FORM_CHARACTERS:,} characters: shorten it")

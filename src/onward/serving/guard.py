@@ -61,11 +61,11 @@ class Guard:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         headers, path = Headers(scope=scope), scope["path"].rstrip("/") or "/"
-        if not self.known_host(headers.get("host", "")):
-            message = (
-                f"the host {headers.get('host', '')[:200]!r} is not known here: start the server with --allow-host"
+        host = headers.get("host")  # None for a load balancer with HTTP/1.0; browsers always send it
+        if host is not None and not self.known_host(host):
+            return await refuse(
+                send, 403, f"the host {host[:200]!r} is not known here: start the server with --allow-host"
             )
-            return await refuse(send, 403, message)
         public = path in PUBLIC or path.startswith(PUBLIC_FILES) or scope["method"] == "OPTIONS"
         key = self.keys.find(sent_key(headers)) if self.keys else None
         if self.keys and not public and not key:

@@ -6,6 +6,7 @@ import json
 import logging
 import queue
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -44,10 +45,15 @@ class Lines(QueueHandler):
         pass  # the queue is full: the record is lost
 
 
+def log_warning(message: Warning | str, *details: object) -> None:
+    """Write a warning of Python's module `warnings` to the log."""
+    logging.getLogger("onward.serving").warning("%s", message)
+
+
 @contextmanager
 def logged(form: str, level: str) -> Iterator[None]:
-    """Write the log of the server to standard error inside the `with` block: `form` is text or json, `level` the
-    minimum level."""
+    """Write the log of the server, and warnings, to standard error inside the `with` block: `form` is text or json,
+    `level` the minimum level."""
     stream = logging.StreamHandler(sys.stderr)
     stream.setFormatter(JSONLines() if form == "json" else TextLines("%(message)s"))
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MOST_WAITING)
@@ -58,9 +64,11 @@ def logged(form: str, level: str) -> Iterator[None]:
         logger.addHandler(handler)
         logger.setLevel(max(least, logging.getLevelNamesMapping()[level.upper()]))
     listener.start()
+    show, warnings.showwarning = warnings.showwarning, log_warning  # type: ignore[assignment]  # called by position
     try:
         yield
     finally:
+        warnings.showwarning = show
         for logger, earlier in before.items():
             logger.removeHandler(handler)
             logger.setLevel(earlier)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 from onward.base.arguments import Range
+from onward.base.errors import UserError
 from onward.config.ranges import Size, SizeOrZero
 from onward.serving.keys import Key, check_keys, read_keys
 
@@ -87,3 +89,15 @@ class Listening(RequestLimits, ConnectionLimits):
     @property
     def is_local(self) -> bool:
         return self.host in LOCAL
+
+
+def check_addresses(options: Listening) -> None:
+    """Raise a UserError for a website or a collector that is not an address as clients write it."""
+    for origin in options.allow_origin:
+        if not re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s]+", origin):
+            raise UserError(f"allow_origin is {origin!r}: write scheme and host only, such as https://example.org")
+    if options.otlp_traces_endpoint and not re.match(r"https?://[^/\s]", options.otlp_traces_endpoint):
+        raise UserError(
+            f"otlp_traces_endpoint is {options.otlp_traces_endpoint!r}: write an address, such as "
+            "http://127.0.0.1:4318/v1/traces"
+        )

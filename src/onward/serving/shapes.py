@@ -172,7 +172,8 @@ def described(kind: Any, number: int) -> str:
     if "le" in limits:
         words += f" from {limits['ge']} to {limits['le']}"
     if "max_length" in limits:
-        words += f", {limits.get('min_length', 0)} to {limits['max_length']:,} of them"
+        least, most = limits.get("min_length", 0), f"{limits['max_length']:,}"
+        words += f" with at most {most} items" if origin is dict else f", {least} to {most} of them"
     return words
 
 

@@ -60,6 +60,8 @@ def named_in(choice: Mapping[str, Any], functions: Sequence[Function]) -> str:
     """The tool in an item of tool_choice, in the format of chat completions or of responses."""
     inner = choice.get("function")
     name = inner.get("name") if isinstance(inner, Mapping) else choice.get("name")
+    if name is None:
+        raise ApiError("tool_choice names no function: write type, function and its name", param="tool_choice")
     if not isinstance(name, str) or name not in [function.name for function in functions]:
         raise ApiError(f"Cannot call {shown(name)} of tool_choice, which is not among the tools", param="tool_choice")
     return name
