@@ -51,7 +51,7 @@ def test_all_that_transformers_writes_is_honored_or_harmless(hf: PreTrainedConfi
 
 
 def test_missing_model_type_is_named_as_missing() -> None:
-    with pytest.raises(onward.UserError, match="model_type is missing: add it"):
+    with pytest.raises(onward.UserError, match=r"config\.json: model_type is missing: add it"):
         read({"hidden_size": 64})
 
 

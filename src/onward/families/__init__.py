@@ -178,11 +178,9 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
     hf = part.keys if (part := text_part(hf)) else hf
     keys = RecordedKeys(hf)
     try:
-        if (model_type := keys.get("model_type")) is None:
-            raise UserError("model_type is missing: add it, such as llama")
-        kind = family(str(model_type))
+        kind = family(str(keys.get("model_type")))
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error if hf.get('model_type') else 'model_type is missing: add it'}") from None
     try:
         config = decoder_of(kind, keys)
     except UserError as error:
