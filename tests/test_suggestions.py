@@ -24,6 +24,8 @@ MEANT = [
     ("--d-model", TRAIN, "--model.d-model"),
     ("--model.hidden-size", TRAIN, "--model.d-model"),
     ("--temp", GENERATE, "--temperature"),
+    ("--greedy", GENERATE, "--temperature"),
+    ("--do-sample", GENERATE, "--temperature"),
     ("--max-tokens", GENERATE, "--max-new-tokens"),
     ("max_tokens", ["max_new_tokens", "min_new_tokens"], "max_new_tokens"),
     ("llama", ["llama-7b", "gpt2"], "llama-7b"),

@@ -210,6 +210,14 @@ def test_merge_is_rounded_once_and_loads_in_transformers(lm: Path, poems: Path, 
     AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
 
 
+def test_merge_never_writes_into_the_folder_of_its_base_or_adapter(lm: Path, poems: Path) -> None:
+    for folder, part in (lm, "base"), (poems, "adapter"):
+        before = sorted(poems.iterdir()) + sorted(lm.iterdir())
+        with pytest.raises(UserError, match=f"the folder of its {part}: choose another out"):
+            onward.merge(poems, folder)
+        assert sorted(poems.iterdir()) + sorted(lm.iterdir()) == before
+
+
 def test_commands_take_an_adapter(lm: Path, poems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         main(["generate", str(lm), "abc", "--adapter", str(poems), "--temperature", "0", "--max-new-tokens", "8"]) == 0

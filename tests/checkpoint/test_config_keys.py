@@ -50,6 +50,11 @@ def test_all_that_transformers_writes_is_honored_or_harmless(hf: PreTrainedConfi
     assert warned_of(hf.to_dict()) == []
 
 
+def test_missing_model_type_is_named_as_missing() -> None:
+    with pytest.raises(onward.UserError, match=r"config\.json: model_type is missing: add it"):
+        read({"hidden_size": 64})
+
+
 def test_unread_keys_are_named_in_one_warning() -> None:
     assert warned_of(express(LLAMA) | {"mystery": 8.0, "enigma": 0.2}) == ["'mystery'", "'enigma'"]
 

@@ -42,6 +42,16 @@ def test_time_left_is_that_of_steps_not_of_what_comes_before_them(
     assert display.figures()["time left"] == "0:52"
 
 
+def test_piped_run_without_validation_shows_its_loss(story_file: Path, tmp_path: Path, capsys) -> None:
+    run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2, validation="none"))
+    with Display(run) as display:
+        for event in run.train():
+            display.show(event)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step")]
+    assert [line.split(" of ")[0] for line in lines] == ["step 0", "step 2", "step 4"]
+    assert all(" | loss " in line and "validation" not in line for line in lines[1:])
+
+
 def test_piped_output_begins_with_the_figures_that_are_known(story_file: Path, tmp_path: Path, capsys) -> None:
     run = Run.start(config(story_file, tmp_path / "run", steps=4, validate_every=2))
     with Display(run) as display:

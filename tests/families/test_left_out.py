@@ -53,14 +53,6 @@ def test_layers_beyond_the_config_without_a_projection_are_not_for_prediction(tm
         load_model(tmp_path)
 
 
-@pytest.mark.parametrize("model_type", [None, 5])
-def test_config_without_a_model_type_says_so(model_type: object) -> None:
-    with pytest.raises(
-        UserError, match=r"config\.json has (no model_type|model_type 5, which is not a text): name the"
-    ):
-        read({"model_type": model_type, "hidden_size": 8})
-
-
 def test_absent_routing_biases_are_none(tmp_path: Path) -> None:
     publish(V3, tmp_path)
     kept = {name: t for name, t in tensors(tmp_path).items() if not name.endswith("e_score_correction_bias")}

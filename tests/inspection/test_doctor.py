@@ -126,6 +126,14 @@ def test_model_that_was_trained_to_copy_is_found(copier: nn.Module, check: str) 
     )
 
 
+def test_model_that_has_learned_too_little_is_not_found_to_copy() -> None:
+    tokens = counting()
+    model = onward.Decoder(onward.DecoderConfig(vocab_size=61, d_model=32, n_layers=1, n_heads=2, tied=True))
+    [found] = doctor(model, checks=["offset"], trained=True, batches=[(tokens[:, :-1], tokens[:, 1:])])
+    assert found.status == "noted"
+    assert found.what.endswith("too little for a verdict")
+
+
 def test_model_that_was_trained_to_predict_is_not() -> None:
     tokens = counting()
     about = {"trained": True, "batches": [(tokens[:, :-1], tokens[:, 1:])]}

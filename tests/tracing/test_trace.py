@@ -53,6 +53,22 @@ def test_trace_of_everything_changes_no_bit_and_has_the_listed_shapes(name: str,
             assert tuple(t[activation].shape) == eval(shape, sizes), activation
 
 
+def test_trace_iterates_over_the_names_it_recorded() -> None:
+    model, tokens = decoder(DECODERS["llama"]), token_ids(DECODERS["llama"])
+    with onward.trace(model, "embed", "blocks.0", "blocks.1.out") as t:
+        model(tokens)
+    assert [*t] == ["embed", "blocks.0.out", "blocks.1.out"]
+
+
+@pytest.mark.parametrize("wrong", [3, None, ["embed"]])
+def test_trace_takes_each_name_as_its_own_string(wrong: Any) -> None:
+    with (
+        pytest.raises(UserError, match="give each name as its own string"),
+        onward.trace(decoder(DECODERS["llama"]), wrong),
+    ):
+        pass
+
+
 def test_activations_follow_the_formulas_of_a_llama_block() -> None:
     model, tokens = decoder(DECODERS["llama"], torch.float64), token_ids(DECODERS["llama"])
     with onward.trace(model) as t:

@@ -95,11 +95,12 @@ def merge(
 
     `base` is the folder of the model, by default the one that the adapter names; `dtype` is the dtype of the merged
     weights, by default that of most tensors of the base, or bf16 if these are quantized. The weights are written in
-    files of at most `shard_bytes` bytes. Raises a UserError if `out` is the folder of the base.
+    files of at most `shard_bytes` bytes. Raises a UserError if `out` is the folder of the base or of the adapter.
     """
     base = Path(base) if base else base_folder(Path(adapter_folder))
-    if Path(out).exists() and base.exists() and os.path.samefile(out, base):
-        raise UserError(f"Cannot write the merged model to {out}, the folder of its base: choose another out")
+    for part, folder in ("base", base), ("adapter", Path(adapter_folder)):
+        if Path(out).exists() and folder.exists() and os.path.samefile(out, folder):
+            raise UserError(f"Cannot write the merged model to {out}, the folder of its {part}: choose another out")
     lm = load(base, torch.float32, "cpu", adapter_folder=adapter_folder)
     merge_lora(lm.model, adapter_names(lm.model)[0])
     stored = Counter(tensor.dtype for tensor in open_source(base).stored().values())

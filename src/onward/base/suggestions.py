@@ -55,7 +55,7 @@ SYNONYMS: dict[str, str] = {  # names in other libraries -> the last component o
     "ema": "average",
     **dict.fromkeys(("duration", "minutes", "seconds"), "time"),
     # generation
-    **dict.fromkeys(("temp", "t"), "temperature"),
+    **dict.fromkeys(("temp", "t", "greedy", "do_sample"), "temperature"),
     **dict.fromkeys(("max_tokens", "max_length", "length", "num_tokens", "n_predict", "tokens"), "max_new_tokens"),
     **dict.fromkeys(("stop_sequences", "stop_strings", "eos"), "stop"),
     **dict.fromkeys(("num_return_sequences", "best_of", "num_samples", "samples"), "n"),

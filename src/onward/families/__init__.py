@@ -171,14 +171,10 @@ def read(hf: HF, where: str = "config.json") -> tuple[Family, DecoderConfig]:
     in another family; warns of other unread keys unless they are known to be harmless."""
     hf = part.keys if (part := text_part(hf)) else hf
     keys = RecordedKeys(hf)
-    model_type = keys.get("model_type")
-    if not isinstance(model_type, str):
-        given = "has no model_type" if model_type is None else f"has model_type {model_type!r}, which is not a text"
-        raise UserError(f'{where} {given}: name the model\'s family, such as "llama"')
     try:
-        kind = family(model_type)
+        kind = family(str(keys.get("model_type")))
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        raise UserError(f"{where}: {error if hf.get('model_type') else 'model_type is missing: add it'}") from None
     try:
         config = decoder_of(kind, keys)
     except UserError as error:

@@ -44,6 +44,8 @@ def resolve(known: Mapping[str, Traceable], patterns: Iterable[str]) -> dict[str
     """
     matched: dict[str, set[int | None]] = {}
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise UserError(f"Cannot use {pattern!r} as the name of an activation: give each name as its own string")
         index: int | None = None
         names = [name for name in known if fnmatchcase(name, full_name(pattern))]
         base, _, last = pattern.rpartition(".")

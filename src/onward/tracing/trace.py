@@ -40,6 +40,9 @@ class TracedCall:
     def __contains__(self, name: str) -> bool:
         return full_name(name) in self.activations
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.activations)
+
     def grad(self, name: str) -> Tensor:
         """Return the gradient of the activation `name` in this call, in its shape, after `backward`. Raises a UserError
         if it has none."""
@@ -62,7 +65,7 @@ def recorded_activation(activations: dict[str, Tensor], name: str) -> Tensor:
 
 class Trace:
     """The activations of a model, recorded call by call by the function `trace`; if there was exactly one call,
-    `t["blocks.3.out"]` is an activation of that call."""
+    `t["blocks.3.out"]` is an activation of that call. `for name in t` goes through all names."""
 
     edits = False
 
@@ -127,6 +130,9 @@ class Trace:
 
     def __contains__(self, name: str) -> bool:
         return bool(self.calls) and name in self.call
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.call)
 
     def grad(self, name: str) -> Tensor:
         """Return the gradient of the activation `name` in the only call of the model, after `backward`. Raises a

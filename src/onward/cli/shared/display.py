@@ -36,7 +36,7 @@ class NoSamples(UserWarning):
 
 class Display:
     """The progress of a run: on a terminal as a picture that is redrawn after steps, otherwise as lines at each
-    validation."""
+    validation. In a run without a validation text, a line with the figures alone takes its place."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -90,12 +90,17 @@ class Display:
                 self.live.update(self.picture(), refresh=True)
         elif isinstance(event, Validation):
             self.print()
+        elif isinstance(event, Step) and self.run.held_out is None and self.run.due(event.step):
+            self.print_figures()
 
     def print(self) -> None:
-        known = {name: value for name, value in self.figures().items() if value}
-        console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
+        self.print_figures()
         if self.sample:
             console.print(Text("  ") + self.sample, soft_wrap=True)
+
+    def print_figures(self) -> None:
+        known = {name: value for name, value in self.figures().items() if value}
+        console.print(" | ".join(f"{name} {value}" for name, value in known.items()), soft_wrap=True)
 
     def continue_prompt(self) -> None:
         """Continue the run's prompt and record the text in samples.jsonl. Does nothing if the processes divide the
