@@ -80,8 +80,7 @@ def prediction(layer: int, width: int = 32, vocabulary: int = 96) -> dict[str, l
 
 @dataclass(frozen=True)
 class Release:
-    """A release on the hub; `names` are pairs (pattern, replacement) that map transformers' tensor names to those on
-    the hub."""
+    """A release on the hub; `names` are pairs (pattern, replacement) from transformers' tensor names to the hub's."""
 
     config: dict[str, Any]  # config.json
     family: str  # model_type of the family that reads it
