@@ -32,7 +32,9 @@ class MatrixProduct:
     def __init__(self, code: Code, given: Values, finish: Finish) -> None:
         self.code, self.given, self.finish, self.unit = code, given, finish, MatrixUnit(code, self.size == 1)
         self.length = code.mul(given.inputs, INT(self.size))  # bytes of a row in tiles
-        self.most = code.add(code.udiv(INT(BLOCK // LANES), given.inputs), INT(1))  # groups in a block of rows
+        groups = code.udiv(code.add(given.rows, INT(LANES - 1)), INT(LANES))
+        # groups in a block of rows: no more than there are, since their memory is on the thread's stack
+        self.most = code.least(code.add(code.udiv(INT(BLOCK // LANES), given.inputs), INT(1)), groups)
         tiles = code.mul(self.most, INT(self.parts))
         self.x = memory(code, code.mul(tiles, code.mul(self.length, INT(LANES))))
         self.y = memory(code, code.mul(tiles, INT(len(WEIGHT) * TILE_BYTES)))
