@@ -6,8 +6,9 @@ quotations, and texts that quote nothing.
 No trained model of these sizes is available here. The model therefore has random weights, and its answers are forced
 (`forced_tokens`): changed files of this repository, summaries and replies that quote its documentation, and plays. The
 times are those of a model of this shape, and the acceptance rate is that of a model that writes exactly these texts.
-Prompts and answers are complete texts; for an edit, they are the file before and after the change. stories260K, if its
-files exist, is a trained model and writes its own stories. Each request runs alternately with and without drafts.
+For an edit, prompt and answer are the complete file before and after the change; other prompts are excerpts of 2,500
+characters. stories260K, if its files exist, is a trained model and writes its own stories. Each request runs
+alternately with and without drafts.
 """
 
 import argparse

@@ -69,8 +69,8 @@ def test_a_push_would_upload_the_model_and_its_card_alone(tiny_run: Path, capsys
 REFUSED = {
     "push MODEL me/x --dry-run": "the model needs a license: give --license apache-2.0",
     "card MODEL --license 'My Own'": "--license is 'My Own'",
-    "push MODEL x --license mit": "x is not a name on the hub",
-    "push MODEL a/b/c --license mit": "a/b/c is not a name on the hub",
+    "push MODEL x --license mit": "x is not of the form OWNER/MODEL",
+    "push MODEL a/b/c --license mit": "a/b/c is not of the form OWNER/MODEL",
     "push gone me/x --license mit": "there is no folder gone",
     "card MODEL --license mit --out written.md": "written.md exists already",
     "push written me/x --license mit": "already names a license",

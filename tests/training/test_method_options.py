@@ -64,7 +64,7 @@ NEEDED = {"teacher": "other", "reward": reward_of("length(characters=5)")}
 CLIPS = "clip_low", "clip_high", "clip_worst", "highest", "tau_good", "tau_bad"
 WITH: dict[str, dict[str, Any]] = {name: {"iterations": 3} for name in CLIPS}
 EQUAL = {"loss_chunk", "reference"}  # another way to compute the same result
-EQUAL |= {"environment", "replay"}  # these only affect models that write expressions, and longer runs
+EQUAL |= {"environment", "replay"}  # the first only affects models that write expressions, the second longer runs
 ROWS: dict[str, list[dict[str, Any]]] = {
     "prompt": [{"prompt": f"{i} + 3?", "answer": str(i)} for i in range(4)],
     "pair": [{"prompt": f"{i} + 3?", "chosen": f"It is {i}.", "rejected": "be brief" + "!" * i} for i in range(4)],

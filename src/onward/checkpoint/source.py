@@ -26,7 +26,7 @@ class Outline:
     """A stored model of which only the headers have been read."""
 
     hf: dict[str, Any]  # the model's config.json; for a GGUF file, the equivalent keys
-    names: Names  # names of the tensors
+    names: Names  # tensor names in the files, with the parameter names in the decoder
     config: DecoderConfig
     stored: Mapping[str, StoredTensor]
     model: Decoder  # the model on the meta device

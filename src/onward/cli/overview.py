@@ -7,7 +7,7 @@ GROUPS = {
         "help": "a term in one sentence, with its chapter and its name in the code",
     },
     "texts and tokens": {
-        "data": "encode texts of any size as tokens once; list or download well-known corpora",
+        "data": "tokenize texts of any size, once for all runs; list or download well-known corpora",
         "tokenizer": "learn a tokenizer from text, compare tokenizers, show the pieces of a text",
     },
     "train and compare": {

@@ -11,7 +11,7 @@ WHY = {  # completes "Cannot read model_type X, because ..."
         "florence2 pix2struct pix2struct_text_model pp_formulanet pp_formulanet_text t5gemma2 t5gemma2_decoder "
         "udop vision-encoder-decoder evolla"
     ),
-    "it writes sound, not text": "moshi musicgen musicgen_decoder musicgen_melody musicgen_melody_decoder",
+    "it generates audio instead of text": "moshi musicgen musicgen_decoder musicgen_melody musicgen_melody_decoder",
     "its layers are conditioned on sound": "kyutai_speech_to_text voxtral_realtime_text",
     "it controls robots with a diffusion model": "pi0",
     "it generates by diffusion, not token by token": "diffusion_gemma diffusion_gemma_text",

@@ -98,7 +98,7 @@ class Attachments:
 
 @dataclass(eq=False)
 class LayeredMethod:
-    """A method of one module with layers around it."""
+    """A method of one module, and the wrappers around it."""
 
     own: Callable[..., Any] | None  # the method that a user set on the module; None: the method of the class
     wrappers: dict[str, Wrapper] = field(default_factory=dict)  # by kind

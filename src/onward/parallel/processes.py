@@ -191,7 +191,8 @@ class Processes(Alone):
         if batches < count * self.mesh.pipeline:
             raise UserError(
                 f"accumulation is {batches}, too few batches for the {self.mesh.pipeline} stages of mesh "
-                f"{str(self.mesh)!r}, which compute one each: give --accumulation {count * self.mesh.pipeline} or more"
+                f"{str(self.mesh)!r}, which each work on another batch: "
+                f"give --accumulation {count * self.mesh.pipeline} or more"
             )
         if self.mesh.pipeline * self.mesh.shards > 1 and batches % count:
             more = -(-batches // count) * count

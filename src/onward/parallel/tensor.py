@@ -254,7 +254,7 @@ def divide_layers(model: Decoder, mesh: DeviceMesh) -> None:
 
 
 def rules_of(name: str, branch: nn.Module, n: int) -> dict[tuple[nn.Module, str], Rule | None]:
-    """The rule of each parameter of a branch by (module, name); `name` is that of the branch for messages."""
+    """Return the rule of each parameter of a branch, by (module, parameter name); messages call the branch `name`."""
     if type(branch) not in TABLE or (isinstance(branch, SelfAttentionModule) and isinstance(branch.out, nn.Identity)):
         raise UserError(f"{name}, a {type(branch).__name__}, has no rule for tensor parallelism: use tensor=1")
     rules: dict[tuple[nn.Module, str], Rule | None] = {}

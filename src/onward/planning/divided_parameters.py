@@ -65,7 +65,7 @@ class ParameterGroup:
 
     @property
     def matrices(self) -> int:
-        """Elements that a device holds of the matrices of one block that Muon trains."""
+        """The number of elements, per device, of the matrices in one block that are trained with Muon."""
         return sum(piece.local for piece in self.pieces if self.is_block and piece.trained and piece.matrix)
 
 

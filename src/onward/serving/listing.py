@@ -44,8 +44,8 @@ def record(served: Served) -> dict[str, Any]:
 @router.get("/health", tags=["server"])
 @router.get("/v1/health", tags=["server"], include_in_schema=False)
 async def health(http: Request) -> JSONResponse:
-    """Return status 200 if the process works, also while it loads its models and while it is about to end; 503 if it
-    must be started again."""
+    """Return status 200 while the engines' thread is alive, even if models are being loaded or the server is shutting
+    down; 503 if the server must be restarted."""
     service = service_of(http)
     if service.worker.is_alive():
         return JSONResponse({"status": "ok" if service.state == "ready" else service.state})

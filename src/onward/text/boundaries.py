@@ -8,7 +8,8 @@ import tokenizers
 
 
 def continuing(inner: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """A copy that neither adds a space before a text nor removes the spaces with which it begins."""
+    """A copy of the tokenizer that neither adds nor removes spaces at the beginning of a text, and reads special tokens
+    as text."""
     table = json.loads(inner.to_str())
     parts = {name: without_beginning(table[name]) for name in ("normalizer", "pre_tokenizer")}
     copy = tokenizers.Tokenizer.from_str(json.dumps(table | parts))

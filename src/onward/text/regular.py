@@ -8,7 +8,7 @@ from typing import Any
 from onward.base.errors import UserError
 
 SECONDS = 1.0  # time limit of matching a text, since backtracking can take exponential time
-MOST = 1_000_000  # copies of a part of the pattern, which the library writes out
+MOST = 1_000_000  # maximum number of copies of a repeated part, since the library expands {n} into n copies
 REPEATS = re.compile(r"(\)?)\{(\d*)(?:,(\d*))?\}")
 
 

@@ -74,7 +74,7 @@ class ComputeOptions:
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"  # precision of matrix products; auto: the fastest
     compile: bool = False  # compile the blocks with torch.compile, which delays the start but makes steps faster
     recompute: bool = False  # recompute activations in the backward pass, which saves memory but takes 1/3 more time
-    loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MB
+    loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MiB
     experts: Literal["auto", "loop", "grouped"] = "auto"  # backend of experts; auto: the faster one, as measured
     mesh: str = ""  # processes by axis: "replicate=2 shard=4 context=2 tensor=2"; "": replicas, or shards if needed
 

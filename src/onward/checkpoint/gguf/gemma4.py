@@ -30,7 +30,7 @@ MODEL_INPUTS = {"token_embd": "embed", "model_proj": "project", "proj_norm": "no
 
 @dataclass(frozen=True)
 class Gemma4Architecture(Architecture):
-    IGNORED = rf"{Architecture.IGNORED}|\.attn_(k|v|k_norm)\.weight$"  # of layers that share keys and values
+    IGNORED = rf"{Architecture.IGNORED}|\.attn_(k|v|k_norm)\.weight$"  # of layers that reuse earlier ones
 
     def names(self, c: DecoderConfig) -> Iterator[Row]:
         yield from super().names(c)

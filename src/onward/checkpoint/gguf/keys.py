@@ -1,4 +1,4 @@
-"""The keys of a GGUF file's architecture, and those that were not read."""
+"""The metadata keys of a GGUF file's architecture, and a check for keys that Onward did not read."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ ARCHITECTURES_UNREAD = {  # completes "FILE is of architecture X, which Onward d
         "llama-embed t5encoder"
     ),
     "its decoder attends to the output of an encoder": "t5",
-    "it sees images or writes sound, not text": "clip wavtokenizer-dec qwen3tts pockettts",
+    "it encodes images or generates audio instead of text": "clip wavtokenizer-dec qwen3tts pockettts",
     "it generates by diffusion, not token by token": "dream llada llada-moe rnd1",
     "it is a draft model that reads the hidden states of another model": "gemma4-assistant eagle3 dflash",
     "its attention selects tokens with an indexer, whose tensors Onward does not read from GGUF": (

@@ -161,7 +161,7 @@ def print_report(options: Options, folder: Path, data: "TokenData", measured: Me
 
 
 def in_words(measured: Measured) -> str:
-    """The speed, and the share of the time of each task that took at least 1 %."""
+    """The encoding speed, the encoder, and each task's share of the time if it is at least 1 %."""
     total = sum(measured.seconds.values())
     shares = [f"{task} {seconds / total:.0%}" for task, seconds in measured.seconds.items() if seconds >= 0.01 * total]
     return f"{measured.megabytes_per_second:.3g} MB/s, encoded by {measured.encoder}: {', '.join(shares)}"

@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> None:
     options = parse(Options, argv, prog="onward push", about=ABOUT)
     folder, model = Path(options.folder), HubName.of(options.name)
     if model is None or "/" not in model.name:
-        raise UserError(f"{options.name} is not a name on the hub: give your name and the model's, such as me/mybook")
+        raise UserError(f"{options.name} is not of the form OWNER/MODEL: give a name such as me/mybook")
     files = contents(folder, options.license, model.name)
     sizes = {path: len(file) if isinstance(file, bytes) else file.stat().st_size for path, file in files.items()}
     rows, total = [{"file": path, "bytes": size} for path, size in sizes.items()], sum(sizes.values())

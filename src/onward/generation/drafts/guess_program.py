@@ -102,8 +102,8 @@ PROGRAMS: WeakKeyDictionary[DraftHead, Programs] = WeakKeyDictionary()
 @torch.inference_mode(False)  # operations on tensors that are made in inference mode would be recorded without parts
 @torch.no_grad()
 def guess_program(model: Decoder, head: DraftHead, rows: int) -> GuessProgram | None:
-    """Return the program of a guess for each of `rows` requests, compiled once and reused while the weights are the
-    same; None if it cannot be compiled."""
+    """Return the program that drafts one token for each of `rows` requests, compiled once and reused while the weights
+    are the same; None if it cannot be compiled."""
     tensors = [*model.embed.parameters(), *model.head.parameters(), *model.head.buffers(), *head.parameters()]
     key = tuple(number for t in tensors for number in (t.data_ptr(), 0 if t.is_inference() else t._version))
     if head not in PROGRAMS or PROGRAMS[head].key != key:

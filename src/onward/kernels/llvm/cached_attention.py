@@ -26,7 +26,7 @@ AttentionArguments = arguments(
 )
 AHEAD = 32  # keys and values are prefetched this many positions ahead
 LINE = {"float32": 16, "bfloat16": 32, "int8": 64}  # elements in a cache line, by dtype
-KEYS = 4  # number of keys whose scores are computed together, and maximum number of heads
+KEYS = 4  # number of keys, and maximum number of heads, whose scores are computed together
 HEADS = 8  # maximum number of heads with the same keys that a thread computes together: their sums fit into registers
 ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
 LOWEST = ir.Constant(FLOATS, [float("-inf")] * LANES)

@@ -248,9 +248,9 @@ def tile(
     """Emit code that multiplies rows of x with rows of the weight, each of `inputs` numbers; return the vectors of
     partial sums.
 
-    `ahead`: the part of the weight to prefetch at the same time; all passes over the same rows of the weight prefetch
-    the same part, since a check would cost more. An addition waits for the previous addition to the same sum; if a tile
-    has few sums, each is therefore divided into `chains` sums.
+    `ahead`: the part of the weight to prefetch at the same time; every pass over the same rows of the weight prefetches
+    the same part again, since asking whether it was prefetched would cost more. An addition waits for the previous
+    addition to the same sum; if a tile has few sums, each is therefore divided into `chains` sums.
     """
     count = len(x) * len(weight)
     wide, full_end = (code.sub(inputs, code.urem(inputs, INT(n))) for n in (unit.step * chains, unit.step))

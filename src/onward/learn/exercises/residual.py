@@ -32,7 +32,7 @@ EXERCISE = Exercise(
             "(p - q)", "(q - p)", "the difference is reversed: where the draft guesses too rarely, p − q is positive"
         ),
         Mistake(
-            "(p - q).clamp(min=0)", "(p - q).abs()", "the difference counts in both directions: set negative ones to 0"
+            "(p - q).clamp(min=0)", "(p - q).abs()", "this is the absolute difference: set negative differences to 0"
         ),
         Mistake("(p - q).clamp(min=0)", "p", "this is p itself: tokens that the draft guesses would come too often"),
         Mistake("(p - q).clamp(min=0)", "(p / q - 1).clamp(min=0)", "ratios are compared: use the difference p − q"),

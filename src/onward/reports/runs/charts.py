@@ -20,7 +20,7 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
     "set_loss": (
         "validation loss of each source",
         False,
-        "for each source of a mixture: shows which one the run still learns from",
+        "a source whose loss still falls is still being learned",
     ),
     "task": ("tasks", False, "share of right answers at each validation; see the report card for chance and errors"),
     "accuracy": ("accuracy", False, "how often the chosen answer is ranked higher, or the likeliest class is right"),

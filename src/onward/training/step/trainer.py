@@ -35,7 +35,7 @@ class StepPlan:
     not depend on the state of the trainer, so it can be prefetched in another thread."""
 
     batches: Sequence[Batch]  # batches of this process; their gradients are accumulated
-    numbers: Sequence[int] = ()  # numbers of the step's windows, in all processes
+    numbers: Sequence[int] = ()  # indices of this step's windows in all processes
     next_position: int = 0  # number of the window to continue from after this step
     measure_update: bool = False  # whether to measure the relative size of the update
 

@@ -28,7 +28,7 @@ class Distill(Method, kind="distill"):
     temperature: Positive = 1.0  # temperature of both models' probabilities
     on_policy: Share = 0.0  # share of batches for which the student generates the answers
     completion_length: Size = 256  # maximum number of tokens in an answer that the student generates
-    loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MB
+    loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MiB
 
     def check(self) -> None:
         if not self.teacher:

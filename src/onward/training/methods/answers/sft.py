@@ -26,7 +26,7 @@ class SFT(Method, kind="sft"):
 
     label_smoothing: BelowOne = 0.0  # share of the target's probability to spread over the vocabulary
     z_loss: NotNegative = 0.0  # weight of the squared log of the softmax's denominator (PaLM: 1e-4)
-    loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MB
+    loss_chunk: SizeOrZero = 0  # number of tokens whose logits are in memory at once; 0: as many as fit in 128 MiB
 
     def examples(self, encoder: Encoder, records: Iterable[Record]) -> Iterator[Example]:
         from onward.data.forms import supervised
