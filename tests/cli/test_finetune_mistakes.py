@@ -270,7 +270,7 @@ OTHERS: dict[str, Case] = {
     ),
     "an unknown cut": (TEXT, "--too-long crop", "--too-long is 'crop': did you mean drop"),
     "an unknown template": (TEXT, "--template chatlm", "--template is 'chatlm': did you mean chatml"),
-    "two weights": (TEXT, "--weights 1 --weights 2", "there are 2 weights for 1 sources: give one weight per source"),
+    "two weights": (TEXT, "--weights 1 --weights 2", "there are 2 weights for 1 sources: give one for each"),
     "a weight below 0": (TEXT, "--weights -1", "--weights is (-1.0,)"),
     "a share above 1": (TEXT, "--validation 1.5", "validation is 1.5: give a file, a share above 0 and below 1"),
     "no file to validate on": (TEXT, "--validation none.jsonl", "none.jsonl does not exist"),

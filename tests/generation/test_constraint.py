@@ -220,7 +220,7 @@ def test_forced_token_that_breaks_the_constraint_is_an_error(forced: bytes) -> N
     token = min(ids_of("byte")[forced]) if forced else lm("byte").text().eos_id
     ((answer,),) = lm("byte").complete("x", 9, regex="a+", forced_tokens=(token,))
     assert (answer.tokens, answer.finish_reason) == ([], "error")
-    assert f"Cannot force token {token}, because it breaks the constraint" in str(answer.error)
+    assert f"Cannot force token {token}, which breaks the request's constraint" in str(answer.error)
 
 
 @pytest.mark.parametrize("count", [600, 1200])
