@@ -66,7 +66,7 @@ def test_a_mistake_is_one_sentence(case: str, lm: LanguageModel) -> None:
 def test_a_tokenizer_of_another_model_is_one_sentence(lm: LanguageModel) -> None:
     small = LanguageModel(onward.Decoder(replace(lm.config, vocab_size=20)), lm.tokenizer)
     for call in lambda: small.generate("The cat"), lambda: small.score("The cat"), lambda: small.evaluate("The cat"):
-        with pytest.raises(onward.UserError, match="another model"):
+        with pytest.raises(onward.UserError, match="give ids, or a tokenizer, of this model"):
             call()
 
 

@@ -78,7 +78,7 @@ def test_changed_examples_are_one_sentence(whole: Path, base: Path, chats: Path,
     run = Run.start(config(base, chats, tmp_path / "run"))
     table = run.folder / "data/train.safetensors"
     table.write_bytes(table.read_bytes()[:-1] + b"\0\0")
-    with pytest.raises(UserError, match=r"differs in the tokens in data/train\.safetensors"):
+    with pytest.raises(UserError, match=r"have changed since it was started: the tokens in data/train\.safetensors"):
         Run.resume(run.folder)
 
 

@@ -161,7 +161,7 @@ def test_another_base_under_a_run_is_refused_with_both_checksums(base: Path, cha
         lm.model.head.weight += 1
     onward.save(lm, tmp_path / "base")
     recorded = json.loads((tmp_path / "run" / "base.json").read_text())["checksum"]
-    with pytest.raises(UserError, match=f"made for another base: .* {recorded}, and .* has checksum"):
+    with pytest.raises(UserError, match=f"made for another base: .* {recorded}, but .* has checksum"):
         Run.resume(tmp_path / "run")
 
 

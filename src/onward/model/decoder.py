@@ -159,7 +159,7 @@ def check_tokens(tokens: Tensor, config: DecoderConfig) -> None:
 def check_ids(least: int, greatest: int, config: DecoderConfig) -> None:
     for token in least, greatest:
         if not 0 <= token < config.vocab_size:
-            vocabulary = f"a vocabulary of {config.vocab_size}: give ids of the tokenizer of this model"
+            vocabulary = f"a vocabulary of {config.vocab_size}: give ids, or a tokenizer, of this model"
             raise UserError(f"token id {token} is out of range for {vocabulary}")
 
 

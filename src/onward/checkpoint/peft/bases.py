@@ -73,5 +73,5 @@ def check_base(adapter_folder: Path, base: Path) -> None:
     if wanted.checksum and (actual := weights_checksum(base)) != wanted.checksum:
         raise UserError(
             f"{adapter_folder} was made for another base: {wanted.folder} with checksum {wanted.checksum}, "
-            f"but {base} has checksum {actual};  load it with its own base"
+            f"but {base} has checksum {actual}; load it with its own base"
         )
