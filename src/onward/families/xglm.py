@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from typing import Any
 
+from onward.base.errors import UserError
 from onward.config.decoder import DecoderConfig, LayerNorm, Plain, SelfAttention, Sinusoidal
 from onward.families import ACTIVATIONS, HF, Row, activation, linear, only, opt, sizes
 
 ARCHITECTURES = {"xglm": "XGLMForCausalLM"}
 SOURCE = "arXiv:2112.10668"
 BASE = "model."
+OFFSET = 2  # position of the first token
 IGNORED = r"embed_positions\.weights?$"
 PRESETS: dict[str, HF] = {
     f"xglm-{name}": {"d_model": width, "ffn_dim": 4 * width, "num_layers": layers, "attention_heads": heads}
@@ -34,13 +36,15 @@ SIZES = {
 
 def config(hf: HF) -> DecoderConfig:
     only(hf, add_cross_attention=False)
+    if (hf.get("pad_token_id") or 0) >= OFFSET:  # the model leaves out the vector of this position
+        raise UserError(f"pad_token_id is {hf['pad_token_id']}, which Onward supports only below {OFFSET} for XGLM")
     act: Any = hf.get("activation_function", "gelu")
     size = sizes(hf, SIZES)
     half = size["d_model"] // 2
     return DecoderConfig(
         **size,
         # the last of XGLM's D / 2 wavelengths is 2 pi 10,000; in Onward, the next one would be 2 pi theta
-        position=Sinusoidal(theta=10_000.0 ** (half / (half - 1)), offset=2, order="halves"),
+        position=Sinusoidal(theta=10_000.0 ** (half / (half - 1)), offset=OFFSET, order="halves"),
         attention=SelfAttention(bias=True, out_bias=True),
         mlp=Plain(act=ACTIVATIONS.get(act, act), bias=True),
         norm=LayerNorm(),
