@@ -45,7 +45,7 @@ def test_page_shows_the_figures_of_the_run(tmp_path: Path) -> None:
 def test_page_says_why_the_last_validation_is_not_the_final_loss(tmp_path: Path) -> None:
     _, parsed = written(write_run(run := tmp_path / "run"))
     assert "3.1000 at step 40, is measured during training on a sample of 99 tokens in bf16" in parsed.text
-    assert "the final validation loss, 2.7500, on all 99 tokens in fp32" in parsed.text
+    assert "the final validation loss, 2.7500, on 99 tokens in fp32" in parsed.text
     (run / "result.json").write_text('{"loss": 3.1}')
     assert "is measured during training on a sample" not in written(run)[1].text
 

@@ -53,7 +53,8 @@ ROWS = 4  # windows added to a batch, to measure the memory of a window
 
 @dataclass(frozen=True)
 class Proposal:
-    """A mesh to choose from, with the training memory of one of its devices and the tokens per second of all."""
+    """A mesh to choose from, with the training memory of the device that needs the most, and the tokens per second of
+    all."""
 
     mesh: Mesh
     memory: TrainingMemory
@@ -279,7 +280,7 @@ class Planned:
         best = max(able, key=lambda one: one.speed, default=None)
         time = self.time(best.mesh) if best else None
         if time is None or time.meanwhile > time.arithmetic:
-            state = found[0].memory.weights + found[0].memory.optimizer  # of replicas
+            state = found[0].memory.weights + found[0].memory.optimizer  # bytes of a full replica
             for mesh in sorted(pipelines(self.config, count, {1, sizes[-1]}), key=self.speed, reverse=True):
                 if best and self.speed(mesh) <= best.speed:
                     break

@@ -1,4 +1,4 @@
-"""The server of `onward serve`, inside another program."""
+"""The server of `onward serve`, for use inside other programs."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -249,7 +249,8 @@ def variables_of(given: Mapping[str, Any] | None, tools: Tools, served: Served) 
     if tools.choice != "none":
         if "tools" not in template_of(served):
             raise ApiError(
-                f"Cannot offer tools, because the chat template of {served.name} does not show them to the model",
+                f"Cannot offer tools, because the chat template of {served.name} does not show them to the "
+                "model: leave them out",
                 param="tools",
             )
         variables["tools"] = [{"type": "function", "function": function.given} for function in tools.functions]

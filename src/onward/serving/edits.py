@@ -19,7 +19,7 @@ from onward.tracing.calls import Location
 from onward.tracing.edit import Change, edit
 from onward.tracing.sites import activations
 
-MOST_OFF = 4096  # heads and layers of a request
+MOST_OFF = 4096  # largest number of heads, and of layers, of a request
 
 
 class Edits(BaseModel):

@@ -71,7 +71,7 @@ def tokens_of(body: EmbeddingRequest, served: Served) -> list[list[int]]:
         if not tokens:
             raise ApiError(f"{place} is empty: give it at least one token", param=place)
         if not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise ApiError(f"{place} has a token beyond the vocabulary of {vocab_size}", param=place)
+            raise ApiError(f"{place} has an id beyond the vocabulary of {vocab_size}: give others", param=place)
         if len(tokens) > length:
             limit = f"this model's maximum context length is {length} tokens"
             raise ApiError(

@@ -1,4 +1,4 @@
-"""Errors of the server, in the form of the OpenAI API: {"error": {"message", "type", "param", "code"}}."""
+"""Errors of the server, in the format of the OpenAI API: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ApiError(UserError):
 
 
 def error_body(message: str, status: int, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """An error response in the form of OpenAI's API, without the middle of a long message."""
+    """An error response in the format of OpenAI's API, without the middle of a long message."""
     if len(message) > LONGEST:
         message = f"{message[: LONGEST // 2]} ... {message[5 - LONGEST // 2 :]}"
     kind = TYPES.get(status, "invalid_request_error")

@@ -1,6 +1,6 @@
 """Pictures of the layers of a model that reads a text: attention, roles of heads, feed-forward units, experts.
 
-Shapes: L layers, H heads, T tokens, X experts.
+Shapes: T tokens, X experts.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from onward.tracing.sites import attend_modules
 
 WEIGHT = ColorScale(1, root=True, unit="attention weight")
 SCORE = ColorScale(1, unit="score", faint=True)
-UNITS = 16  # units that are shown
+UNITS = 16  # largest number of units shown
 SHOWN_ROLES = "previous", "induction", "duplicate", "first"
 
 
@@ -170,7 +170,7 @@ def experts(reading: Reading) -> Picture:
 
 
 def expert_panel(layer: int, shares: np.ndarray, pieces: Sequence[str]) -> Panel:
-    """`shares` (X, T) of X experts at T tokens."""
+    """`shares` (X, T) are the routing weights of the experts at each token."""
     return cells(
         f"layer {layer}",
         shares,

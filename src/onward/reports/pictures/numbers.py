@@ -49,8 +49,8 @@ def escaped(text: str) -> str:
 
 
 def write_tables(stem: Path, rows: Sequence[Mapping[str, str]], numbers: Sequence[Mapping[str, Any]]) -> list[Path]:
-    """Write a table as Markdown and LaTeX, and its exact `numbers` as CSV, to files of this name with three endings;
-    returns the files."""
+    """Write a table as Markdown and LaTeX, and its exact `numbers` as CSV, to files named `stem` with three endings;
+    return their paths."""
     texts = {".md": markdown_of(rows), ".tex": latex_of(rows), ".csv": csv_of(numbers)}
     for ending, text in texts.items():
         write_text(stem.with_suffix(ending), text)
@@ -58,8 +58,8 @@ def write_tables(stem: Path, rows: Sequence[Mapping[str, str]], numbers: Sequenc
 
 
 def values_of(panel: str, data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the numbers of a panel, one in a row: of a curve with its name and coordinate, of a cell with its row and
-    column, of a bar or token with its name."""
+    """Yield a row for each number of a panel: that of a curve with the curve's name and x, that of a cell with its row
+    and column, any other with its name."""
 
     def many(rows: Sequence[Any], columns: Sequence[Any], values: Sequence[Sequence[Any]]) -> Iterator[dict[str, Any]]:
         for row, line in zip(rows, values):

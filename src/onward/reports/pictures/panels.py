@@ -22,7 +22,7 @@ BLOCKS = "▁▂▃▄▅▆▇█"
 ROW = 17  # pixels of a row of the legend of curves
 STYLES = "smooth", "validation", "other", "fourth", "fifth", "sixth"  # CSS classes of curves
 COLUMNS = 56  # width of a curve in a terminal
-WIDEST, FOLDED = 64, 92  # in a terminal: largest number of cells in a row, and largest width of cells with texts
+WIDEST, FOLDED = 64, 92  # in a terminal: most rows or columns of cells without texts, largest width of cells with texts
 BAR = 190.0  # pixels of the longest bar
 
 
@@ -41,9 +41,9 @@ def cells(
     """Return a panel that draws a matrix (R, C) as cells shaded by value; NaN stays blank.
 
     `rows` and `columns` are labels; as many are drawn as are legible. `scale` maps values to shades, by default up to
-    the largest value. `room` is the width of all cells in pixels. `texts` (R, C) are printed in the cells, at most
-    `longest` characters each. `reading` is the sentence shown for the cell under the pointer, such as "{row} attends to
-    {column}: {value}".
+    the largest absolute value. `room` limits the width of all cells in pixels, unless `texts` need more. `texts` (R, C)
+    are printed in the cells, at most `longest` characters each. `reading` is the sentence shown for the cell under the
+    pointer, such as "{row} attends to {column}: {value}".
     """
     values = np.asarray(values, float)
     scale = scale or ColorScale(float(np.nanmax(np.abs(values), initial=0)), bool((values < 0).any()), unit="value")
@@ -97,7 +97,7 @@ def cells(
 
 
 def text_width(texts: Sequence[Sequence[str]]) -> float:
-    """Pixels of cells in which each of `texts` fits."""
+    """The width in pixels of a cell in which each of `texts` fits."""
     return max((cell_len(text) for line in texts for text in line), default=1) * LABEL + 8
 
 
@@ -131,7 +131,7 @@ def cell_lines(
     scale: ColorScale,
     texts: Sequence[Sequence[str]] | None,
 ) -> list[str]:
-    """One shading character per cell or, if given, the `texts` of the cells."""
+    """Lines of a matrix for a terminal: shading characters or, if given, the `texts` of the cells."""
     if texts is None and max(values.shape) > WIDEST:  # each character represents several rows and columns
         every = math.ceil(max(values.shape) / WIDEST)
         rows, columns = rows[::every], columns[::every] if [*columns] != [*rows] else rows[::every]
@@ -190,7 +190,7 @@ def curves(
 
     `series` maps the name of each curve to its heights, and `marks` maps the label of each vertical line to its x.
     `ranges` maps the name of a curve to (least values, greatest values), drawn as a band around the curve; `dots` are
-    single points (x, y). `size` is (width, height) in pixels.
+    single points (x, y). `size` is (width, height) in pixels, without the legend.
     """
     width, height = size
     domain = np.array([[min(x), max(x)]] * 3, float)
@@ -248,7 +248,7 @@ def curves(
 
 
 def legend_rows(names: Sequence[str], width: float) -> list[int]:
-    """The legend row of each name, from 0; a row is at most `width` pixels wide."""
+    """The legend row of each name, from 0, for rows of `width` pixels."""
     rows, used = list[int](), 0.0
     for name in names:
         size = LABEL * (cell_len(name) + 2) + 14
@@ -277,8 +277,8 @@ def curve_line(heights: np.ndarray, frame: Frame) -> str:
 
 def bars(title: str, values: Mapping[str, float], *, unit: str = "", marked: str = "", top: float = 0) -> Panel:
     """Return a panel with a bar for each named value, in `unit` ("%": shares as percentages). A negative value's bar,
-    and the bar named `marked`, have the second color. `top` is the value of a bar of full length; 0: the largest
-    value."""
+    and the bar named `marked`, have the second color. `top` is the absolute value of a bar of full length; 0: the
+    largest."""
     top = top or max((abs(value) for value in values.values()), default=0) or 1.0
     names = [fitted(name, 18) for name in values]
     left = LABEL * max(map(cell_len, names), default=0) + 10

@@ -1,4 +1,4 @@
-"""Pictures as PDF: one page of the picture's size, which holds its PNG at three pixels per unit, 288 per inch."""
+"""Pictures as PDF: one page of the picture's size with its PNG at three pixels per SVG pixel, 288 per inch."""
 
 import struct
 import zlib
@@ -11,7 +11,7 @@ POINTS = 0.75  # PDF points per SVG pixel
 
 
 def pdf_of(png: bytes, zoom: float = ZOOM) -> bytes:
-    """Return a PDF page that shows a PNG, which has `zoom` pixels for each pixel of the page."""
+    """Return a PDF of one page that shows a PNG with `zoom` pixels for each SVG pixel."""
     colors = rgb_of(png)
     height, width = colors.shape[:2]
     size = f"{width / zoom * POINTS:.2f} {height / zoom * POINTS:.2f}"

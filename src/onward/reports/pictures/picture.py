@@ -40,24 +40,24 @@ PANEL_STYLE = """
 .picture .box { fill: var(--panel); stroke: var(--line) } .picture .stem { fill: var(--paper); stroke: var(--accent) }
 .picture .arrow { fill: none; stroke: var(--soft); stroke-width: 1.3 }
 """
-WIDEST, NARROWEST = 1000.0, 560.0  # largest and smallest width of a picture in pixels
+WIDEST, NARROWEST = 1000.0, 560.0  # pixels: width in which panels share a row, smallest width of a picture
 MARGIN, GAP, TITLE, LINE = 18.0, 30.0, 20.0, 18.0  # pixels: around panels, between them, above them, per text line
 LINE_MARKS = {"\n": MARKS["\n"], "\t": MARKS["\t"]}
 POINTED = 'class="hit"', "<title>"  # marks of elements whose text is shown under the pointer
 LETTER = '<text y="15">x</text>'
-MOST_VALUES = 4096  # values of a panel; for larger panels, the page reads values from the image
+MOST_VALUES = 4096  # values of a panel; see `pointed` for larger panels
 
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel in three forms: SVG, lines for a terminal, and numbers for JSON."""
+    """One panel as SVG, as lines for a terminal, and as numbers."""
 
     title: str
     width: float  # width in pixels
     height: float
     body: str  # SVG elements, starting at the origin
     text: Sequence[str]  # the same picture as lines for a terminal
-    data: Mapping[str, Any] = field(default_factory=dict)  # the numbers shown, for JSON and for the pointer
+    data: Mapping[str, Any] = field(default_factory=dict)  # the numbers shown, for JSON, CSV and the pointer
     scale: ColorScale | None = None  # scale of the cells, for the legend
 
 
@@ -205,8 +205,8 @@ def pointed(panel: Panel) -> dict[str, Any]:
 
 
 def in_rows(items: Sequence[Any], widths: Sequence[float], most: float, gap: float) -> Iterator[list[Any]]:
-    """Divide items into rows at most `most` wide; a wider item has a row to itself. Equal widths are spread evenly over
-    the rows."""
+    """Divide items into rows at most `most` wide; a wider item has a row to itself. Items of equal width are spread
+    evenly over the rows."""
     if len({*widths}) == 1:
         rows = math.ceil(len(items) / max(1, (most + gap) // (widths[0] + gap)))
         most = min(most, math.ceil(len(items) / rows) * (widths[0] + gap))
@@ -250,7 +250,8 @@ def png_of(svg: str, zoom: int = 2, background: str | None = None) -> bytes:
     blank, letter = (f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20">{x}</svg>' for x in ("", LETTER))
     if render(blank) == render(letter):
         raise UserError(
-            "this machine has no fonts for the labels of a PNG: install some, such as DejaVu, or write an .svg"
+            "Cannot draw the labels of a PNG or PDF, because this machine has no fonts: install "
+            "some, such as DejaVu, or write an .svg"
         )
     return render(plain)
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 import numpy as np
 
 AXES = "step", "seconds", "tokens"  # the x axes; seconds and tokens are sums over the steps
-# The six colors of curves, from --accent on, also differ for color-blind readers: by 13 or more in CIEDE2000, simulated
-# as in Machado et al. 2009, and --accent and --third, by 8, in their dashes too.
+# The six colors of curves, from --accent on, also differ for color-blind readers: by at least 13 in CIEDE2000,
+# simulated as in Machado et al. 2009, except --accent and --third, which differ by 8 and in their dashes.
 COLORS = """
 :root { color-scheme: light dark; --paper: #fcfbf9; --panel: #f4f2ee; --line: #dedad3; --ink: #23211e; --soft: #6b665e;
   --accent: #1f6f78; --second: #c2571a; --third: #7a4fa3; --fourth: #23305e; --fifth: #7a1020; --sixth: #6f7464 }
@@ -160,7 +160,7 @@ def rounded(values: np.ndarray) -> Any:
 
 def axis_ticks(axis: str, first: float, last: float, most: int) -> list[list[tuple[float, str]]]:
     """Ticks (coordinate, label) for the linear and the logarithmic scale of "step", "seconds" or "tokens"."""
-    if first < 0 or (axis == "step" and (last < 2 or first != int(first))):  # no counts
+    if first < 0 or (axis == "step" and (last < 2 or first != int(first))):  # the coordinates are not counts
         linear = [t for t in ticks(first, last, most) if first <= t <= last]
         return [[(t, f"{t:g}") for t in values] for values in (linear, log_ticks(max(first, 1), max(last, 1), most))]
     if axis == "seconds":

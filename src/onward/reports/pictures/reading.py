@@ -36,7 +36,8 @@ class Reading:
         return [readable(self.tokenizer.piece(token), MARKS) for token in tokens]
 
     def next_token(self, text: str, tokens: Sequence[int]) -> int:
-        """The token of `text`, or the likeliest after `tokens` for ""; raises a UserError unless it is one token."""
+        """The token of `text`, or the likeliest after `tokens` for ""; raises a UserError if `text` is not one
+        token."""
         if not text:
             return int(logits(self.model, tokens)[-1].argmax())
         ids = self.tokenizer.encode(text)

@@ -1,8 +1,7 @@
-// The distribution of the next token under temperature, top-k, top-p and min-p, in the order of
-// process_logits.
+// The distribution of the next token under temperature, top-k, top-p and min-p, in the order of process_logits.
 // `logprobs` are those of the likeliest tokens, the largest first; `others[i]` is the log-sum-exp of the logprobs of all
-// other tokens divided by `temperatures[i]`, null where there are none. Returns the shares of the likeliest tokens and,
-// together, of all others. Where top-p or min-p keeps more than the likeliest tokens, it keeps all others.
+// other tokens divided by `temperatures[i]`, null where there are none. Returns the probabilities of the likeliest
+// tokens, and that of all others together, which are kept or removed as one.
 const reshape = ({ logprobs, others }, temperatures, temperature, topK, topP, minP = 0) => {
   const sum = values => values.reduce((a, b) => a + b, 0)
   if (temperature === 0) return { shares: logprobs.map((_, i) => +(i === 0)), others: 0 }

@@ -26,8 +26,8 @@ class Legend(NamedTuple):
 
 @dataclass(frozen=True)
 class ColorScale:
-    """A color scale, which maps values to shades for the cells of a picture: 0 is transparent, `top` is opaque. If
-    `signed`, negative values use the second color, down to -top."""
+    """A color scale, which maps values to shades for the cells of a picture: 0 is transparent, and `top` is opaque
+    unless `faint`. If `signed`, negative values use the second color, down to -top."""
 
     top: float
     signed: bool = False

@@ -60,8 +60,8 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
     """Apply each sampling strategy, such as top-p, to the next-token distribution of logits (V,), and return the
     probabilities of the `most` most probable tokens.
 
-    `name` is a function that returns the text of a token id. For the penalties, the second, the third and again the
-    second most probable token count as already generated.
+    `name` is a function that returns the text of a token id. The second, the third and again the second most probable
+    token count as already generated.
     """
     ids = logits.argsort(descending=True, stable=True)[:most].tolist()
     first, second, third, fourth = ids[:4]
@@ -98,7 +98,7 @@ def compare(logits: Tensor, name: Callable[[int], str], most: int = 8) -> Compar
 
 
 def share(p: float) -> str:
-    """Three digits, such as .250; 0 is a dash."""
+    """Three decimals, such as .250; 0 is a dash."""
     return f"{p:.3f}".removeprefix("0") if p else "–"
 
 

@@ -49,7 +49,7 @@ def next_token(reading: Reading, *, sampling: Sampling = USUAL) -> Picture:
 
 
 def applied(sampling: Sampling, step: str) -> str:
-    """The options of a sampling step that have an effect, as text, with the values that are numbers."""
+    """The options of a sampling step that have an effect, as text, with their values if these are numbers."""
     values = {name: getattr(sampling, name) for name in STEPS[step]}
     changed = {name: value for name, value in values.items() if value != getattr(UNCHANGED, name)}
     return ", ".join(f"{name} {v:g}" if isinstance(v, int | float) else name for name, v in changed.items())
@@ -132,7 +132,8 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
     answer, other_answer = reading.next_token(right, clean), reading.next_token(wrong, other)
     if answer == other_answer:
         raise UserError(
-            "Cannot patch texts with the same likeliest next token: choose other texts, or give --right and --wrong"
+            "Cannot patch texts with the same next token: choose other texts, or give different tokens with "
+            "--right and --wrong"
         )
     metric = logit_difference(answer, other_answer)
     streams = activation_patching(reading.model, clean, other, metric, "in").effects.numpy()

@@ -26,7 +26,7 @@ from onward.reports.runs.wording import duration
 from onward.text.tokenizer import Tokenizer
 
 ROWS = 12  # largest number of validations in the table of losses
-CURVE = "loss.svg"  # the picture of the curves that a run folder has
+CURVE = "loss.svg"  # file name of the loss curve in a run folder
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.+-]*")
 
 

@@ -41,7 +41,7 @@ KINDS = {  # name in metrics.jsonl (without "/LAYER"): title, logarithmic axis, 
 }
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 290.0, 124.0, 50.0, 272.0, 8.0, 98.0
 POINTS = 160  # largest number of points of a line; each is the highest value of a stretch of steps
-ALL_POINTS = 2400  # largest number of points of all lines of a chart; each line has at least 30
+ALL_POINTS = 2400  # largest number of points of all lines of a chart, but each line may have 30
 
 Lines = dict[str, list[tuple[float, float]]]  # layer ("" for a single line) -> (step, value), in order
 
@@ -57,7 +57,7 @@ def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "")
 
 
 def recorded(metrics: Metrics) -> dict[str, Lines]:
-    """Recorded figures by kind, such as gradient norms, and layer ("": not per layer)."""
+    """Recorded figures by kind, such as gradient norms, and by layer or other name ("": a single line)."""
     lines: dict[str, Lines] = defaultdict(lambda: defaultdict(list))
     for row in metrics.rows:
         for key, value in row.items():
@@ -103,13 +103,13 @@ def figure(
 
 
 def totals(lines: Lines) -> list[list[tuple[float, float]]]:
-    """The total of all layers, which is under "", or else the lines of all layers."""
+    """The total, which is under "", or without one all lines."""
     return [lines[""]] if "" in lines else [*lines.values()]
 
 
 def axis(frame: Frame, values: np.ndarray, log: bool) -> Heights:
-    """An axis that suits `values`: linear from 0 to at most 3 times the 95th percentile, higher values at the edge;
-    logarithmic from no lower than a thousandth of the median."""
+    """An axis that suits `values`: linear from 0 to at most 3 times the 95th percentile, if positive, with higher
+    values at the edge; logarithmic from no lower than a thousandth of the median."""
     positive = values[values > 0]
     if log and len(positive):
         low, high = max(positive.min(), np.median(positive) / 1000), positive.max()

@@ -8,12 +8,12 @@ from typing import Any
 from onward.base import fields
 from onward.training.finetuning.config import FinetuneConfig, config_class
 
-UNSAID = "sources", "out", "model"  # options that are not listed; the fields of model are options of their own
+UNSAID = "sources", "out", "model"  # not options: sources are arguments, fields of model own options
 
 
 def command(options: Mapping[str, Any]) -> list[str]:
-    """Words of the command that repeats a run, with the values that Onward chose; defaults, and directories of absolute
-    paths, are left out. Raises a UserError for invalid options."""
+    """Words of the command that repeats a run, with the values that Onward chose; defaults, the output folder, and
+    directories of absolute paths are left out. Raises a UserError for invalid options."""
     config = fields.build(config_class(options), options)
     changed = {name: value for name, value in fields.changed_fields(config).items() if name not in UNSAID}
     words = ["onward", "train"]

@@ -25,7 +25,7 @@ def loss_figure(metrics: Metrics, guesses: int, other: Metrics | None = None, ot
 
 
 def write_loss_svg(run: Path, guesses: int) -> Path | None:
-    """Write loss.svg; None if the run has made no step yet."""
+    """Write loss.svg and return its path; None if the run has made no step yet."""
     metrics = read_metrics(run)
     if not metrics.steps:
         return None
@@ -35,7 +35,7 @@ def write_loss_svg(run: Path, guesses: int) -> Path | None:
 
 
 def loss_svg(metrics: Metrics, guesses: int) -> str:
-    """A standalone SVG."""
+    """The loss curve as a standalone SVG."""
     svg, _ = loss_plot(metrics, guesses)
     head, rest = svg.split(">", 1)
     size = f'xmlns="http://www.w3.org/2000/svg" width="{WIDTH:g}" height="{HEIGHT:g}"'

@@ -14,8 +14,8 @@ from onward.reports.runs.record import Figures, RunRecord
 
 
 def write_csv(folder: Path, out: Path, figures: Figures) -> list[Path]:
-    """Write the tables of the run or model in `folder` as CSV to the folder `out`, those that have rows: curves.csv (a
-    row for each step and validation), figures.csv and scores.csv; returns the files."""
+    """Write the tables of the run or model in `folder` that have rows as CSV to the folder `out`: curves.csv (a row for
+    each step and validation), figures.csv and scores.csv. Return their paths."""
     record = RunRecord(folder)
     places = record.metrics.coordinates([row["step"] for row in record.metrics.rows])
     curves = [row | dict(zip(AXES, map(float, at))) for row, at in zip(record.metrics.rows, places.T)]
@@ -31,8 +31,8 @@ def write_csv(folder: Path, out: Path, figures: Figures) -> list[Path]:
 
 
 def write_pdf(folder: Path, out: Path) -> list[Path]:
-    """Write loss.svg of the run in `folder` as loss.pdf to the folder `out`; returns the file, or nothing if the run
-    has made no step."""
+    """Write loss.svg of the run in `folder` as loss.pdf to the folder `out`. Return its path in a list, which is empty
+    without a loss.svg."""
     if not (folder / "loss.svg").exists():
         return []
     svg = (folder / "loss.svg").read_text(encoding="utf-8").replace(COLORS, colors("light"))

@@ -1,6 +1,6 @@
 """Sections of a page that show the model reading a text: attention, next tokens, and the loss of each token.
 
-Shapes: H heads, T tokens.
+Shapes: H heads, T tokens, V vocabulary.
 """
 
 import base64
@@ -29,11 +29,11 @@ from onward.reports.pictures.views import lens
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.sites import attend_modules
 
-TOKENS, FEWEST = 48, 12  # the largest and the smallest number of tokens to show
+TOKENS, FEWEST = 48, 12  # largest number of tokens to show, smallest of whole sentences
 PARAGRAPH = 256  # the largest number of tokens whose losses are shown
 LIKELIEST = 64  # number of tokens whose probabilities the sliders change one by one; all others count together
 LENS, EXPERT_LAYERS = 20, 3  # tokens that the lens reads, layers whose experts are shown
-TEMPERATURES = [i / 10 for i in range(1, 21)]  # values of the slider
+TEMPERATURES = [i / 10 for i in range(1, 21)]  # values of the slider above 0
 CELLS = 300_000  # largest number of attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
 ABBREVIATION = re.compile(r"(?:\b[a-z]|\b(?:etc|cf|vs|al|mr|mrs|ms|dr|prof|st))\.$", re.IGNORECASE)  # e.g., J. S.
@@ -41,12 +41,12 @@ PARTS = (
     *("attention", "legend", "sinks", "words", "next", "distributions", "losses", "losses_about"),
     *("lens", "lens_about", "experts", "experts_about"),
 )
-SENTENCES = 50  # characters of the paragraph from which the passage is chosen
+SENTENCES = 50  # largest number of sentences of a paragraph from which a passage is chosen
 
 
 def look(model: Decoder, tokenizer: Tokenizer | None, text: str) -> tuple[dict[str, str], list[Picture]]:
     """Sections of a run's page that show the model reading the first sentences of a text, and their pictures, whose
-    numbers the page's script needs. They are "" without a tokenizer and for fewer than two tokens."""
+    numbers the page's script needs. The sections are "" without a tokenizer and for fewer than two tokens."""
     nothing, c = dict.fromkeys(PARTS, ""), model.config
     if tokenizer is None:
         return nothing, []

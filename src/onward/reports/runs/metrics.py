@@ -16,10 +16,10 @@ LARGEST = 1e100
 
 @dataclass(frozen=True)
 class Metrics:
-    """The rows of a run's metrics.jsonl, and those of its rollbacks."""
+    """The rows of a run's metrics.jsonl, with those of its rollbacks apart."""
 
     rows: list[dict[str, float]]  # finite numbers of each step and each validation
-    rollbacks: list[dict[str, Any]]  # each with failed_step, the reason, and the step of the save it returned to
+    rollbacks: list[dict[str, Any]]  # each with failed_step, the reason, and the step to which the run returned
 
     @cached_property
     def steps(self) -> list[dict[str, float]]:
@@ -69,7 +69,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def smoothed(values: Sequence[float]) -> np.ndarray:
-    """Centered moving mean over 2 % of the values, over fewer near the beginning, where losses fall fast."""
+    """Moving mean over 2 % of the values; over fewer near the end, and near the beginning, where losses fall fast."""
     count = len(values)
     cumulated = np.concatenate([[0.0], np.cumsum(np.asarray(values, dtype=np.float64))])
     index = np.arange(count)

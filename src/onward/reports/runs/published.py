@@ -29,17 +29,17 @@ class PublishedResult:
     source: str
 
 
-# CORE and some of its tasks with their examples, of the weights of GPT-2 and, of CORE, the first speedrun of nanochat
+# some tasks of CORE with their numbers of few-shot examples
 CORE_TASKS = {"hellaswag_zeroshot": 0, "lambada_openai": 0, "hellaswag": 10, "piqa": 10, "arc_easy": 10}
 CORE_TASKS |= {"arc_challenge": 10}
-GPT2 = {  # parameters: CORE, then the scores at CORE_TASKS
+GPT2 = {  # number of parameters, CORE, scores at CORE_TASKS
     "GPT-2": (124_439_808, 0.1139, 0.309, 0.323, 0.308, 0.623, 0.412, 0.222),
     "GPT-2 Medium": (354_823_168, 0.1849, 0.390, 0.426, 0.395, 0.670, 0.480, 0.262),
     "GPT-2 Large": (774_030_080, 0.2146, 0.440, 0.488, 0.444, 0.698, 0.535, 0.264),
     "GPT-2 XL": (1_557_611_200, 0.256525, 0.502, 0.523, 0.512, 0.725, 0.595, 0.299),
 }
 ENWIK8 = {"GPT-2": 1.16, "GPT-2 Medium": 1.01, "GPT-2 Large": 0.97, "GPT-2 XL": 0.93}  # bits per byte
-# zero-shot, at the last step: acc of these tasks, but acc_norm of arc_challenge
+# zero-shot, at the last step: acc of these tasks, then acc_norm of arc_challenge
 PYTHIA_TASKS = "lambada_openai", "piqa", "winogrande", "arc_easy", "sciq"
 PYTHIA_SIZES = {
     "70m": (70_426_624, 0.1846, 0.5947, 0.5280, 0.3737, 0.6010, 0.2210),
@@ -67,6 +67,6 @@ def figures() -> Iterator[PublishedResult]:
 
 def nearest(parameters: int, suite: str, task: str, metric: str, examples: int) -> list[PublishedResult]:
     """Results of the models nearest in size, for the same task, metric and number of examples."""
-    # suites have other rules for a task: for piqa, one compares sums of log-probabilities, another means over tokens
+    # suites differ in the rules of a task: for piqa, one compares sums of log-probabilities, another means over tokens
     same = [f for f in figures() if (f.suite, f.task, f.metric, f.examples) == (suite, task, metric, examples)]
     return sorted(same, key=lambda figure: abs(log(figure.parameters / max(1, parameters))))[:NEAREST]

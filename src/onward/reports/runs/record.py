@@ -31,7 +31,7 @@ State = Literal["running", "stopped", "finished", "no run"]
 @dataclass(frozen=True)
 class Figures(Shown):
     """The figures of a run or a model, such as its loss: from the final evaluation or, before it, from the last
-    validation. A figure that is not recorded is None."""
+    validation. A figure that is not recorded is None or 0."""
 
     name: str
     state: State  # "no run": the folder contains only a model
@@ -188,7 +188,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def options_in_effect(options: Mapping[str, Any], model: DecoderConfig) -> list[tuple[str, str, str]]:
     """(name, value, meaning) for each option that had an effect, from run.json. A special value (0, none, "") is
-    replaced by the value it stands for; the page describes the model's fields itself."""
+    replaced by its explanation in the help text; the page describes the model's fields itself."""
     try:
         config = fields.build(config_class(options), options)
     except UserError:

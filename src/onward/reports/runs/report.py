@@ -31,7 +31,7 @@ from onward.reports.runs.report_card import PUBLISHED, SCORES, computation, repo
 from onward.reports.runs.wording import duration, source_line
 from onward.text.tokenizer import Tokenizer
 
-SAMPLES, SAMPLE_LENGTH = 60, 4_000  # largest number of samples, and of characters of each
+SAMPLES, SAMPLE_LENGTH = 60, 4_000  # largest number of samples, and of characters of a prompt or completion
 ROLLBACKS = 50  # largest number of rollbacks listed
 COUNTS = "documents", "tokens", "bytes"  # columns of the table of sources
 LOSS = (
@@ -48,8 +48,8 @@ def write_report(
     text: str,
     other: RunRecord | None = None,
 ) -> Figures:
-    """Write the page of a run or a model, which reads the first sentences of `text`; curves of `other` are drawn over
-    those of `record`. Sections without records are left out."""
+    """Write the page of a run or a model, on which the model reads the first sentences of `text`; curves of `other` are
+    drawn over those of `record`. Sections without records are left out."""
     metrics, samples, vocab_size = record.metrics, record.samples, model.config.vocab_size
     figures = replace(record.figures(), parameters=sum(p.numel() for p in model.parameters()))
     others = (None, "") if other is None else (other.metrics, other.folder.name)
@@ -150,7 +150,7 @@ def why_they_differ(record: RunRecord) -> str:
                 f"The last point of the validation curve, {last['validation_loss']:.4f} at step {last['step']:,}, is "
                 f"measured during training on a sample of {last.get('tokens', 0):,} tokens in "
                 f"{record.options.get('precision', 'the precision of training')}; the final validation loss, "
-                f"{final['loss']:.4f}, on all {final.get('tokens', 0):,} tokens in fp32."
+                f"{final['loss']:.4f}, on {final.get('tokens', 0):,} tokens in fp32."
             )
     return ""
 

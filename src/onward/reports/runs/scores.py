@@ -1,6 +1,6 @@
 """The scores of a run at tasks, as `onward evaluate` keeps them in its folder. Does not import torch.
 
-RUN/tasks.jsonl    a line per task that was evaluated, with the step of the weights
+RUN/tasks.jsonl    a line per score at a task, with the step of the weights
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TaskScore:
 
     @property
     def shown(self) -> bool | None:
-        """Whether the score exceeds guessing by more than two standard errors."""
+        """Whether the score exceeds guessing by more than two standard errors; None if one of these is not known."""
         if self.error is None or self.chance is None:
             return None
         return self.score > self.chance + 2 * self.error
@@ -78,7 +78,7 @@ def keep_scores(run: Path, rows: Iterable[TaskScore]) -> None:
 
 
 def read_scores(run: Path, step: int) -> list[TaskScore]:
-    """The newest score of each task after training step `step`; lines that are not scores are skipped."""
+    """The newest score of each task for the weights of training step `step`; lines that are not scores are skipped."""
     scores: dict[tuple[Any, ...], TaskScore] = {}
     for row in read_lines(run / FILE):
         score = score_of(row)

@@ -62,7 +62,7 @@ class Result:
 
 def results(outcomes: Sequence[Outcome], measure: Measure) -> list[Result]:
     """Return the Result of each outcome. Differences from the first variant are paired by seed. Their intervals hold
-    jointly with LEVEL: each of n has level 1 - (1 - LEVEL) / n (Bonferroni)."""
+    jointly at LEVEL: each of n has level 1 - (1 - LEVEL) / n (Bonferroni)."""
     base = outcomes[0].values(measure)
     level = 1 - (1 - LEVEL) / max(1, len(outcomes) - 1)
     result = []
@@ -176,7 +176,8 @@ class Valley:
 
 
 def valley_picture(valley: Valley, measure: Measure, length: str) -> Picture:
-    """Draw the measure over the first field, one curve per value of the second; bars if the values are not numbers."""
+    """Draw the measure over the first field, one curve per value of the second; bars if the values are not two or more
+    numbers."""
     title = f"{UNITS[measure]} after {length}"
     numbers = valley.numbers
     caption = f"Each point is a run of {length}, evaluated on the validation text."

@@ -1,4 +1,5 @@
-"""Writes the reports of a run or a model, at any time: report.html, loss.svg, and result.json when a run has ended."""
+"""Writes the reports of a run or a model, at any time: report.html, loss.svg, card.md, and result.json when a run has
+ended."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,8 @@ def write_reports(
     device: torch.device | str | None = None,
 ) -> Figures:
     """Write report.html and, for a run, loss.svg and card.md into the folder of a run or model. The page shows how the
-    newest save reads `text`, by default sentences of the validation text. With `out`, only the page is written, to that
-    path; the curves of the run `compare` are also drawn."""
+    newest save reads `text`, by default sentences of the run's validation or training text. With `out`, only the page
+    is written, to that path. With `compare`, the curves of that run are also drawn."""
     model, tokenizer = open_model(folder, device)
     other = None if compare is None else RunRecord(compare)
     figures = write_report(
@@ -71,7 +72,8 @@ def open_model(folder: Path, device: torch.device | str | None) -> tuple[Decoder
 
 
 def opening(folder: Path, tokenizer: Tokenizer | None) -> str:
-    """Sentences near the beginning of the validation or training text, for the page; SENTENCE if there is none."""
+    """Sentences near the beginning of the validation or training text, for the page; SENTENCE for a folder without such
+    a text, "" without a tokenizer."""
     try:
         inputs = inputs_of(folder)
     except UserError:

@@ -39,7 +39,8 @@ class Markers:
         return terminal(self.tokenizer, marker)
 
     def up_to(self, marker: str, name: str) -> tuple[str, str]:
-        """(symbols, rules) of any text that ends with the marker, and of the marker; `name` is the name of the rule."""
+        """(symbols, rules) of any text up to and including the marker; `name` is the name of the rule, if there is
+        one."""
         if marker in self.ids:
             return f"/(?s:.*)/ {self.symbol(marker)}", ""
         expression = re.escape(marker).replace("/", r"\/")

@@ -23,7 +23,7 @@ class Block:
         yield from rest
 
     def grammar(self, markers: Markers, opened: bool) -> str:
-        """Grammar rules named `reasoning` for a block or, if the prompt has `opened` it, for the rest of the block."""
+        """Grammar rules: `reasoning` for a block or, if the prompt has `opened` it, for the rest of the block."""
         symbols, rules = markers.up_to(self.end, "thought")
         begin = "" if opened else markers.symbol(self.begin)
         return f"reasoning: {begin} {symbols} /\\n{{0,2}}/\n{rules}"

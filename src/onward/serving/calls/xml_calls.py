@@ -105,7 +105,8 @@ def undecided(text: str) -> int:
 
 
 def json_of(text: str, types: set[str]) -> str:
-    """An argument as the value that it spells, if that has one of these types (empty: all), else as a string."""
+    """An argument as the JSON value that it spells; as a string if it spells none, or if `types` has string but not the
+    type of this value."""
     spelled = CONSTANTS.get(text.strip(), text.strip())
     value = parsed(spelled)
     if value is None and spelled != "null":

@@ -1,5 +1,5 @@
-"""The processes of constraints. One parent process holds the vocabularies, and forks a child for each constraint, which
-prepares it and then computes the masks of its answers. Does not import torch.
+"""The processes of constraints. One parent process holds the vocabularies. It forks a child for each constraint, which
+prepares it and then computes the masks of its answers, and for each check of an answer. Does not import torch.
 
 Shapes: V vocabulary.
 """
@@ -59,7 +59,8 @@ class Check:
 
 
 def serve(connection: Connection) -> None:
-    """Take vocabularies, given by their arguments, and tasks, each with the connection of its child."""
+    """Receive vocabularies, as the arguments of Vocabulary, and tasks, each with the connection of the child that runs
+    it."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children do not become zombies
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # sent by the terminal: the server must end first
     vocabularies: list[Vocabulary] = []

@@ -38,7 +38,7 @@ from onward.serving.server_options import RequestLimits
 from onward.text.tokenizer import Tokenizer
 
 STEP = 2.0  # seconds in which the mask of the next token must be computed
-FAILED = 256  # constraints that are known to be too large
+FAILED = 256  # largest number of remembered constraints that cannot be used
 Key = tuple[Tokenizer, int, str, str, tuple[int, ...]]  # of a constraint: vocabulary and size, kind, text, end tokens
 
 
@@ -128,7 +128,8 @@ class Constraints:
             self.failed.popitem(last=False)
 
     def make_room(self) -> None:
-        """End the process of the least recently used constraint, if there are too many."""
+        """If there are too many constraints, end the process of the least recently used one that no answer uses; an
+        ApiError if all are in use."""
         if len(self.kept) + len(self.preparing) < self.limits.max_constraints:
             return
         unused = next((key for key, child in self.kept.items() if not child.users), None)
@@ -161,7 +162,7 @@ class Parent:
             own, other = Pipe()
             connection = self.connection or self.started()
             connection.send(task())
-            reduction.send_handle(connection, other.fileno(), None)  # type: ignore[arg-type]  # a process: on Windows
+            reduction.send_handle(connection, other.fileno(), None)  # type: ignore[arg-type]  # for Windows
             other.close()
             return own
 
