@@ -1,4 +1,4 @@
-"""Values from text, JSON and TOML: either the right type or one sentence, and back again unchanged."""
+"""Values from text and JSON: either the right type or a UserError, and back again unchanged."""
 
 import contextlib
 import json
@@ -62,7 +62,7 @@ slots = st.sampled_from([Position, Attention, FeedForward, Norm])
 
 
 def value_or_sentence(read: Callable[[], Any]) -> Any:
-    """The value, or None if it is refused in one line."""
+    """The value; None if it is refused with a message that begins with "here"."""
     try:
         return read()
     except UserError as error:

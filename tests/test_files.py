@@ -1,4 +1,4 @@
-"""Files are complete or absent."""
+"""Files are complete, unchanged or absent."""
 
 from pathlib import Path
 

@@ -19,7 +19,7 @@ ORDER = [  # as in docs/ARCHITECTURE.md; each folder may import the folders befo
     *("reports", "api", "harness", "measuring", "learn", "serving"),
     "cli",
 ]
-LAZY = {  # modules of the three lowest folders with imports inside functions
+LAZY = {  # modules of config, kernels and model with imports inside functions
     "onward.kernels.available": "the self-test, which compiles kernels",
     "onward.kernels.causal": "the compiler, when the first kernel is needed",
     "onward.kernels.chosen": "the compiler",

@@ -23,7 +23,7 @@ TEXTS = [text for group in samples().values() for text in group.values()]
 
 
 def trained(pattern: str, texts: Sequence[str] = TEXTS) -> Tokenizer:
-    """BPE with any split pattern, like the tokenizers of later families."""
+    """BPE trained on `texts`, which are split by `pattern`."""
     inner = tokenizers.Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(pattern), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]

@@ -1,4 +1,4 @@
-"""Prompts with image tokens are refused with the token's name, in every form of prompt."""
+"""Prompts with image tokens are refused with the token's name, in every kind of prompt."""
 
 from collections.abc import Callable
 from pathlib import Path

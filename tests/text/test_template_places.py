@@ -1,4 +1,4 @@
-"""A chat template gives the text of Jinja's sandbox, whatever functions and syntax it uses."""
+"""A chat template gives the text of Jinja's sandbox, for each call in CALLS in each of PLACES."""
 
 import json
 import random

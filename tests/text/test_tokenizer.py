@@ -1,4 +1,4 @@
-"""Tokenizers: decoding restores the encoded text, and other libraries read the file in the same way."""
+"""Tokenizers: decoding restores the encoded text, and transformers reads the file in the same way."""
 
 import json
 import os

@@ -32,7 +32,7 @@ FEW = (
 
 def in_pieces(model: Decoder, tokens: Tensor, kind: str) -> Tensor:
     """The logits of two rows of a cache that are at different positions: prompts in chunks of 5 and 3 tokens, then one
-    token of each row, then the rest of the second row."""
+    token of each row at a time, then the rest of the second row."""
     manager, logits = new_cache(model, 5, kind), [list[Tensor](), list[Tensor]()]
     manager.cache.rope_length.fill_(LENGTH)
     logits[0].append(feed(model, manager, tokens[:1, :5], 0))
@@ -94,7 +94,7 @@ def test_edits_with_a_cache_are_those_of_the_whole_text(name: str, runs: int) ->
 
 
 def paged(model: Decoder) -> CacheManager:
-    """A paged cache with memory for one and a half requests."""
+    """A paged cache with memory for fewer than two complete requests."""
     return BlockManager(PagedKVCache(model.config, 3, 12, 4, blocks=8, block_size=2, dtype=model.dtype))
 
 

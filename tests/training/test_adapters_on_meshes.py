@@ -53,7 +53,7 @@ CASES = [(way, "shard=2") for way in WAYS] + [(way, "tensor=2") for way in WAYS 
 
 @pytest.mark.parametrize("case", first(2, CASES), ids=" on ".join)
 def test_adapters_begin_and_learn_as_in_one_process(case: tuple[str, str], two: Ranks, tmp_path: Path) -> None:
-    """The first save is byte-for-byte equal to that of one process."""
+    """The tensors of the first save equal those of one process; those of the last differ by at most 1e-4."""
     way, mesh = case
     base, rows = stored_gpt2(tmp_path / "base"), write_rows(tmp_path / "rows.jsonl", pairs())
     options = {"method": "dpo", "steps": 3, "batch_size": 2, "accumulation": 2, "learning_rate": 1e-2} | WAYS[way]

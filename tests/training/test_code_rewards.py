@@ -133,7 +133,7 @@ def test_code_that_does_harm_scores_0_and_leaves_nothing(case: str, folder: Path
     "cases",
     [
         pytest.param(FILES, marks=pytest.mark.skipif(not LANDLOCKED, reason="no Landlock here"), id="files"),
-        pytest.param(CALLS, marks=pytest.mark.skipif(not FILTERED, reason="no filter of this machine"), id="calls"),
+        pytest.param(CALLS, marks=pytest.mark.skipif(not FILTERED, reason="no seccomp filter here"), id="calls"),
     ],
 )
 def test_the_kernel_refuses_files_and_calls_to_code(cases: dict[str, str], folder: Path) -> None:

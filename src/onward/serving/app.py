@@ -93,7 +93,7 @@ async def failed(request: Request, error: Exception) -> JSONReply:
 
 
 async def refused(request: Request, error: Exception) -> JSONReply:
-    # raised by the HTTP layer: an unknown path, a wrong method, a body that is too large
+    # raised for an unknown path, a wrong method, a body that cannot be read, or a list of too many items
     assert isinstance(error, HTTPException)
     message = str(error.detail)
     if error.status_code == 400:  # raised while reading the body

@@ -1,7 +1,7 @@
 """The fields of requests that all generating routes share, under the names of OpenAI, vLLM and llama.cpp.
 
 A field that is unknown is ignored and named once in the log. A field that the server knows but does not support is
-refused, and so is a field of another route.
+refused, and so is a field of another route, unless its value has no effect.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Structured(BaseModel):
 
 
 class StreamOptions(BaseModel):
-    """The options of a stream: whether its last event holds the numbers of tokens."""
+    """The options of a stream: whether its last event holds the token counts."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -248,13 +248,13 @@ class AnswerFields(AnswerOptions):
 
     @property
     def include_usage(self) -> bool:
-        """Whether the last event of a stream holds the numbers of tokens, as the request asks."""
+        """Whether the last event of a stream holds the token counts, as the request asks."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
 def check_others(body: Body) -> None:
-    """Refuse fields, beyond the declared ones of its class, that the server or its route cannot honor; log those that
-    it does not know, once each."""
+    """Refuse fields, beyond the declared ones of its class, that the server or its route cannot honor; log fields that
+    the server does not know, once each."""
     extra = body.model_extra or {}
     for name, value in extra.items():
         if (name in REFUSED and value) or (name in NEUTRAL and value not in (None, NEUTRAL[name])):

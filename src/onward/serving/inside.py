@@ -1,6 +1,6 @@
 """/api: the page's queries about a model on a text: next tokens, the lens, attention, attribution, heads.
 
-Shapes: T tokens, L layers, H heads, V vocabulary.
+Shapes: V vocabulary.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from onward.tracing.edit import edit
 router = APIRouter(prefix="/api", tags=["page"])
 T = TypeVar("T")
 MOST = 512  # largest number of tokens of an inspected text
-SHOWN = 40  # tokens of a distribution
-KEPT = 32  # logits that are kept for the next request
+SHOWN = 40  # likeliest tokens shown, before sampling options and after
+KEPT = 32  # texts whose logits are cached
 
 
 class Look(Body):
@@ -57,7 +57,7 @@ class LookAtSampling(SamplingFields, Look):
     """The body of a request for a distribution, with the sampling options."""
 
     prompt_length: Annotated[Whole, Field(ge=0)] | None = Field(
-        None, description="Tokens of the prompt; penalties count those after it."
+        None, description="Number of tokens of the prompt; penalties count the tokens after it."
     )
 
 
@@ -81,7 +81,7 @@ def text_of(body: Look, http: Request) -> tuple[Service, Served, list[int], int]
         )
     size = served.lm.config.vocab_size
     if not 0 <= min(body.tokens) <= max(body.tokens) < size:
-        raise ApiError(f"Cannot read token ids beyond the vocabulary of {size}", param="tokens")
+        raise ApiError(f"Cannot read token ids beyond the vocabulary of {size}: give others", param="tokens")
     return service, served, body.tokens, position
 
 

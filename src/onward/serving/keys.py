@@ -66,7 +66,7 @@ def tables(path: Path, text: str) -> list[Key]:
 
 
 def check_keys(keys: Sequence[Key]) -> None:
-    """Raise a UserError for a key that is blank, or that two names have."""
+    """Raise a UserError for a key that is blank, has white space around it or control characters, or has two names."""
     seen: dict[str, str] = {}
     for key in keys:
         if not key.key.strip():
@@ -119,7 +119,7 @@ class Keys:
 
     def replace(self, keys: Sequence[str | Key]) -> None:
         """Accept these keys from now on; the usage of each name so far still counts. Raises a UserError, and changes
-        nothing, for keys that cannot be told apart."""
+        nothing, for keys that `check_keys` refuses."""
         made = [key if isinstance(key, Key) else Key(key=key) for key in keys]
         named = [key if key.name else Key(key=key.key, name=f"key {i}") for i, key in enumerate(made, 1)]
         check_keys(named)

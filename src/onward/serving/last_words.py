@@ -1,4 +1,4 @@
-"""The sentence of a process that ends because a file that it maps to memory has become shorter (SIGBUS).
+"""The last message of a process that ends because a file that it maps to memory has become shorter (SIGBUS).
 
 Python's own signal handlers run only between two bytecode instructions, and the failing instruction never ends. The
 handler here is machine code that only calls `write` and `_exit`, as POSIX allows in a handler.
@@ -11,7 +11,7 @@ from typing import Any
 from onward.kernels.available import unavailable
 
 SENTENCE = (
-    "onward: Cannot go on, because a file of weights became shorter while a step read it, or its disk failed: start "
+    "onward: Cannot go on, because a weight file became shorter while a step read it, or its disk failed: start "
     "the server again, and replace files instead of writing to them, or use --no-mmap\n"
 )
 CODE = """

@@ -29,7 +29,7 @@ async def model(name: str, http: Request) -> dict[str, Any]:
 
 
 def record(served: Served) -> dict[str, Any]:
-    """A model in the form of OpenAI's API."""
+    """A model in the format of OpenAI's API."""
     return {
         "id": served.name,
         "object": "model",

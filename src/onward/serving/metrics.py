@@ -1,4 +1,4 @@
-"""/metrics: counters and times for Prometheus, under the names that vLLM gave them."""
+"""/metrics: counters, times and gauges for Prometheus, under vLLM's names where it has them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BETWEEN = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)
 
 
 class ServerMetrics(Collector):
-    """Counters and histograms in a registry of their own."""
+    """Counters, histograms and gauges in a registry of their own."""
 
     def __init__(self, service: Service) -> None:
         self.service, self.registry = service, CollectorRegistry()
@@ -35,8 +35,8 @@ class ServerMetrics(Collector):
         self.new_tokens = count("vllm:generation_tokens", "Generated tokens")
         self.queries = count("vllm:prefix_cache_queries", "Prompt tokens looked up in the cache")
         self.hits = count("vllm:prefix_cache_hits", "Prompt tokens found in the cache")
-        self.drafted = count("vllm:spec_decode_num_draft_tokens", "Drafted tokens")
-        self.accepted = count("vllm:spec_decode_num_accepted_tokens", "Accepted drafted tokens")
+        self.drafted = count("vllm:spec_decode_num_draft_tokens", "Draft tokens")
+        self.accepted = count("vllm:spec_decode_num_accepted_tokens", "Accepted draft tokens")
         self.done = count("vllm:request_success", "Finished answers", ["finished_reason"])
         self.first = times("vllm:time_to_first_token_seconds", "Time from the request to its first token")
         self.between = times("vllm:inter_token_latency_seconds", "Time between two steps with new tokens", BETWEEN)

@@ -34,7 +34,7 @@ from onward.transforms.lora import remove_lora
 
 BLOCK = 16  # positions of a block of the cache
 SHARE = 0.5  # largest fraction of the memory left by the weights that the cache takes by default
-MOST_COMPILED = 32  # rows
+MOST_COMPILED = 32  # largest number of rows whose steps are compiled in advance on a CPU
 GIB = 1 << 30
 
 

@@ -41,7 +41,8 @@ def sent_names(body: Mapping[str, Any]) -> dict[str, str]:
 
 
 def as_sent(message: str, body: Mapping[str, Any]) -> tuple[str, str | None]:
-    """The message with field names as the request sent them, and the field with which the message begins."""
+    """The message with field names as the request sent them, and the field with which the message begins, if it begins
+    with one."""
     names = sent_names(body)
     if names:
         pattern = NAME.format(f"({'|'.join(map(re.escape, names))})")

@@ -12,12 +12,12 @@ from onward.serving.models import Served
 from onward.text.tokenizer import Tokenizer
 
 ALWAYS = 1 << 16  # characters that are always tokenized, which takes some milliseconds
-TRUNCATED = 1 << 20  # characters per token of a prompt whose end is kept
+TRUNCATED = 1 << 20  # characters that are always tokenized of a prompt whose end is kept
 
 
 def check_size(size: int, served: Served, field: str, truncate: int | None = None) -> None:
     """Raise an ApiError for a text with more characters than a full context of the longest tokens; with `truncate`,
-    which keeps only the last tokens, longer texts are allowed."""
+    which keeps only the last tokens, TRUNCATED characters are always allowed."""
     length = served.engine.length
     most = max(ALWAYS, length * longest_token(served.lm.text()), TRUNCATED if truncate else 0)
     if size > most:

@@ -104,7 +104,7 @@ class AnswerSchema(TypedDict, total=False):
 
 @with_config(OPEN)
 class ResponseFormat(TypedDict, total=False):
-    """The form of an answer in chat completions; `schema` is that of json_object, as llama.cpp has it."""
+    """The format of an answer in chat completions; `schema` is that of json_object, as llama.cpp has it."""
 
     type: str
     json_schema: AnswerSchema | None
@@ -113,7 +113,7 @@ class ResponseFormat(TypedDict, total=False):
 
 @with_config(OPEN)
 class TextFormat(AnswerSchema, total=False):
-    """The form of an answer in responses."""
+    """The format of an answer in responses."""
 
     type: str
 

@@ -1,4 +1,4 @@
-"""/v1/responses: answers to conversations, text and tools, in the form of OpenAI's Responses API. Nothing is stored."""
+"""/v1/responses: answers to conversations, in the format of OpenAI's Responses API. Nothing is stored."""
 
 from __future__ import annotations
 

@@ -107,8 +107,8 @@ def serve(
     load_more: Callable[[str], Sequence[Served]] | None = None,
 ) -> None:
     """Listen, load the models, and answer requests until a signal; `ready` is called with the address once they are
-    loaded, and `load_more` with the name of a model that an administrator adds. Raises a UserError for the address, and
-    any exception of `load`."""
+    loaded, and `load_more` with the name of a model that an administrator adds. Raises a UserError if it cannot listen
+    on the address, and any exception of `load`."""
     check_addresses(options)
     keys, spans = options.keys(), Spans(options.otlp_traces_endpoint) if options.otlp_traces_endpoint else None
     bound, service = listen(options.host, options.port), Service(options, load_more)

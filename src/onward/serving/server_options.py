@@ -72,7 +72,7 @@ class Listening(RequestLimits, ConnectionLimits):
     allow_host: tuple[str, ...] = ()  # additional names of this server to accept in the Host header
     allow_origin: tuple[str, ...] = ()  # websites whose pages may call the API, such as https://example.org
     drain: Annotated[float, Range(0, 86400)] = 30.0  # time limit in seconds for running answers after SIGTERM
-    log_format: Literal["text", "json"] = "text"  # form of the log on standard error; json: one object per line
+    log_format: Literal["text", "json"] = "text"  # format of the log on standard error; json: one object per line
     log_level: Literal["debug", "info", "warning", "error"] = "info"  # minimum level in the log; info: each request
     log_prompts: bool = False  # write prompts and answers to the log
     otlp_traces_endpoint: str = ""  # collector of OpenTelemetry for traces, such as http://127.0.0.1:4318/v1/traces

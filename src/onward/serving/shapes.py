@@ -74,7 +74,7 @@ def unknown(kind: Any, value: Any, path: str) -> Iterator[str]:
 
 def parts(kind: Any, value: Any) -> Iterator[tuple[Any, Any, str]]:
     """(type, value, name) for each part: declared fields by `.name`, where a required one may be MISSING, or items by
-    `[index]`."""
+    `[index]` or `["key"]`."""
     args = get_args(bare(kind))
     if (fields := fields_of(kind)) is not None:
         for name, (inner, required) in fields.items():

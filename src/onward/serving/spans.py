@@ -11,9 +11,10 @@ NANO = 1_000_000_000
 
 
 class Spans:
-    """Sends a span of each request to the collector at `endpoint`, such as http://127.0.0.1:4318/v1/traces. The span
-    has the attributes of the semantic conventions for HTTP servers and generative AI, continues the trace that the
-    client names in the header traceparent, and holds no prompts. Raises a UserError without the libraries."""
+    """Sends a span of each request, except PROBES, to the collector at `endpoint`, such as
+    http://127.0.0.1:4318/v1/traces. The span has the attributes of the semantic conventions for HTTP servers and
+    generative AI, continues the trace that the client names in the header traceparent, and holds no prompts. Raises a
+    UserError without the libraries."""
 
     def __init__(self, endpoint: str) -> None:
         try:

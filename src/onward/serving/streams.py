@@ -1,4 +1,4 @@
-"""Replies as JSON, whole or as server-sent events, the form in which the API streams."""
+"""Replies as JSON, whole or as server-sent events, the format in which the API streams."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 
 
 def line_of(value: Any) -> bytes:
-    """JSON in one line; half a character, which UTF-8 cannot encode, becomes a question mark."""
+    """JSON in one line; an unpaired surrogate, which UTF-8 cannot encode, becomes a question mark."""
     return ENCODER.encode(value).encode(errors="replace")
 
 
@@ -59,6 +59,6 @@ class Streamed(ABC):
         yield DONE
 
     def failure(self, error: Mapping[str, Any]) -> Iterator[bytes]:
-        """Events of an error, which is given in the form of the API."""
+        """Events of an error, which is given in the format of the API."""
         yield event(error)
         yield DONE

@@ -1,4 +1,4 @@
-"""/tokenize, /detokenize and /tokenizer_info, in the forms of vLLM, llama.cpp and lm-eval."""
+"""/tokenize, /detokenize and /tokenizer_info, in the formats of vLLM, llama.cpp and lm-eval."""
 
 from __future__ import annotations
 

@@ -63,7 +63,10 @@ def named_in(choice: Mapping[str, Any], functions: Sequence[Function]) -> str:
     if name is None:
         raise ApiError("tool_choice names no function: write type, function and its name", param="tool_choice")
     if not isinstance(name, str) or name not in [function.name for function in functions]:
-        raise ApiError(f"Cannot call {shown(name)} of tool_choice, which is not among the tools", param="tool_choice")
+        raise ApiError(
+            f"Cannot call {shown(name)} of tool_choice, which is not among the tools: name one of them",
+            param="tool_choice",
+        )
     return name
 
 

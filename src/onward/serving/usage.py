@@ -1,4 +1,4 @@
-"""Numbers of tokens, and log-probabilities, in the forms of the API."""
+"""Token counts and log-probabilities in the formats of the API."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST = -9999.0  # in place of minus infinity, which JSON lacks
 
 
 def usage_of(job: Job, num_reasoning: int = 0) -> dict[str, Any]:
-    """Numbers of tokens of a job's prompts, each counted once, and of its answers."""
+    """Token counts of a job's prompts, each counted once, and of its answers."""
     prompts = {id(request.prompt): len(request.prompt) for request in job.answers}
     cached = {id(request.prompt): request.num_shared for request in reversed(job.answers)}
     new = sum(len(request.tokens) for request in job.answers)
@@ -38,8 +38,8 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
 
 
 def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], offset: int, top: int) -> dict[str, Any]:
-    """Log-probabilities in the form of /v1/completions. A token without one, such as the first of a prompt, is given as
-    its id; `offset` is the index of the first token's text."""
+    """Log-probabilities in the format of /v1/completions. A token without one, such as the first of a prompt, is given
+    as its id; `offset` is the index of the character with which the first token's text begins."""
     result: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
     for one in tokens:
         token = one if isinstance(one, int) else one.token
@@ -57,7 +57,7 @@ def of_completion(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob | int], of
 
 
 def of_chat(tokenizer: Tokenizer, tokens: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
-    """Log-probabilities in the form of /v1/chat/completions."""
+    """Log-probabilities in the format of /v1/chat/completions."""
 
     def record(token: int, logprob: float) -> dict[str, Any]:
         own = list(tokenizer.token_bytes(token))

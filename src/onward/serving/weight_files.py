@@ -1,4 +1,4 @@
-"""The files of weights that are mapped into memory: a change of such a file changes the model, or ends the process."""
+"""The weight files that are mapped into memory: a change of such a file changes the model, or ends the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ Status = tuple[int, int]  # size in bytes and time of the last change in nanosec
 
 
 class WeightFiles:
-    """The files of weights that this process maps, as they are now. On systems without /proc, none are found."""
+    """The weight files that this process maps, as they were when this object was made. On systems without /proc, none
+    are found."""
 
     def __init__(self) -> None:
         self.known: dict[Path, tuple[int, Status]] = {}  # inode and status

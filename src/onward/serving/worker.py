@@ -125,7 +125,7 @@ class Worker(threading.Thread):
                     self.step(engine)
 
     def fail(self, path: Path) -> None:
-        """End all requests, because a file of weights has changed: the next step could end the process."""
+        """End all requests, because a weight file has changed: the next step could end the process."""
         error = UserError(
             f"Cannot go on, because {path} was changed while the model uses it: start the server again, and replace "
             "files instead of writing to them, or use --no-mmap"

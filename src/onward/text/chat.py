@@ -202,7 +202,9 @@ class Chat:
         closing = [end for _, at, end in self.controls(text) if at >= after > start]  # more text may follow them
         if closing:
             return Turn(text, start, closing[-1])
-        raise UserError("the chat template never closes the assistant's turn with a control token: use another")
+        raise UserError(
+            "the chat template never closes the assistant's turn with a control token: name another template"
+        )
 
     def start(self, talk: Messages, text: MaskedString, index: int) -> int:
         """Where in a rendered text the model begins to write the message with this index."""

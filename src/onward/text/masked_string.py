@@ -27,8 +27,8 @@ class MaskedString(str):
     (FIELDS and above), or anything else (OTHER), and whether the template marks it as generated.
 
     The mask is a string of the same length, whose characters have the code `2 * source + generated`. Operations that
-    select, join or change the case of characters keep their mask. The result of any other operation has the source
-    OTHER.
+    select or join characters, or change their case but not their number, keep their mask. The result of any other
+    operation has the source OTHER.
     """
 
     # An operation that loses the mask is safe: text from anywhere else never has control tokens.

@@ -3,7 +3,7 @@ import { ask } from "./api.js";
 import { at, node, quoted, shade } from "./dom.js";
 import { rolesOf } from "./parts.js";
 
-const LEAST = 0.02; // weight of a line
+const LEAST = 0.02; // smallest weight that has a line
 const MOST_LINES = 40;
 let given = null, weights = [], roles = [], from = 0;
 

@@ -7,7 +7,7 @@ export const KNOBS = [
   ["temperature", 0, 2, 0.05, 1, "0: always the likeliest token"],
   ["top_k", 0, 100, 1, 0, "only the k likeliest tokens"],
   ["top_p", 0.05, 1, 0.01, 1, "only the likeliest tokens that reach p together"],
-  ["min_p", 0, 1, 0.01, 0, "only tokens with this share of the likeliest one's probability"],
+  ["min_p", 0, 1, 0.01, 0, "only tokens with at least this share of the likeliest one's probability"],
   ["repetition_penalty", 1, 2, 0.05, 1, "makes tokens of the text less likely"],
   ["frequency_penalty", 0, 2, 0.1, 0, "grows with each repetition in the answer"],
   ["presence_penalty", 0, 2, 0.1, 0, "for each token that the answer already has"],

@@ -31,7 +31,7 @@ export const COPIES = {
 
 const isMessage = (one) => typeof one?.content === "string" && ["system", "user", "assistant"].includes(one.role);
 
-// The request of a link: { model, prompt, system, turns, edits, options }; null if there is none, or one of another form.
+// The request of a link: { model, prompt, system, talk, edits, options }; null if the link holds no such request.
 export function requestOf(hash) {
   try {
     const { model, prompt, messages, edits, ...options } = JSON.parse(decodeURIComponent(hash.slice(1)));

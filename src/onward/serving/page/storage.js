@@ -12,10 +12,10 @@ export const read = (name) => tried(() => localStorage.getItem(name), null);
 export const names = () => tried(() => Object.keys(localStorage), []);
 export const forget = (name) => tried(() => localStorage.removeItem(name));
 
-// Keep a text; returns whether there was room.
+// Keep a text; returns whether it was stored.
 export const write = (name, text) => tried(() => (localStorage.setItem(name, text), true), false);
 
-// A value as JSON, or `otherwise` if the text is none.
+// The value of a JSON text; `otherwise` if the text is not JSON, or is null.
 export const parsed = (text, otherwise = null) => tried(() => JSON.parse(text) ?? otherwise, otherwise);
 
 // A text that is kept until the tab is closed.
