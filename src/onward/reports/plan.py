@@ -76,9 +76,9 @@ class Planned:
     optimizer: str = "adamw"
     recompute: bool = False
     tokens: float = 0.0  # tokens of the entire training
-    price: float = 0.0  # price per machine hour
-    count: int = 1  # number of machines that train
-    mesh: Mesh | None = None  # arrangement of the machines
+    price: float = 0.0  # price per device and hour
+    count: int = 1  # number of devices that train together
+    mesh: Mesh | None = None  # arrangement of the devices
     proposed: Sequence[Proposal] = ()  # arrangements to choose from
 
     @property

@@ -115,8 +115,8 @@ async def begin(
     logprobs: int | None = None,
 ) -> tuple[Job, Forms]:
     """Start the answer to a conversation, by default as long as the context; return its job, and the Forms in which it
-    is read. `label` names it in the log, `schema` is that of an answer without calls, `ends` are arguments of
-    `Chat.encode`."""
+    is read. `label` names its path in the view of the engine, `schema` is that of an answer without calls, `ends` are
+    arguments of `Chat.encode`."""
     service = service_of(http)
     variables = variables_of(body.chat_template_kwargs, tools, served)
     effort, place = body.reasoning_effort, "chat_template_kwargs.reasoning_effort"

@@ -42,9 +42,10 @@ POLICY = (
 
 
 class Guard:
-    """Refuses requests with a foreign Host header (DNS rebinding), without a valid key, beyond the limits of their key,
-    or with a body beyond `max_body` bytes or with too many values, and adds security headers to responses. A path may
-    end with a slash, and HEAD is answered as GET. The key is in the scope as `key`.
+    """Refuses requests with a foreign Host header (DNS rebinding), without a valid key (if there are keys, and the path
+    is not public), beyond the limits of their key, or with a body beyond `max_body` bytes or with too many values, and
+    adds security headers to the application's responses. A path may end with a slash, and HEAD is answered as GET. The
+    key is in the scope as `key`.
 
     A request that causes work has an account from the moment that its body is complete. When its client closes the
     connection, the request and all its work are canceled."""

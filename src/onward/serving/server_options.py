@@ -25,14 +25,14 @@ class EngineOptions:
 
     rows: Annotated[int, Range(1, 4096)] = 16  # number of answers generated at the same time; further requests wait
     context: Size | None = None  # maximum number of tokens in a prompt and its answer; default: the model's context
-    cache_memory: str = ""  # memory for keys and values, such as 2GB; default: rows x context, or half the free memory
+    cache_memory: str = ""  # memory for the cache, such as 2GB; default: rows x context, at most half of what is free
     prefill_budget: Annotated[int, Range(1, 1 << 20)] = 128  # prompt tokens per step while other requests are decoded
     draft: str = ""  # folder of a smaller model with the same tokenizer, to draft tokens; mtp: the model's own layer
     lookup: SizeOrZero | None = None  # tokens to draft by looking up the last tokens; 0: none; default: if it is faster
     tool_parser: ToolParser = "auto"  # format of tool calls in answers; auto: that of the chat template
     reasoning_parser: ReasoningParser = "auto"  # format of reasoning in answers; auto: that of the chat template
     prompt_cache: str = ""  # folder in which the keys and values of prompts are kept for the next start
-    prompt_cache_size: str = "10GB"  # size of the files in prompt_cache; the least recently used are removed
+    prompt_cache_size: str = "10GB"  # maximum size of the files in prompt_cache; the least recently used are removed
     mmap: bool = True  # use the weights in their files, which must not change; otherwise copy them to memory
 
 
@@ -55,7 +55,7 @@ class RequestLimits:
 class ConnectionLimits:
     """Connections: how many are open at a time, and for how many seconds each waits for its client."""
 
-    max_connections: Annotated[int, Range(1, 1 << 20)] = 4096  # at most as many as the system's limit of descriptors
+    max_connections: Annotated[int, Range(1, 1 << 20)] = 4096  # connections at a time, within the descriptor limit
     receive_timeout: Annotated[float, Range(0, 86400)] = 30.0  # seconds in which a client must send a whole request
     send_timeout: Annotated[float, Range(0, 86400)] = 60.0  # seconds after which a client that reads nothing is dropped
     keep_alive: Annotated[float, Range(0, 86400)] = 30.0  # seconds that a connection stays open between two requests

@@ -159,7 +159,8 @@ def neurons(reading: Reading, *, layer: int | None = None) -> Picture:
 
 
 def experts(reading: Reading) -> Picture:
-    """Draw the weight of each expert at each token of the text of `reading`, one panel per mixture-of-experts layer."""
+    """Draw the routing weight of each expert at each token of the text of `reading`, one panel per mixture-of-experts
+    layer."""
     shares = expert_shares(reading.model, reading.tokens)
     return Picture(
         "The experts of each token",

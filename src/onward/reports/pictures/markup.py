@@ -47,7 +47,7 @@ def details(title: str, rows: Sequence[Sequence[str]], header: Sequence[str] = (
 
 
 def boxed(svg: str, title: str) -> str:
-    """An SVG in a scrolling box for notebooks; an image keeps its own styles and follows the color scheme."""
+    """An SVG as an image in a scrolling box for notebooks: it keeps its own styles, and follows the color scheme."""
     data = base64.b64encode(svg.encode()).decode()
     image = f'<img src="data:image/svg+xml;base64,{data}" alt="{visible(title)}" style="max-width:none">'
     return f'<div style="overflow-x:auto">{image}</div>'

@@ -103,8 +103,7 @@ class Series:
     opacity: float = 1.0
 
     def path(self, frame: Frame) -> str:
-        # the page's script replaces the numbers after M, L and H, x in the order of the points; an area returns to its
-        # first point
+        # the page's script replaces x after each M, L and H, in the order of the points; H ends an area at its first x
         points = list(zip(frame.x(self.coordinates), self.heights))
         match self.shape:
             case "line" | "area":

@@ -1,7 +1,4 @@
-"""Pictures of a text as a model reads it: next tokens, logit lens, losses, activation patching.
-
-Shapes: L layers, H heads, T tokens.
-"""
+"""Pictures of a text as a model reads it: next tokens, logit lens, losses, activation patching."""
 
 from collections.abc import Callable
 

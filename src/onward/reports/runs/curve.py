@@ -1,4 +1,4 @@
-"""Draws the loss curve of a run, for its page (with the curve of a second run over it) and as loss.svg."""
+"""Draws the loss curve of a run, as loss.svg and for its page, where that of a second run can be over it."""
 
 import math
 from dataclasses import dataclass

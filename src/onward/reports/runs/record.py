@@ -49,8 +49,8 @@ class Figures(Shown):
 
 @dataclass(frozen=True)
 class RunRecord(Shown):
-    """The records in the folder of a run or a model, such as options and measurements; each file is read when first
-    used. A missing or damaged file reads as empty."""
+    """The records in the folder of a run or a model, such as options and measurements; each file is read when it is
+    needed. A missing or damaged file reads as empty."""
 
     folder: Path
 

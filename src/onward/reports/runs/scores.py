@@ -1,4 +1,4 @@
-"""The scores of a run at tasks, as `onward evaluate` keeps them in its folder. Does not import torch.
+"""The scores of a run or model at tasks, which are kept in its folder. Does not import torch.
 
 RUN/tasks.jsonl    a line per score at a task, with the step of the weights
 """
