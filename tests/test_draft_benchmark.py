@@ -1,4 +1,4 @@
-"""The benchmark of draft heads widens a small model: it writes the same texts at the cost of a large one."""
+"""The benchmark of draft heads widens a small model: it computes the same logits at the cost of a large one."""
 
 import torch
 

@@ -89,7 +89,7 @@ def hub() -> Iterator[Hub]:
 
 @pytest.fixture(scope="module")
 def start(hub: Hub, tmp_path_factory) -> Iterator[Callable[..., Lookups]]:
-    """Starts a process that looks up names; all of these processes share one cache."""
+    """A function that starts a process that looks up names; all of these processes share one cache."""
     home, started = tmp_path_factory.mktemp("user") / "home", []
 
     def begin(endpoint: str = hub.url, room: int = 0, **environment: str) -> Lookups:

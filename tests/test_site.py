@@ -45,7 +45,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def staged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages in Markdown."""
+    """The folder of the pages in Markdown."""
     folder = tmp_path_factory.mktemp("staged") / "pages"
     build.stage(folder)
     return folder

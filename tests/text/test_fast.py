@@ -36,7 +36,7 @@ def trained(pattern: str, texts: Sequence[str] = TEXTS) -> Tokenizer:
 
 
 def shuffled(tokenizer: Tokenizer) -> Tokenizer:
-    """The same merges with shuffled ids, and control tokens first."""
+    """The same merges with shuffled ids."""
     table = json.loads(tokenizer.inner.to_str())
     vocab = table["model"]["vocab"]
     new = {old: (old * 7 + 5) % len(vocab) for old in vocab.values()}

@@ -75,7 +75,7 @@ def test_auxiliary_loss_and_gradients_follow_the_formula(
     loss = 0.3 * switch_loss(model)
     wanted = torch.autograd.grad(loss, parameters, allow_unused=True)
     balance = watched(model, transforms, loss=0.3)
-    for _ in range(2):  # counts of the previous pass are dropped, and recomputation in the backward is not counted
+    for _ in range(2):  # counts of the previous pass are dropped, and recomputation in the backward pass is not counted
         logits = model(token_ids(model.config))
         found: Any = balance.auxiliary()
         assert_close(found, loss, 1e-12)

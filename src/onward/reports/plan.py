@@ -243,7 +243,7 @@ class Planned:
         yield Line(section, "bubble", bubble, f"{bubble:.1%} of the arithmetic", by)
 
     def on_mesh(self, mesh: Mesh, stage: int | None = None) -> TrainingMemory:
-        """Training memory of the device that needs the most, or of one in a `stage`."""
+        """Training memory of the device that needs the most, or of a device in `stage`."""
         options = self.step_options | {"stage": stage}
         return device_memory(self.trained, mesh, self.batch, self.context, CrossEntropy(), **options)
 

@@ -1,4 +1,4 @@
-"""The line of a plan, and the lines about its mesh: memory of a device, bytes that a device sends, and speed."""
+"""A line of a plan, and the lines about its mesh: memory of a device, bytes that a device sends, and speed."""
 
 from __future__ import annotations
 

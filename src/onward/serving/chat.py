@@ -114,9 +114,9 @@ async def begin(
     ends: Mapping[str, bool] | None = None,
     logprobs: int | None = None,
 ) -> tuple[Job, Forms]:
-    """Start the answer to a conversation, by default as long as the context; return its job, and the Forms in which it
-    is read. `label` names its path in the view of the engine, `schema` is that of an answer without calls, `ends` are
-    arguments of `Chat.encode`."""
+    """Start the answer to a conversation, which by default may fill the context; return its job, and the Forms in which
+    it is read. `label` names its path in the view of the engine, `schema` is that of an answer without calls, `ends`
+    are arguments of `Chat.encode`."""
     service = service_of(http)
     variables = variables_of(body.chat_template_kwargs, tools, served)
     effort, place = body.reasoning_effort, "chat_template_kwargs.reasoning_effort"
@@ -310,8 +310,8 @@ class ChatReply(Streamed):
         yield from super().ending()
 
     def choices(self, update: Update) -> list[dict[str, Any]]:
-        """The update as items of `choices`: the first has the log-probabilities, the last of an answer the finish
-        reason and an empty delta."""
+        """The update as items of `choices`: the first has the log-probabilities, and the last item of an answer has the
+        finish reason and an empty delta."""
         logprobs, deltas = self.logprobs(update), self.deltas(update)
         if not deltas and logprobs and logprobs["content"]:
             deltas = [{}]

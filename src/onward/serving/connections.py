@@ -23,8 +23,8 @@ REFUSAL = b"HTTP/1.1 %s\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
 class Connections:
-    """All open connections: at most `limits.max_connections`, and RESERVED fewer than the descriptors that this process
-    may have, but at least 16. If there are more, the connection that has waited longest without a complete request is
+    """All open connections: at most `limits.max_connections`, and at most the descriptors of this process minus
+    RESERVED, but at least 16. If there are more, the connection that has waited longest without a complete request is
     closed in favor of the new one; if none waits, the new one is refused."""
 
     def __init__(self, limits: ConnectionLimits) -> None:

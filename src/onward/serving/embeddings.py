@@ -1,7 +1,4 @@
-"""/v1/embeddings: a vector per text, the mean of the last hidden states of its tokens.
-
-Shapes: T tokens, D d_model.
-"""
+"""/v1/embeddings: a vector per text, the mean of the last hidden states of its tokens."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ class Guard:
                 self.keys.end(key)
 
     async def body(self, receive: Receive) -> bytes:
-        """The whole body of a request. Raises an ApiError for one that is too large or has too many values, and if too
-        many large ones are read."""
+        """The whole body of a request. Raises an ApiError for one that is too large or has too many values, or if too
+        many large ones are being read."""
         body, more = bytearray(), True
         try:
             while more:

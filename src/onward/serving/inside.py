@@ -198,7 +198,7 @@ async def attribution(body: LookAtLogit, http: Request) -> dict[str, Any]:
 @router.get("/roles")
 async def roles(http: Request, model: str | None = None) -> dict[str, Any]:
     """Return as JSON the role of each attention head, such as induction, [layer][head]; "" for a head without role.
-    They are computed once per model. `model` is the model's name, by default the first."""
+    Roles are computed once per model. `model` is the model's name, by default the first."""
     service = service_of(http)
     served = service.model(model)
     known: dict[str, list[list[str]]] = http.app.state.roles

@@ -1,4 +1,4 @@
-"""The output items of a response, text and calls, in the format of OpenAI's Responses API."""
+"""The output items of a response, text, reasoning and calls, in the format of OpenAI's Responses API."""
 
 from __future__ import annotations
 

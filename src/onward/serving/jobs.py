@@ -21,7 +21,7 @@ from onward.serving.connections import Outlet
 
 @dataclass(frozen=True)
 class Update:
-    """The tokens that one step of the engine added to one answer of a job, a client's request."""
+    """The tokens that one or more steps of the engine added to one answer of a job, a client's request."""
 
     index: int  # index of the answer in the job
     text: str

@@ -110,7 +110,7 @@ class Usage:
 
 
 class Keys:
-    """The keys of a server. Used in the event loop; `replace` also from the handler of a signal."""
+    """The keys of a server, used in the event loop."""
 
     def __init__(self, keys: Sequence[str | Key]) -> None:
         self.usage: dict[str, Usage] = {}

@@ -52,7 +52,7 @@ class Streamed(ABC):
 
     @abstractmethod
     def growth(self, update: Update) -> Iterator[bytes]:
-        """Events for the tokens that one step of the engine added to one answer."""
+        """Events for the new tokens of one answer."""
 
     def ending(self) -> Iterator[bytes]:
         """Events after the last token."""

@@ -14,7 +14,7 @@ from onward.text.tokenizer import Tokenizer
 
 Labeled = tuple[str, Mapping[str, str]]  # a text and its labels: {"source": "mybook.txt", "script": "Latin"}
 
-SHARE = 0.2  # the fraction of lines of a kind above which a text is of that kind
+SHARE = 0.2  # the fraction of lines of a kind, or of digits, above which a text is of that kind
 LINES = {
     "markup": re.compile(r"</?[A-Za-z!][^<>]*>|\]\(\S+\)|^\s*#{1,6} \S|\\(?:begin|section|item)\b"),
     "code": re.compile(
@@ -65,8 +65,8 @@ def compare(tokenizers: Mapping[str, Tokenizer], texts: Iterable[Labeled]) -> di
     """Compare tokenizers, given by name, on labeled texts, pairs (text, labels).
 
     The result has two lists of rows. `tokenizers`, for each tokenizer: its name, vocabulary size, bytes per token, the
-    number of texts that decoding does not restore, and the first difference in such a text. `texts`, for each label,
-    such as the language German: the bytes of its texts and the bytes per token of each tokenizer.
+    number of texts that decoding does not restore, and the first difference in such a text. `texts`, for all texts and
+    for each label, such as the language German: the bytes of its texts and the bytes per token of each tokenizer.
     """
     encoders = {name: encoder(tokenizer) for name, tokenizer in tokenizers.items()}
     size: Counter[tuple[str, str]] = Counter()  # number of bytes, by label

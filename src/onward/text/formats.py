@@ -18,8 +18,8 @@ OTHER_SUFFIXES = ".model", ".tiktoken"
 
 
 def read_other(file: Path, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tokenizers.Tokenizer, Mapping[str, str]]:
-    """(tokenizer, its control tokens by name, such as bos_token) of a file with one of these names or suffixes, in a
-    folder with the other files `tables`."""
+    """(tokenizer, its control tokens by name, such as bos_token) of a file with one of OTHER_NAMES or OTHER_SUFFIXES,
+    in a folder with the other files `tables`."""
     if file.name == "vocab.json":
         return read_merges(file.parent, tables)
     read = load_tekken if file.name == "tekken.json" else load_ranks if is_ranks(file) else read_sentencepiece

@@ -43,7 +43,7 @@ WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 290.0, 124.0, 50.0, 272.0, 8.0, 98.0
 POINTS = 160  # largest number of points of a line; each is the highest value of a stretch of steps
 ALL_POINTS = 2400  # largest number of points of all lines of a chart, but each line may have 30
 
-Lines = dict[str, list[tuple[float, float]]]  # layer ("" for a single line) -> (step, value), in order
+Lines = dict[str, list[tuple[float, float]]]  # layer or other name ("": a single line) -> (step, value), in order
 
 
 def charts(metrics: Metrics, other: Metrics | None = None, other_name: str = "") -> str:

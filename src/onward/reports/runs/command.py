@@ -8,7 +8,7 @@ from typing import Any
 from onward.base import fields
 from onward.training.finetuning.config import FinetuneConfig, config_class
 
-UNSAID = "sources", "out", "model"  # not options: sources are arguments, fields of model own options
+UNSAID = "sources", "out", "model"  # not options themselves; the fields of model are
 
 
 def command(options: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Draws the loss curve of a run, as loss.svg and for its page, where that of a second run can be over it."""
+"""Draws the loss curve of a run: as loss.svg, and for its page, with that of a second run if one is given."""
 
 import math
 from dataclasses import dataclass

@@ -29,10 +29,10 @@ from onward.reports.pictures.views import lens
 from onward.text.tokenizer import Tokenizer
 from onward.tracing.sites import attend_modules
 
-TOKENS, FEWEST = 48, 12  # largest number of tokens to show, smallest of whole sentences
+TOKENS, FEWEST = 48, 12  # largest number of tokens shown, smallest number in complete sentences
 PARAGRAPH = 256  # the largest number of tokens whose losses are shown
 LIKELIEST = 64  # number of tokens whose probabilities the sliders change one by one; all others count together
-LENS, EXPERT_LAYERS = 20, 3  # tokens that the lens reads, layers whose experts are shown
+LENS, EXPERT_LAYERS = 20, 3  # largest number of tokens in the lens, and of layers whose experts are shown
 TEMPERATURES = [i / 10 for i in range(1, 21)]  # values of the slider above 0
 CELLS = 300_000  # largest number of attention weights on a page
 SENTENCE_END = re.compile(r"(?<=[.!?…])[\"'”’»)\]]*(?=\s|$)|(?<=[。！？])[」』”’]*")
@@ -156,8 +156,8 @@ def losses(model: Decoder, tokenizer: Tokenizer, text: str) -> dict[str, str]:
 
 
 def passage(tokenizer: Tokenizer, text: str, most: int) -> str:
-    """The text if it has at most `most` tokens, else complete sentences of its first paragraph in which enough of them
-    fit; if none fit, cut at white space."""
+    """The text if it has at most `most` tokens, else complete sentences of the first paragraph of which enough fit; if
+    none fit, the text cut at white space."""
     count = lambda part: len(tokenizer.begin(tokenizer.encode(part)))
     text = text[: 64 * TOKENS]
     if count(text) <= most:

@@ -53,7 +53,7 @@ def read_body(source: Source, name: str, ends: Sequence[str]) -> Parser[None]:
 
 
 def harmony_grammar(functions: Sequence[Function], parallel: bool, markers: Markers) -> str:
-    """One call on the channel commentary, which ends the answer."""
+    """Grammar rules: `calls` for one call on the channel commentary, which ends the answer."""
     channel, constrain, body = (markers.symbol(one) for one in ("<|channel|>", "<|constrain|>", "<|message|>"))
     calls = []
     for number, function in enumerate(functions):

@@ -17,7 +17,7 @@ MARKERS = (  # some models have these as control tokens
 
 
 class Markers:
-    """The markers in the answers of a model with this tokenizer. In marked text, half a surrogate pair, which no text
+    """The markers in the answers of a model with this tokenizer. In marked text, an unpaired surrogate, which no text
     of a model contains, represents a marker that is a control token; the same marker spelled by ordinary tokens is
     plain text. Any other marker is the text itself."""
 

@@ -32,7 +32,7 @@ Mask = tuple[bytes, bool]  # the bits of a mask (V,), and whether the answer is 
 @dataclass(frozen=True)
 class Task:
     """A constraint that a child prepares, as `constraint.started` does: `vocabulary` is the index of the vocabulary in
-    the order in which the parent process got them, `memory` the bytes that the preparation may take."""
+    the order in which the parent process got them, `memory` the number of bytes that the child may allocate."""
 
     vocabulary: int
     what: str
