@@ -156,7 +156,7 @@ MISTAKES: dict[str, tuple[str, dict[str, Any]]] = {
     "text of 271 tokens with a context of 64": ("lens", {"text": "to be " * 45}),
     "layer 2 does not exist: the model has layers 0 to 1": ("attention", {"layer": 2}),
     "this model has no experts": ("experts", {}),
-    "give the other one with --corrupted": ("patch", {}),
+    "give a second text with --corrupted": ("patch", {}),
     "'to' is 2 tokens: give a text of one token": ("patch", {"corrupted": "to be, or nut", "right": "to"}),
     "between texts of 14 and 3 tokens": ("patch", {"corrupted": "to", "right": "t", "wrong": "e"}),
 }

@@ -64,7 +64,9 @@ async def unload_lora_adapter(body: AdapterToUnload, http: Request) -> PlainText
     service = administered(http, body)
     served = named(service, body.lora_name, "lora_name")
     if not served.base:
-        raise ApiError(f"Cannot remove {served.name} as an adapter, because it is a model", param="lora_name")
+        raise ApiError(
+            f"Cannot remove {served.name} as an adapter, because it is a model: use /models/unload", param="lora_name"
+        )
     del service.served[served.name]
     own = lambda job: job.engine is served.engine and any(one.adapter == served.adapter for one in job.answers)
     await finished(service, own)

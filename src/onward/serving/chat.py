@@ -94,7 +94,7 @@ async def chat_completions(body: ChatRequest, http: Request) -> Any:
     messages = [message_of(message.model_dump(), number) for number, message in enumerate(body.messages)]
     ends = {name: value for name in ENDS if (value := getattr(body, name)) is not None}
     if body.top_logprobs and not body.logprobs:
-        raise ApiError("Cannot give top_logprobs without logprobs: set it to true", param="top_logprobs")
+        raise ApiError("Cannot give top_logprobs without logprobs: set logprobs to true", param="top_logprobs")
     num_logprobs = (body.top_logprobs or 0) if body.logprobs else None
     job, forms = await begin(http, served, body, messages, tools, "chat", schema, ends, num_logprobs)
     reply = ChatReply(body, served, job, tools, forms)

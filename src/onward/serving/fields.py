@@ -286,7 +286,8 @@ def form_of(form: Structured) -> dict[str, Any]:
     kinds = [name for name in ("json_schema", "regex", "choice", "grammar", "json_object") if getattr(form, name)]
     if len(kinds) != 1:
         raise ApiError(
-            "structured_outputs takes one of json, regex, choice, grammar and json_object", param="structured_outputs"
+            "structured_outputs takes one of json, regex, choice, grammar and json_object: give exactly one",
+            param="structured_outputs",
         )
     if form.choice:
         return {"regex": any_of(form.choice)}

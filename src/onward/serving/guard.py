@@ -134,7 +134,9 @@ class Guard:
             self.reading -= len(body)
         most = self.limits.max_values
         if body.count(b",") >= most and num_commas(body) >= most:
-            raise ApiError(f"the body has more than {most:,} values, which is the limit (--max-values)", 413)
+            raise ApiError(
+                f"the body has more than {most:,} values, which is the limit (--max-values): send fewer", 413
+            )
         return bytes(body)
 
     async def answer(self, scope: Scope, body: bytes, receive: Receive, send: Send) -> None:
@@ -161,7 +163,7 @@ class Guard:
 
     @property
     def too_large(self) -> str:
-        return f"the body has more than {self.max_body:,} bytes, which is the limit (--max-body)"
+        return f"the body has more than {self.max_body:,} bytes, which is the limit (--max-body): send fewer"
 
     def known_host(self, host: str) -> bool:
         """Whether a Host header is an IP address, or an accepted name of this server."""

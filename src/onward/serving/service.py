@@ -104,7 +104,9 @@ class Service:
         if self.failure:
             raise ApiError(str(self.failure), 503, code="failed")
         if self.state == "draining":
-            raise ApiError("the server is shutting down and accepts no more requests", 503, code="draining")
+            raise ApiError(
+                "the server is shutting down and accepts no more requests: try again later", 503, code="draining"
+            )
 
     async def compute(self, function: Callable[..., T], *args: Any, size: int = 0) -> T:
         """Call a function in a thread that tokenizes prompts, so that the event loop keeps running; `size` is the

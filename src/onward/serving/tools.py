@@ -97,7 +97,7 @@ def function_of(tool: Any, number: int) -> Function:
     kind = (parameters or {}).get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise ApiError(
-            f"Cannot use tools[{number}], whose parameters have the type {shown(kind)}: arguments are an object",
+            f"Cannot use tools[{number}], whose parameters have the type {shown(kind)}: give the type object",
             param=f"tools[{number}]",
         )
     given = {key: value for key, value in function.items() if key in ("name", "description", "parameters", "strict")}

@@ -141,7 +141,9 @@ class Chat:
         if continue_final_message:
             text = text[: talk.end_of(text, len(given) - 1, "content")]
             if not text:
-                raise UserError("Cannot continue the last message, because the chat template writes no text of it")
+                raise UserError(
+                    "Cannot continue the last message, because the chat template writes no text of it: give it a text"
+                )
         return text
 
     def ids(self, text: MaskedString) -> list[int]:
@@ -217,8 +219,8 @@ class Chat:
         if same < len(before):  # a finished answer begins differently, for example without an open <think>
             if same < shared_length(before, talk.rendered(talk.messages[:index], False)):
                 raise UserError(
-                    f"Cannot train message {index + 1}, because the chat template writes the messages before it "
-                    "differently once it is there: name another template"
+                    f"Cannot train message {index + 1}, because the chat template writes the earlier "
+                    "messages differently if this one follows: name another template"
                 )
             same = next((at for _, at, end in self.controls(text) if at < same < end), same)
             other = text[same : same + SHOWN]

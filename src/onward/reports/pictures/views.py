@@ -124,7 +124,7 @@ def patch(reading: Reading, *, corrupted: str = "", right: str = "", wrong: str 
     texts have the same next token.
     """
     if not corrupted:
-        raise UserError('patch compares two texts: give the other one with --corrupted "..."')
+        raise UserError('Cannot draw patch for one text: give a second text with --corrupted "..."')
     clean, other = reading.tokens, reading.encode(corrupted)
     answer, other_answer = reading.next_token(right, clean), reading.next_token(wrong, other)
     if answer == other_answer:

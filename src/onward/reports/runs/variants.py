@@ -113,7 +113,7 @@ def comparison_picture(outcomes: Sequence[Outcome], measure: Measure, length: st
     }
     every = [x for runs in lines.values() for x, _ in runs if len(x)]
     if not every:
-        raise UserError("no run has reached a validation: give more time or steps")
+        raise UserError("Cannot draw curves, because no run has reached a validation: give more time or steps")
     x = np.linspace(max(x[0] for x in every), max(x[-1] for x in every), POINTS)
     series, ranges = {}, {}
     for variant, runs in lines.items():
