@@ -97,8 +97,6 @@ class Allowance:
 
 @dataclass
 class Usage:
-    """The usage of one key."""
-
     running: int = 0
     allowances: dict[str, Allowance] = field(default_factory=dict)  # allowances for requests and for tokens
 

@@ -17,8 +17,6 @@ NEAREST = 2  # number of other models shown beside a result
 
 @dataclass(frozen=True)
 class PublishedResult:
-    """A published result of a well-known model."""
-
     model: str
     parameters: int
     suite: str  # program and data of the measurement

@@ -250,7 +250,6 @@ class Child:
             return self.reply(STEP, f"a token takes more than {STEP:g} seconds")
 
     def end(self, failure: str) -> None:
-        """End the process."""
         if self.pid and not self.failure:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)

@@ -9,12 +9,12 @@ export const KNOBS = [
   ["top_p", 0.05, 1, 0.01, 1, "only the likeliest tokens that reach p together"],
   ["min_p", 0, 1, 0.01, 0, "only tokens with at least this share of the likeliest one's probability"],
   ["repetition_penalty", 1, 2, 0.05, 1, "makes tokens of the text less likely"],
-  ["frequency_penalty", 0, 2, 0.1, 0, "grows with each repetition in the answer"],
-  ["presence_penalty", 0, 2, 0.1, 0, "for each token that the answer already has"],
+  ["frequency_penalty", 0, 2, 0.1, 0, "makes a token less likely with each occurrence in the answer"],
+  ["presence_penalty", 0, 2, 0.1, 0, "makes tokens that the answer already has less likely"],
 ];
 const FIELDS = [
   ["max_tokens", "number", "512", "maximum number of tokens of an answer, which Continue extends"],
-  ["seed", "number", "", "the same seed gives the same answer; empty: another one each time"],
+  ["seed", "number", "", "the same seed gives the same answer; empty: a new seed each time"],
   ["stop", "text", "", "a text that ends the answer; \\n is a line break"],
 ];
 const neutral = Object.fromEntries([...KNOBS.map(([name, , , , value]) => [name, String(value)]), ...FIELDS.map(([name, , value]) => [name, value])]);
