@@ -41,7 +41,8 @@ class AdapterToUnload(Body):
 
 
 class ModelName(Body):
-    """The body of a request of /models/load and /models/unload: a folder, or a name on the hub."""
+    """The body of a request of /models/load (`model` is a folder, or a name on the hub) or /models/unload (a served
+    name)."""
 
 
 @router.post("/v1/load_lora_adapter")

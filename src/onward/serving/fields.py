@@ -89,7 +89,7 @@ unknown_fields: set[str] = set()  # names that were already logged
 
 
 class Structured(BaseModel):
-    """A constraint on the form of the answer, as vLLM's field structured_outputs: exactly one of these fields."""
+    """A constraint on the format of the answer, as vLLM's field structured_outputs: exactly one of these fields."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -198,7 +198,7 @@ else:
 
 
 class AnswerFields(AnswerOptions):
-    """The fields that define how answers are sampled, and their number, length, end and form."""
+    """The fields that define how answers are sampled, and their number, length, end and format."""
 
     stop: str | list[str] | None = Field(None, description="Texts that end an answer and are not part of it.")
     include_stop_str_in_output: bool | None = Field(None, description="The stop text is part of the answer.")

@@ -44,7 +44,7 @@ class Served:
     `calls.forms`, or auto."""
 
     name: str
-    root: str  # the model as named in the command
+    root: str  # the model as named in the command; for an adapter, its name or folder
     lm: LanguageModel
     engine: Engine
     adapter: str = ""

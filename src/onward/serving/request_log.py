@@ -44,7 +44,7 @@ class RequestRecord:
     read: int = 0  # tokens read without generating any
     jobs: list[Job] = field(default_factory=list)
     tokenizer: Tokenizer | None = None
-    note: str = ""  # the reason of a refusal, if the log should contain it
+    note: str = ""  # the reason for a refusal, if the log should contain it
     began: float = field(default_factory=time.time)
     arrival: float = field(default_factory=perf_counter)
     seconds: float = 0.0  # from arrival to end

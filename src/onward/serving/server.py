@@ -60,8 +60,8 @@ def config_of(app: FastAPI, limits: ConnectionLimits, drain: float) -> uvicorn.C
 
 
 class Server(uvicorn.Server):
-    """The first SIGINT or SIGTERM lets running answers finish; a second one ends the server at once. SIGHUP calls
-    `reload`."""
+    """After the first SIGINT or SIGTERM, running answers may finish within the graceful timeout; a second one ends the
+    server at once. SIGHUP calls `reload`."""
 
     def __init__(self, config: uvicorn.Config, service: Service, reload: Callable[[], None] | None) -> None:
         super().__init__(config)

@@ -18,8 +18,8 @@ Tables = Mapping[str, Mapping[str, Any]]
 
 def add_published(inner: tokenizers.Tokenizer, tables: Tables, names: Mapping[str, str], file: str) -> None:
     """Add the tokens that the files `tables` of a folder list or name to its vocabulary, in the order of transformers:
-    first the listed ones by id, then named control tokens. `names` are the control tokens of the vocabulary's class by
-    name, `file` is the name of the vocabulary's file, which decides the ids of the tokens it has.
+    first the listed ones by id, then the other control tokens. `names` are the control tokens of the vocabulary's class
+    by name, `file` is the name of the vocabulary's file, which decides the ids of the tokens it has.
 
     Raises a UserError for a token whose listed id it cannot have."""
     known = {token.content: token for token in inner.get_added_tokens_decoder().values()}
